@@ -34,7 +34,8 @@ from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
-from strop.engines.parallel import Parallel, alone, join_ranks, leave_ranks
+from strop.engines.parallel import Parallel, alone, join_ranks
+from strop.engines.sharding.ranks import leave_ranks
 from strop.net.rendezvous import Meeting, MeetingPoint
 from strop.run import CheckpointStore
 

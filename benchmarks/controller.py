@@ -30,8 +30,8 @@ from strop.quickstart.task import write_task
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
 from strop.trainer.loop import Trainer
-from strop.trainer.phases import Stages
 from strop.trainer.records import StepRecord
+from strop.trainer.stages import Stages
 
 LENGTHS = (16, 256)
 PROMPTS, SAMPLES = 8, 8

@@ -23,7 +23,7 @@ import psutil
 import torch
 from machine import machine
 
-from strop.controller import Dispatch, Worker, as_batch, register, role
+from strop.controller import Dispatch, Worker, register, role
 from strop.controller.ray import Cluster, RayRuntime
 from strop.protocol import DataProto, jagged
 
@@ -103,7 +103,7 @@ def measure(num_workers: int, calls: int, steps: int) -> dict[str, Any]:
 
         def chained() -> None:
             data = maker.start_making(prompts)
-            counts: Any = reader.read(as_batch(data))
+            counts: Any = reader.read(data)
             rewards = data.select(["rewards"], []).get()  # type: ignore[attr-defined]
             assert (sum(counts), len(rewards)) == (ROWS * TOKENS, ROWS)
 

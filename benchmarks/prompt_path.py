@@ -24,11 +24,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 import strop
-from strop.algorithms.losses.policy import PolicyBatch
 from strop.controller.partition import Partition
 from strop.data.chat import Chat
 from strop.data.tiny import make_tiny_model
-from strop.engines.packing import MicroBatch, Row
+from strop.engines.packing import Row
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, DataProtoFuture
 from strop.quickstart.task import write_task
@@ -48,7 +47,7 @@ FORMS: dict[type, str] = {
     kind: kind.__name__
     for kind in (
         Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, CollectedSamples,
-        DataProtoFuture, Partition, Row, MicroBatch, Tokens, PolicyBatch,
+        DataProtoFuture, Partition, Row, Tokens,
     )
 }  # fmt: skip
 """Values that are the prompt, or what was made of it; rows of files, batches and tensors are told apart below."""

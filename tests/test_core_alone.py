@@ -67,7 +67,7 @@ def test_the_core_alone_trains(core: Path, tiny_model: Path, tiny_task: TaskFile
     ("words", "expected"),
     [
         (["--version"], f"strop {strop.__version__}\n"),
-        (["config", "explain", "trainer.seed"], "argument show: invalid choice: 'explain'"),
+        (["config", "show"], "there is no command 'config'"),
         (
             ["train", "--from", "s3://bucket/runs/a"],
             "s3://bucket/runs/a is a URL, and the part of strop that fetches",
@@ -123,6 +123,14 @@ one = torch.ones(1, 1)
 estimate_advantages("theirs", token_level_rewards=one, response_mask=one, group_ids=one[0], settings={})
 """,
         "advantage estimator 'theirs' follows verl's calling convention, but the part of strop for that is missing",
+    ),
+    "dynamic sampling": (
+        """
+from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig
+from strop.trainer.config import Config
+Config(algorithm=AlgorithmConfig(filter_groups=FilterGroupsConfig(enable=True)))
+""",
+        "algorithm.filter_groups.enable is set, but the part of strop for that is missing",
     ),
     "role": (
         """

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strop.agents.registry import play_agent
+from strop.agents.registry import agent_named
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, add_span
 from strop.agents.user_code import contained
@@ -77,22 +77,29 @@ async def play_episode(
                 deadline.reschedule(when + 1.0 + calls * setup.config.tool_timeout_s)
 
             context = setup.context(prompt, sampling, deadline=when, keep_deadline=keep_deadline)
-            played = await contained(play_agent(prompt.agent_name, prompt, empty, episode.generate, context))
+            agent, takes_context = agent_named(prompt.agent_name)
+            with contained():
+                played = await agent(prompt, empty, episode.generate, *([context] if takes_context else []))
     except TimeoutError:
         if not deadline.expired():
             raise
         raise EpisodeTimeout(
             f"the episode took longer than agent.timeout_s = {timeout_s:g} s, after {episode.calls} answers"
         ) from None
-    if played is None:
-        return ()
-    sequences = [played] if isinstance(played, Trajectory) else list(played)
+    sequences = [played] if isinstance(played, Trajectory) else list(() if played is None else played)
     if not sequences:
         return ()
-    for sequence in sequences:
+    num_given = len(prompt.token_ids)
+    limit = num_given + sampling.max_tokens
+    for place, sequence in enumerate(sequences):
         _check(sequence, empty, prompt.agent_name)
-    limit = len(prompt.token_ids) + sampling.max_tokens
-    sequences = [_within(sequence, prompt, limit) for sequence in sequences]
+        if prompt.media and not sequence.media and sequence.prompt_ids[:num_given] == prompt.token_ids:
+            sequence = dataclasses.replace(sequence, media=prompt.media)  # made from token ids alone
+        if len(sequence.prompt_ids) + len(sequence.response_ids) > limit:
+            sequence = _cut(sequence, limit)
+        elif sequence.media:  # it does not end with an image
+            sequence = sequence.truncate(len(sequence.response_ids))
+        sequences[place] = sequence
     timings = {**sequences[-1].timings, "generate_s": episode.seconds}
     if episode.calls > 1 or len(timings) > 1:
         timings["episode_s"] = time.perf_counter() - start
@@ -219,18 +226,12 @@ def _for_metrics(numbers: Mapping[str, Any]) -> dict[str, float]:
     return {name: math.nan if value is None else value for name, value in read.items()}
 
 
-def _within(sequence: Trajectory, prompt: Prompt, limit: int) -> Trajectory:
-    """The sequence, cut where it is longer than prompt and response may be together; with the media of its prompt, also
-    where an agent made it from token ids alone."""
-    begins_with_it = sequence.prompt_ids[: len(prompt.token_ids)] == prompt.token_ids
-    if prompt.media and not sequence.media and begins_with_it:
-        sequence = dataclasses.replace(sequence, media=prompt.media)
+def _cut(sequence: Trajectory, limit: int) -> Trajectory:
+    """The sequence, which is longer than prompt and response may be together, up to there."""
     room = limit - len(sequence.prompt_ids)
     if room < 1 and sequence.response_ids:
         raise ValueError(
             f"a sequence of {sequence.id} has a prompt of {len(sequence.prompt_ids)} tokens, but prompt and response "
             f"may have {limit}; raise data.max_response_tokens"
         )
-    if len(sequence.response_ids) > room:
-        return dataclasses.replace(sequence.truncate(room), stop_reason="length")
-    return sequence.truncate(room) if sequence.media else sequence  # it does not end with an image
+    return dataclasses.replace(sequence.truncate(room), stop_reason="length")

@@ -15,7 +15,7 @@ from strop.trajectory import Prompt, Trajectory
 AgentResult = Trajectory | Sequence[Trajectory] | None
 """What an agent returns: one training sequence, several of one episode in order, or None for none."""
 
-__all__ = ["Agent", "AgentRegistry", "AgentResult", "Generate", "agents", "play_agent", "register"]
+__all__ = ["Agent", "AgentRegistry", "AgentResult", "Generate", "agent_named", "agents", "register"]
 
 
 class Agent(Protocol):
@@ -77,15 +77,14 @@ def _as_function(agent: object) -> Callable[..., Awaitable[AgentResult]] | None:
     return next((function for function in made if function is not None), None)
 
 
-async def play_agent(
-    name: str, prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
-) -> AgentResult:
-    """Call the agent of this name with as many arguments as it takes."""
+def agent_named(name: str) -> tuple[Callable[..., Awaitable[AgentResult]], bool]:
+    """The async function that plays the agent of this name, and whether it takes a context after the other arguments.
+
+    Raises:
+        ValueError: there is no such agent.
+    """
     agent = _as_function(agents[name])
     assert agent is not None, "what is no agent is not registered"
     parameters = inspect.signature(agent).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    takes_context = len(positional) > 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    given = (prompt, trajectory, generate, context) if takes_context else (prompt, trajectory, generate)
-    played: AgentResult = await agent(*given)
-    return played
+    return agent, len(positional) > 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)

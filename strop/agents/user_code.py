@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+import contextlib
+from collections.abc import Iterator
 
 from strop.border import described
 
-T = TypeVar("T")
 
-
-async def contained(work: Awaitable[T]) -> T:
-    """What the work returns; `sys.exit()` inside, or a cancellation that nobody asked for, is an error like others.
+@contextlib.contextmanager
+def contained() -> Iterator[None]:
+    """While a user's code is awaited: `sys.exit()` inside, or a cancellation that nobody asked for, is an error like
+    others.
 
     Raises:
-        RuntimeError: the work raised one of them; as they are, they would end the event loop with all its episodes.
+        RuntimeError: it was one of them; as they are, they would end the event loop with all its episodes.
         asyncio.CancelledError: this task is cancelled.
-        Exception: whatever else the work raises.
     """
     try:
-        return await work
+        yield
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is None or task.cancelling():

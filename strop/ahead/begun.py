@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from strop.base.metrics import Metric
-from strop.trainer.collecting import SURPLUS
 from strop.trainer.experience import Experience
+from strop.trainer.rounds.collector import SURPLUS
 from strop.trajectory import Prompt
 
 AGE = Metric("training/off_policy/age_s/{mean,max}", "s", "from the begin of a sample's prompt to its step")

@@ -8,10 +8,10 @@ from typing import cast
 
 from strop.ahead.kept import KeptGroup
 from strop.ahead.worker import AheadWorker
-from strop.controller import WorkerGroup, as_future
+from strop.controller import WorkerGroup
 from strop.protocol import DataProto
+from strop.replay.schedule import Spans
 from strop.rollout.types import Sampling
-from strop.run.schedule import Spans
 from strop.trainer.experience import Experience
 from strop.trainer.roles import Roles, told
 from strop.trajectory import Prompt
@@ -59,4 +59,4 @@ def ended(roles: Roles, due: Sequence[str], at_least: int, within_s: float | Non
     Raises:
         RewardError: the scorers cannot go on.
     """
-    return told(as_future(calls(roles).ended(list(due), at_least, within_s)))
+    return told(calls(roles).ended(list(due), at_least, within_s))

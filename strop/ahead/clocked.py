@@ -8,7 +8,9 @@ from typing import Any
 from strop.ahead.calls import calls
 from strop.base.metrics import Metric
 from strop.controller import as_list
-from strop.trainer.collecting import CollectedSamples, RolloutCollector
+from strop.trainer.collecting import CollectedSamples
+from strop.trainer.rounds.collector import RoundsCollector
+from strop.trainer.stages import Stages
 
 CLOCK_STEPS = Metric(
     "training/off_policy/clock_steps",
@@ -17,18 +19,22 @@ CLOCK_STEPS = Metric(
 )
 
 
-class ClockedCollector(RolloutCollector):
+class ClockedCollector(RoundsCollector):
     """Fills steps with samples, and counts the time of such a clock where there is one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """As RolloutCollector."""
+        """As RoundsCollector."""
         super().__init__(*args, **kwargs)
         self._clock_steps = 0
 
-    def _noted(self, collected: CollectedSamples) -> CollectedSamples:
-        noted = super()._noted(collected)
+    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> CollectedSamples:
+        """As RoundsCollector."""
+        return self._clocked(super().collect(step, stages, num_prompts))
+
+    def _clocked(self, collected: CollectedSamples) -> CollectedSamples:
+        """With CLOCK_STEPS."""
         if self._config.trainer.clock == "wall":
-            return noted
+            return collected
         now = max(as_list(calls(self._roles).clock_steps()))
         passed, self._clock_steps = now - self._clock_steps, now
-        return replace(noted, metrics={**noted.metrics, CLOCK_STEPS: float(passed)})
+        return replace(collected, metrics={**collected.metrics, CLOCK_STEPS: float(passed)})

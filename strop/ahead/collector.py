@@ -29,22 +29,17 @@ from strop.ahead.replacing import Replacing
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
+from strop.replay.schedule import StepSchedule, write_schedule
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunError, RunFolder
-from strop.run.schedule import StepSchedule, write_schedule
-from strop.trainer.collecting import (
-    FILTER,
-    SURPLUS,
-    CollectedSamples,
-    TooFewGroups,
-    training_rows,
-)
+from strop.trainer.collecting import CollectedSamples, TooFewGroups, training_rows
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.phases import Stages
 from strop.trainer.policy_sync import MAX_HEALS
 from strop.trainer.roles import Roles
+from strop.trainer.rounds.collector import FILTER, SURPLUS
 from strop.trainer.setup import TrainingData
+from strop.trainer.stages import Stages
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
 from strop.workers.staleness import staleness_metrics
@@ -156,7 +151,7 @@ class AheadCollector(ClockedCollector):
         had = f"{num_tokens} tokens and {num_scores} scores that they had"
         return [f"{len(uids)} prompts that were in play go on, with {had}"]
 
-    def collect(self, step: int, stages: Stages) -> CollectedSamples:
+    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> CollectedSamples:
         """As RolloutCollector.
 
         Raises:
@@ -183,6 +178,8 @@ class AheadCollector(ClockedCollector):
             groups = [*kept.values(), *left_out.groups]
             episodes = Experience.concat(groups) if groups else ended(self._roles, [], 0)
             metrics = self._idle(asked_s)
+        if self._lengths is not None:
+            self._lengths.note(episodes.reports)
         self._check(episodes.reports)
         begun = [*(self._begun.pop(uid) for uid in chosen), *left_out.begun]
         told = as_list(calls(self._roles).forget([one.prompt.uid for one in begun]))
@@ -196,7 +193,7 @@ class AheadCollector(ClockedCollector):
         metrics |= {PROMPTS_AHEAD: float(len(self._begun)), **self._passed_over(num_refused)}
         if self._filters:
             metrics |= self._filter_metrics(left_out, episodes.reports)
-        return self._noted(
+        return self._clocked(
             CollectedSamples(
                 prompts=tuple(one.prompt for one in begun),
                 num_refused=num_refused,

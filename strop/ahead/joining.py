@@ -10,9 +10,9 @@ from strop.ahead.over_issue import OverIssueCollector
 from strop.ahead.virtual_time import virtual_time
 from strop.ahead.worker import AheadWorker
 from strop.controller import RoleSpec, role
+from strop.replay.schedule import StepSchedule
 from strop.rollout.types import Sampling
 from strop.run import RunFolder
-from strop.run.schedule import StepSchedule
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
 from strop.trainer.roles import Roles

@@ -19,10 +19,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from strop.ahead.recorded_schedule import RecordedSchedule
+from strop.replay.schedule import Spans, versions_in_spans
 from strop.rollout.client import GenerateClient
 from strop.rollout.open_request import OpenRequest
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
-from strop.run.schedule import Spans, versions_in_spans
 
 
 @dataclass(kw_only=True)

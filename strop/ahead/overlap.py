@@ -17,9 +17,9 @@ from strop.rollout.types import Sampling
 from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.phases import Stages
 from strop.trainer.producers import StepContext, produced, wanted_of_groups
 from strop.trainer.roles import Roles
+from strop.trainer.stages import Stages
 
 _PASSES = 4
 """Of a step, where it has fewer tokens than would fill them: the last one is what generation cannot hide."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from strop.run.schedule import Spans
+from strop.replay.schedule import Spans
 
 
 class RecordedSchedule:

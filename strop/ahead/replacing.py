@@ -12,7 +12,7 @@ from pathlib import Path
 
 from strop.algorithms.config import FilterGroupsConfig
 from strop.run import CheckpointError
-from strop.trainer.collecting import LOWEST_RATE
+from strop.trainer.rounds.collector import LOWEST_RATE
 
 FILE = "teaching_share.json"
 _KEPT = 0.5

@@ -18,19 +18,20 @@ from strop.ahead.kept import KeptGroup
 from strop.ahead.recorded_schedule import RecordedSchedule
 from strop.ahead.score_journal import ScoreJournal
 from strop.ahead.step_clock import ClockedClient, StepClock
+from strop.ahead.thread_runner import ThreadRunner
 from strop.ahead.virtual_time import VirtualTime
-from strop.base.call_loop import CallRunner, ThreadRunner
+from strop.base.call_loop import CallRunner, Runner
 from strop.controller import Dispatch, register
 from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
 from strop.protocol import DataProto
+from strop.replay.schedule import Spans
 from strop.rewards import RewardConfig
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.types import SyncReport
 from strop.rollout.types import Sampling
-from strop.run.schedule import Spans
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.generation import Place
@@ -66,7 +67,7 @@ class AheadWorker(RolloutWorker):
         if self._goes_on:
             self._runner.run(_use_threads(torch.get_num_threads()))
 
-    def _make_runner(self) -> CallRunner | ThreadRunner:
+    def _make_runner(self) -> Runner:
         return ThreadRunner("rollout") if self._goes_on else CallRunner()
 
     def _place(self, model: ModelConfig) -> Place:
@@ -88,24 +89,23 @@ class AheadWorker(RolloutWorker):
 
     def play(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:
         """As RolloutWorker; what is in play goes on meanwhile, by the clock in step with these."""
-        asked = self._prompts(prompts)
+        asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
+        self._refuse_media(asked, "prompts have images", "the images")
         if self._clock is not None:
             self._clock.begin(len(asked) * samples_per_prompt)
-        played = super().play(prompts, samples_per_prompt, sampling)
+        trains = not self._rollout.is_streamed and all(is_visit(prompt.uid) for prompt in asked)
+        with self._generating():
+            work = self._player.play(
+                asked,
+                samples_per_prompt=samples_per_prompt,
+                sampling=sampling,
+                on_episode=self._hear_played,
+                after=self._groups.pass_time if trains else None,
+            )
+            episodes = self._runner.run(work)
+        played = self._told(episodes)
         self._groups.forget([prompt.uid for prompt in asked])
         return played
-
-    async def _play(
-        self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling
-    ) -> list[Episode]:
-        trains = not self._rollout.is_streamed and all(is_visit(prompt.uid) for prompt in prompts)
-        return await self._player.play(
-            prompts,
-            samples_per_prompt=samples_per_prompt,
-            sampling=sampling,
-            on_episode=self._hear_played,
-            after=self._groups.pass_time if trains else None,
-        )
 
     def _hear_played(self, episode: Episode) -> None:
         self._tally.add(episode)
@@ -119,8 +119,9 @@ class AheadWorker(RolloutWorker):
         Column `kept` says of each how far an earlier process came with it (`KeptGroup`), column `spans` which versions
         have to sample what (`Spans`; empty: all may).
         """
-        asked = self._prompts(prompts)
         columns = prompts.non_tensor_batch
+        asked: list[Prompt] = list(columns["prompt"])
+        self._refuse_media(asked, "prompts have images", "the images")
         for prompt, kept, spans in zip(asked, columns["kept"], columns["spans"], strict=True):
             self._journal.follow(prompt.uid, kept.requests)
             self._scores.follow(prompt.uid, kept.scores)

@@ -11,11 +11,9 @@
 
     advantages/          credit per token: an estimator per paper, and their registry
     losses/              policy losses as per-token terms, and their registry
-    correction.py        weights and rejections where rollout and trainer disagree
     shaping.py           penalties on long responses
     selection.py         which samples of a prompt are kept, by their scores (torch-free)
     group_filter.py      which groups of samples can teach
-    anchors.py           which answers were given in the same state (torch-free)
     sequence_credit.py   credit of episodes of several training sequences
     value_loss.py        the critic's loss as per-token terms, and the variance that values explain
     kl.py                per-token KL estimators
@@ -23,7 +21,7 @@
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
 
     masked.py            sums, means and whitening under a mask
-    evaluation.py        pass@k, best@k, worst@k, maj@k and intervals of rates, in closed form
+    intervals.py         how sure a rate is (torch-free)
     balance.py           partitions of near-equal load; which rows each rank gets
     batch_metrics.py     what is measured on the rows of a step
 

@@ -1,13 +1,12 @@
-"""Event loops of a worker whose work outlives the call that began it."""
+"""The event loop of a worker whose work outlives the call that began it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Coroutine, Iterator
+from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
@@ -29,41 +28,53 @@ class CallLoop(asyncio.SelectorEventLoop):
         now = time.monotonic() if self._stands_since is None else self._stands_since
         return now - self._stood_s
 
-    def run_forever(self) -> None:
-        """As every loop; `run_until_complete` comes by here."""
+    @contextlib.contextmanager
+    def going(self) -> Iterator[None]:
+        """While it runs."""
         assert self._stands_since is not None, "it runs once at a time"
         self._stood_s += time.monotonic() - self._stands_since
         self._stands_since = None
         try:
-            super().run_forever()
+            yield
         finally:
             self._stands_since = time.monotonic()
+
+
+class Runner(Protocol):
+    """Runs coroutines on one loop, from outside of it."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result, when it has one."""
+        ...
+
+    def close(self) -> None:
+        """Cancel what is left, and end the loop; a second call does nothing."""
+        ...
 
 
 class CallRunner:
     """As asyncio.Runner with a CallLoop; a call that a signal ends leaves no task behind."""
 
     def __init__(self) -> None:
-        self._runner = asyncio.Runner(loop_factory=CallLoop)
+        self.loop = CallLoop()
+        """The loop of all calls."""
+        self._runner = asyncio.Runner(loop_factory=lambda: self.loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """The coroutine's result. What a signal handler raises ends all that this call began."""
-        loop = self.loop
-        before = asyncio.all_tasks(loop)
-        try:
-            return self._runner.run(work)
-        except (KeyboardInterrupt, SystemExit):
-            _end(loop, before)
-            raise
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop of all calls."""
-        return self._runner.get_loop()
+        before = asyncio.all_tasks(self.loop)
+        with self.loop.going():
+            try:
+                return self._runner.run(work)
+            except (KeyboardInterrupt, SystemExit):
+                _end(self.loop, before)
+                raise
 
     def close(self) -> None:
         """Cancel what is left, and end the loop; a second call does nothing."""
-        self._runner.close()
+        with self.loop.going():
+            self._runner.close()
+        self.loop.close()
 
 
 def _end(loop: asyncio.AbstractEventLoop, but: set[asyncio.Task[Any]]) -> None:
@@ -82,39 +93,3 @@ async def _cancelled(tasks: set[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.wait(tasks)
-
-
-class ThreadRunner:
-    """As asyncio.Runner, with a loop that goes on in a thread of its own between the calls of `run`."""
-
-    def __init__(self, name: str) -> None:
-        """Args:
-        name: of the thread.
-        """
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result, when it has one; from any other thread."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def close(self) -> None:
-        """Cancel what is left, and end the loop; a second call does nothing."""
-        if not self._loop.is_closed():
-            self.run(_cancel_others())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)

@@ -30,13 +30,15 @@ PLACES = {
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
     "has a section at the root, by its name (strop.cli.launching)",
     "data command": "word after `strop data`: its strop.data.command.Action",
-    "config command": "word after `strop config`: a function of the arguments that gives the exit code",
     "public name": "a dotted name that users import from the core: what it stands for",
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
+    "rollout correction": "a word: a function as strop.recipes.correction.correct, for algorithm.correction",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
     "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
-    "answers (strop.rewards.service)",
+    "answers (strop.judges.services.RewardService)",
+    "services of a reward": "a word: a class, called as (config, functions, rank=, count=), that asks them "
+    "(strop.rewards.service.Services)",
     "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "
     "with the section as plain data",
     "reward form": "a parameter that tells a calling convention: (function, as it was loaded, setup) -> the function",
@@ -59,20 +61,32 @@ PLACES = {
     "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
+    "batches on disk": "a word: a module that writes and reads a DataProto (write_batch, read_batch)",
+    "samples read": "a word: a function from a file of the sample store to its rows",
+    "bound on templates": "a word: a function that has every chat template compiled within limits from then on",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
     "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
+    "refused models": "a word for how they are told: a module with check_type(settings, path) and check_family(config, "
+    "auto_class, path), which raise a ValueError for models that are known not to run; any other is tried",
+    "changes of a model": "a word for them: a module with import_external(config), overridden(given, known, override) "
+    "and template_text(chosen), for settings of model that change what is read from its folder",
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
     "(strop.engines.optimizer.Part)",
     "operation counts": "a word for them: a module with model_work(model), operations of passes over rows, "
     "peak_flops(device, dtype), operations per second of a device (each may be None), and bfloat16_speedup() of a CPU",
+    "several ranks": "a word for the way: a module with joined(), as strop.engines.parallel.join_ranks for several "
+    "ranks, and shard(), reshard(), sync_gradients() and full_parameters() of a model on them (strop.engines.sharding)",
     "sequence parallelism": "a word for the way: a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
     "runtime": "name in resources.runtime of what runs the roles in processes of their own: a function (resources, "
     "log_dir=) that gives a strop.controller.Runtime",
     "role": "name of a role with a model, as it is in the configuration: a module as strop.trainer.roles.JoinedRole "
     "describes",
-    "resampling": "a word for the way: a function as strop.recipes.resampling.drawn_rows, for algorithm.resampling",
+    "choice of samples": "a word for the ways: a function (experience, config, step) that gives the rows that are "
+    "trained on and, by the ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
+    "columns of answers": "a word for them: a function (episodes, rewards, turn_weight=, similarity=) that gives the "
+    "columns strop.algorithms.registry.STEP_COLUMNS of their training rows",
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
@@ -92,6 +106,8 @@ PLACES = {
     "StreamedPrompts(rows, tokenizer, config), a strop.data.drawing.TrainingPrompts of such rows",
     "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
     "many epochs there are, where data.source_weights or data.source_shares are set",
+    "metrics of a validation": "a word: a function of the reports of scored answers, for val-core/ and val-aux/",
+    "alarms of a run": "a word: a strop.trainer.loop.Alarm, called as (told=, earlier=)",
     "end of a training": "a word: a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a word: a function that gives the lines of `strop --version`",
     "rows that come later": "a word: a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows "
@@ -101,13 +117,23 @@ PLACES = {
     "rows of data.dataset_class",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
+    "orders of rows": "a word: a module with SAMPLERS, by name, sees_results(name) and ResultsOrder(name, rows, data), "
+    "a strop.data.sampler.RowOrder",
     "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
     "a checkpoint as a folder that a run can begin with",
+    "beginning of a run": "a word for it: a class as strop.trainer.beginning.Beginning, for --from",
+    "order of prompts": "a word for it: a class as strop.trainer.rounds.lengths.Lengths, for rollout.longest_first",
+    "dynamic sampling": "for algorithm.filter_groups: `check`, a function (config); `collector`, a "
+    "strop.trainer.collecting.RolloutCollector",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
     "strop.trainer.collecting.RolloutCollector, with the arguments of one and (start_step=, recorded=)",
+    "repeated run": "a word: a function (run folder) that gives what the run in it repeats, with last_step and steps "
+    "(by step, what generation ahead takes as `recorded`), or None",
+    "recorded samples": "a word: a module with check(config, data, first_step=), which refuses those that do not fit "
+    "the run, and open_recording(run folder, section reward), a strop.workers.player.Recording",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
     "no cost",
     "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will do, "

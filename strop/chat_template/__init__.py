@@ -1,7 +1,6 @@
-"""The one door to chat templates: from messages to text, within a budget, whoever wrote the template.
+"""The one door to chat templates: from messages to text, whoever wrote the template.
 
-`transformers` compiles templates itself. From the first text on it compiles them with the budget of
-budget.py, so that nothing in this process renders one without it.
+A template comes with a model, and a model may come from anybody: the guest `bounded` sees to what a rendering may cost.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from typing import Any
 
 import jinja2
 
-from strop.chat_template.budget import BoundedEnvironment, OutOfSteps
-
-MAX_CHARS = 1 << 17
-"""Of a chat template. Those of well-known models have up to 20,000; to compile one of this size takes up to 3 s."""
-
+from strop.base.guests import all_joined
 
 _RENDERED = "strop_rendered_template"
 
 
 class TemplateRefused(ValueError):
     """The chat template cannot render these messages."""
+
+
+class OutOfSteps(Exception):
+    """A template has used up what it may, or the stack. No TemplateError: those are refusals of a conversation."""
 
 
 class TemplateTooCostly(ValueError):
@@ -50,7 +49,7 @@ def apply_template(
         TemplateRefused: the template knows no such conversation, or has an error.
         TemplateTooCostly: it took more steps than any conversation needs.
     """
-    _install()
+    _bound()
     if (template := getattr(tokenizer, _RENDERED, None)) is not None:
         options = {"chat_template": template, **options}
     try:
@@ -73,29 +72,7 @@ def apply_template(
 
 
 @functools.cache
-def _install() -> None:
-    """Have transformers compile templates with the budget.
-
-    Raises:
-        RuntimeError: this version of transformers compiles them in another way.
-    """
-    from transformers.utils import chat_template_utils as own  # heavy, and most processes render nothing
-
-    compile_unbounded = getattr(own, "_compile_jinja_template", None)
-    if compile_unbounded is None:
-        raise RuntimeError(
-            "this version of transformers compiles chat templates in a way that strop does not know, so what they do "
-            "cannot be bounded; install the version that constraints.txt names"
-        )
-
-    @functools.lru_cache
-    def compile_bounded(chat_template: str) -> jinja2.Template:
-        """An environment for each, as in transformers: an extension keeps what one rendering has found."""
-        if len(chat_template) > MAX_CHARS:
-            raise TemplateTooCostly(
-                f"the chat template has {len(chat_template)} characters, more than {MAX_CHARS}: correct it "
-                f"(chat_template.jinja or tokenizer_config.json in the model folder), or use another model"
-            )
-        return BoundedEnvironment(compile_unbounded("").environment).from_string(chat_template)
-
-    own._compile_jinja_template = compile_bounded
+def _bound() -> None:
+    """Have a guest see to what a rendering may cost."""
+    for bound in all_joined("bound on templates").values():
+        bound()

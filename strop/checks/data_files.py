@@ -15,11 +15,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from strop.chat_template import TemplateTooCostly
-from strop.data.chat import encode_all, render, require_chat_template
+from strop.data.chat import Chat, encode_all, render, require_chat_template, to_chat, to_messages
 from strop.data.config import DataConfig
 from strop.data.media import RowMedia, media_reader, shown_text
 from strop.data.prompts import truncate
-from strop.data.rows import missing_values, row_chat, row_data_source, row_messages
+from strop.data.rows import missing_values, row_data_source, row_extra_info, row_messages
 
 _MAX_BINS = 10
 _BATCH = 512
@@ -177,7 +177,7 @@ class _Prompts:
     def add(self, row: int, source: Mapping[str, Any], config: DataConfig) -> None:
         """Take in the next row."""
         try:
-            chat = row_chat(source, config, f"row {row}")
+            chat = _chat(source, config, f"row {row}")
             if chat.media:
                 self.media[row] = media_reader(chat.where).row_media(self._tokenizer, chat.media, chat.where)
                 self.media[row].read()
@@ -203,6 +203,18 @@ class _Prompts:
         if not ids:
             raise ValueError(f"row {row} has a prompt of no tokens; check its messages and the template")
         self.encoded[row] = self.media[row].expand(ids).tolist() if row in self.media else ids
+
+
+def _chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
+    """As training sees the row.
+
+    Raises:
+        ValueError: it is malformed.
+    """
+    row_extra_info(source, where)
+    messages = to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
+    options, columns = config.chat_template_kwargs, config.media_columns
+    return to_chat(source, messages, options=options, where=where, media_columns=columns)
 
 
 def overlap(
@@ -251,7 +263,7 @@ def _identities(rows: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[i
             continue
         try:
             messages = row_messages(source, config, "")
-            media = [one.identity for one in row_chat(source, config, "").media]
+            media = [one.identity for one in _chat(source, config, "").media]
         except ValueError:  # reported with the malformed rows
             continue
         plain = [

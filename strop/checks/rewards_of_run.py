@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from strop.base.durable import replace_text, sha256_of_file
 from strop.base.foreign_files import open_regular
 from strop.rewards import RewardConfig
 from strop.run import RunFolder
-from strop.run.durable import replace_text, sha256_of_file
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.setup import TrainingData

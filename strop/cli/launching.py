@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from strop.base.elsewhere import elsewhere, is_url
 from strop.base.guests import needed, targets
@@ -18,8 +18,6 @@ from strop.cli.unread import KINDS_OF_GUESTS, OF_TRAINING, Reads, refuse_unread,
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
-    from strop.engines.config import ModelConfig
-    from strop.trainer.beginning import Beginning
     from strop.trainer.config import Config
     from strop.trainer.launch import Start
 
@@ -118,14 +116,12 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
             say(f"no link {run.path / MODEL_FOLDER}: {error.strerror}; the models are in its checkpoints")
 
 
-def _settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | None]:
+def _settings(args: argparse.Namespace, kind: str) -> tuple[Config, Any]:
     """What a run begins with, and the run whose weights it takes."""
     if args.origin is None:
         if args.with_optimizer:
             raise UsageError("--with-optimizer belongs to --from RUN; leave it out, or name the run")
         return load_settings(args), None
-    from strop.trainer.beginning import Beginning
-
     folder, step = _run_and_step(args.origin)
     _check_kind(folder, kind, needs_same=args.config is None)
     given = [word.lstrip("+~").split("=", 1)[0] for word in args.overrides]
@@ -139,23 +135,16 @@ def _settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | 
     if checkpoint is None:
         raise RunError(f"{folder} has no valid checkpoint to begin with; continue it until it saves one")
     config = load_settings(args, source=folder / "config.yaml")
-    beginning = Beginning(
+    make = needed("beginning of a run", "--from names a run")
+    beginning = make(
         run=folder,
         info=info,
         checkpoint=checkpoint,
         settings=config if args.config is None else None,
-        export_critic=_export_critic,
         given=given,
         with_optimizer=args.with_optimizer,
     )
     return config, beginning
-
-
-def _export_critic(checkpoint: Path, out: Path, model: ModelConfig) -> None:
-    export_role = needed(
-        "export of a role", "a run that begins with another one's critic takes it as a folder"
-    )
-    export_role(checkpoint, out, model, role="critic")
 
 
 def _run_and_step(text: str) -> tuple[Path, int | str | None]:

@@ -53,7 +53,6 @@ class Command:
 
 COMMANDS = {
     "train": Command(summary="reinforcement learning from rewards", module="strop.cli.train"),
-    "config": Command(summary="the settings of a run, with their meaning", module="strop.cli.config"),
     **{word: Command(module=module) for word, module in targets("command").items()},
 }
 

@@ -70,7 +70,7 @@ NUMBERS = frozenset(
 
 def write_json_lines(file: Path, records: Iterable[Mapping[str, object]]) -> None:
     """One JSON object per line, the whole file or nothing of it."""
-    from strop.run.durable import replace_text
+    from strop.base.durable import replace_text
 
     def line(record: Mapping[str, object]) -> str:
         numbers = {name: record[name] for name in record if name in NUMBERS}

@@ -24,11 +24,10 @@ from torch import Tensor
 
 from strop.algorithms.adv_declarations import SHARED_SETTINGS
 from strop.algorithms.advantages.registration import AdvantageFn, describe
-from strop.algorithms.aggregation import BatchTotals, row_numbers
+from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL
 from strop.algorithms.losses import LossSpec, get_policy_loss_fn
-from strop.algorithms.losses.policy import PolicyTokens
 from strop.algorithms.registry import Declaration
 from strop.base.registry import dotted, required_parameters
 
@@ -136,7 +135,7 @@ def adv_config(
 
 
 def loss_of_tokens(
-    spec: LossSpec, columns: Mapping[str, Tensor], trained: Tensor, tokens: PolicyTokens
+    spec: LossSpec, columns: Mapping[str, Tensor], trained: Tensor, row_ids: Tensor, totals: BatchTotals
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
     """The policy's term of the loss of some tokens by a loss of verl's convention, called on padded rows.
 
@@ -144,16 +143,15 @@ def loss_of_tokens(
         spec: of the run.
         columns: [M] by the loss's own names; log_probs with gradient.
         trained: [M] bool.
-        tokens: whose columns they are.
+        row_ids: [M], in host memory: the row of each token; the tokens are those of whole rows, each end to end.
+        totals: counts of the whole optimizer batch, over all ranks.
 
     Returns:
         The loss, and metrics by full name: means over these tokens.
     """
-    lengths = tokens.batch.row_lengths
-    starts = lengths.cumsum(0) - lengths
-    rows, own = torch.unique(row_numbers(lengths)[tokens.index], return_inverse=True)
-    place = tokens.index - starts[rows][own]
-    shape = (len(rows), int(place.max()) + 1)
+    _, own, lengths = torch.unique_consecutive(row_ids, return_inverse=True, return_counts=True)
+    place = torch.arange(len(row_ids)) - (lengths.cumsum(0) - lengths)[own]
+    shape = (len(lengths), int(lengths.max()))
     at = tuple(part.to(trained.device, non_blocking=True) for part in (own, place))
     padded = {
         name: column.new_zeros(shape).index_put(at, column)
@@ -169,7 +167,7 @@ def loss_of_tokens(
         config=loss_config(
             spec.algorithm,
             name=spec.name,
-            totals=tokens.batch.totals,
+            totals=totals,
             loss_agg_mode=mode,
             settings=spec.algorithm.loss_settings,
         ),

@@ -3,8 +3,8 @@
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
 laid over each other in layers.py by the keys of schema.py, and become objects in build.py. What fits a field, and the
 names of bounds, stand below this room (strop.base.field_types).
-save.py and describe.py are the ways out; deviations.py says where a configuration leaves its preset; renamed.py takes
-the old names of keys.
+save.py is the way out; deviations.py says where a configuration leaves its preset; renamed.py takes the old names of
+keys.
 Knows no room of strop and imports no torch.
 """
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from strop.base.lazy_names import lazy_names
 from strop.config.build import build_config
-from strop.config.describe import FieldDoc, describe
 from strop.config.deviations import deviations, preset_deviations
 from strop.config.errors import ConfigError
 from strop.config.load import config_of, load_config, load_layers, read_config
@@ -21,10 +20,8 @@ from strop.config.sources import preset_names, read_settings
 
 __all__ = [
     "ConfigError",
-    "FieldDoc",
     "build_config",
     "config_of",
-    "describe",
     "deviations",
     "load_config",
     "load_layers",

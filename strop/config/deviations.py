@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.config.describe import describe
 from strop.config.layers import Layers
 from strop.config.load import load_layers
 from strop.config.save import to_flat_dict
@@ -30,7 +29,8 @@ def preset_deviations(config: Any, name: str, *, section: str = "algorithm") -> 
     """
     layers = preset_layers(section, name)
     open_keys = tuple(f"{key}." for layer in layers for key in layer.left_open)
-    wanted = {doc.key: doc.default for doc in describe(type(config)) if doc.key.startswith(f"{section}.")}
+    defaults = to_flat_dict(type(config)())
+    wanted = {key: value for key, value in defaults.items() if key.startswith(f"{section}.")}
     wanted |= Layers(type(config), layers).values
     actual = to_flat_dict(config)
     return [

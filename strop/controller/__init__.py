@@ -21,7 +21,7 @@ from __future__ import annotations
 from strop.controller.call import Returns, WorkerCall
 from strop.controller.dispatch import Dispatch, DispatchMode, register_dispatch_mode
 from strop.controller.errors import CallTimeout, Failure, GroupStopped, NotEnoughDevices, WorkerFailed
-from strop.controller.group import ResultFuture, WorkerGroup, as_batch, as_future, as_list
+from strop.controller.group import ResultFuture, WorkerGroup, as_list
 from strop.controller.inline import InlineRuntime, InlineWorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.partition import Partition
@@ -58,8 +58,6 @@ __all__ = [
     "WorkerCall",
     "WorkerFailed",
     "WorkerGroup",
-    "as_batch",
-    "as_future",
     "as_list",
     "meshes_on",
     "named_roles",

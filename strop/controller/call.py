@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -23,21 +23,6 @@ class Returns(Enum):
     NOTHING = "nothing"
     """Only that the method ended: its value is dropped in the worker, and `result()` gives None."""
 
-    def of(self, value: Any, worker: Worker) -> Any:
-        """What leaves the worker; to be called in the worker's process.
-
-        Raises:
-            TypeError: a batch was wanted, and the method returned something else.
-        """
-        if self is Returns.NOTHING:
-            return None
-        if self is Returns.ROWS and not isinstance(value, DataProto):
-            raise TypeError(
-                f"worker {worker.rank} returned {type(value).__name__}, but this dispatch mode joins "
-                f"DataProtos; return one, or register the method with Dispatch.DP_COMPUTE_METRIC to get a list"
-            )
-        return value
-
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerCall:
@@ -57,24 +42,32 @@ class WorkerCall:
     returns: Returns = Returns.VALUE
     """What is wanted of the method's value."""
 
-    def run(self, worker: Worker, here: Callable[[Any], Any]) -> Any:
+    def run(self, worker: Worker) -> Any:
         """Run it in the worker's process; what leaves the worker.
 
-        Args:
-            worker: whose method it is.
-            here: an argument as this process holds it -> what the method gets, but for futures of batches.
+        The method gets batches of its own, around the same tensors.
 
         Raises:
-            RuntimeError: the method wrote into an argument, which other workers may read from the same memory.
+            RuntimeError: the method wrote into a tensor, which others may read from the same memory.
+            TypeError: a batch was wanted, and the method returned something else.
         """
 
-        def arrived(arg: Any) -> Any:
-            own = here(arg)
-            return here(own.get()) if self.materialize and isinstance(own, DataProtoFuture) else own
+        def own(arg: Any) -> Any:
+            data = arg.get() if self.materialize and isinstance(arg, DataProtoFuture) else arg
+            if not isinstance(data, DataProto):
+                return data
+            arrays = {name: array.copy() for name, array in data.non_tensor_batch.items()}
+            return DataProto(data.select().batch, arrays, dict(data.meta_info))
 
-        args = [arrived(arg) for arg in self.args]
-        kwargs = {name: arrived(arg) for name, arg in self.kwargs.items()}
-        watched = [(tensor, what, tensor._version) for tensor, what in _tensors([*args, *kwargs.values()])]
+        args, kwargs = [own(arg) for arg in self.args], {name: own(arg) for name, arg in self.kwargs.items()}
+        given: list[tuple[Tensor, str]] = []
+        for arg in [*args, *kwargs.values()]:
+            if isinstance(arg, Tensor):
+                given.append((arg, "a tensor"))
+            elif isinstance(arg, DataProto):
+                given += [(one, f"column {name!r} of the batch") for name, one in arg.tensors().items()]
+        # torch counts the writes into each, but for those of inference mode
+        watched = [(one, what, one._version) for one, what in given if not one.is_inference()]
         value = getattr(worker, self.method)(*args, **kwargs)
         for tensor, what, count in watched:
             if tensor._version != count:
@@ -82,16 +75,9 @@ class WorkerCall:
                     f"{type(worker).__name__}.{self.method} wrote into {what} it was given; clone it before "
                     f"writing, or return a new one"
                 )
-        return self.returns.of(value, worker)
-
-
-def _tensors(args: Sequence[Any]) -> Iterator[tuple[Tensor, str]]:
-    """The tensors among the arguments and in their columns of which torch counts the writes, and what they are."""
-    for arg in args:
-        if isinstance(arg, Tensor):
-            found = {"a tensor": arg}
-        elif isinstance(arg, DataProto):
-            found = {f"column {name!r} of the batch": column for name, column in arg.tensors().items()}
-        else:
-            continue
-        yield from ((tensor, what) for what, tensor in found.items() if not tensor.is_inference())
+        if self.returns is Returns.ROWS and not isinstance(value, DataProto):
+            raise TypeError(
+                f"worker {worker.rank} returned {type(value).__name__}, but this dispatch mode joins "
+                f"DataProtos; return one, or register the method with Dispatch.DP_COMPUTE_METRIC to get a list"
+            )
+        return None if self.returns is Returns.NOTHING else value

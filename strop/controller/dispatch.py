@@ -63,8 +63,8 @@ class DispatchMode:
 
     name: str
     """The mode's name in messages and in `register`."""
-    dispatch_fn: DispatchFn
-    """Arguments of the call -> arguments per worker."""
+    dispatch_fn: DispatchFn | None = None
+    """Arguments of the call -> arguments per worker; None: every worker gets every argument."""
     collect_fn: CollectFn | None = None
     """Outputs of the workers, in rank order -> result of the call; none where `joins_rows`."""
     cuts_rows: bool = False
@@ -84,12 +84,6 @@ class DispatchMode:
                 f"dispatch mode {self.name!r} has {found} of collect_fn and joins_rows=True; results are "
                 f"either made by a function or joined as batches"
             )
-
-
-def same_for_all(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
-    """Every worker gets every argument."""
-    size = group.world_size
-    return tuple([arg] * size for arg in args), {name: [arg] * size for name, arg in kwargs.items()}
 
 
 def one_each(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
@@ -129,10 +123,16 @@ def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
             f"a Partition has {len(partition.parts)} parts, but the group has {group.mesh.dp} data-parallel groups; "
             f"give each of them its rows, or an empty part"
         )
-    return (
-        tuple(_over_dp(group.mesh, arg, partition) for arg in args),
-        {name: _over_dp(group.mesh, arg, partition) for name, arg in kwargs.items()},
-    )
+    made: dict[object, list[Any]] = {}
+    for name, arg in [*enumerate(args), *kwargs.items()]:
+        data = arg.data if isinstance(arg, Partition) else arg
+        if isinstance(data, DataProto | DataProtoFuture):
+            dp = group.mesh.dp
+            parts = data.chunk(dp) if partition is None else partition_rows(data, partition.parts)
+            made[name] = [parts[group.mesh.dp_rank(rank)] for rank in range(group.world_size)]
+        else:
+            made[name] = [data] * group.world_size
+    return tuple(made[number] for number in range(len(args))), {name: made[name] for name in kwargs}
 
 
 def partition_among(arguments: Sequence[Any]) -> Partition | None:
@@ -148,14 +148,6 @@ def partition_among(arguments: Sequence[Any]) -> Partition | None:
                 "two arguments of one call are cut into different parts; batches of one call are cut alike"
             )
     return partitions[0] if partitions else None
-
-
-def _over_dp(mesh: Mesh, arg: Any, partition: Partition | None) -> list[Any]:
-    data = arg.data if isinstance(arg, Partition) else arg
-    if not isinstance(data, DataProto | DataProtoFuture):
-        return [data] * mesh.world_size
-    chunks = data.chunk(mesh.dp) if partition is None else partition_rows(data, partition.parts)
-    return [chunks[mesh.dp_rank(rank)] for rank in range(mesh.world_size)]
 
 
 def _func_and_rows(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
@@ -180,9 +172,9 @@ def _first(group: HasMesh, outputs: list[Any]) -> Any:
 MODES: dict[str, DispatchMode] = {
     mode.name: mode
     for mode in (
-        DispatchMode(name="RANK_ZERO", dispatch_fn=same_for_all, collect_fn=_first),
-        DispatchMode(name="ONE_TO_ALL", dispatch_fn=same_for_all, collect_fn=as_they_are),
-        DispatchMode(name="ALL_TO_ALL", dispatch_fn=same_for_all, collect_fn=as_they_are),
+        DispatchMode(name="RANK_ZERO", collect_fn=_first),
+        DispatchMode(name="ONE_TO_ALL", collect_fn=as_they_are),
+        DispatchMode(name="ALL_TO_ALL", collect_fn=as_they_are),
         DispatchMode(name="DP_COMPUTE", dispatch_fn=one_each, collect_fn=as_they_are, cuts_rows=True),
         DispatchMode(name="DP_COMPUTE_PROTO", dispatch_fn=rows_over_dp, cuts_rows=True, joins_rows=True),
         DispatchMode(
@@ -195,7 +187,7 @@ MODES: dict[str, DispatchMode] = {
             cuts_rows=True,
             reporters_only=True,
         ),
-        DispatchMode(name="DP_GATHER_PROTO", dispatch_fn=same_for_all, joins_rows=True),
+        DispatchMode(name="DP_GATHER_PROTO", joins_rows=True),
     )
 }
 

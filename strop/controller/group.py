@@ -13,16 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from strop.controller.call import Returns, WorkerCall
-from strop.controller.dispatch import DispatchMode, partition_among
+from strop.controller.dispatch import DispatchMode, PerWorker, partition_among
 from strop.controller.mesh import Mesh
 from strop.controller.partition import Partition
 from strop.controller.registration import Execute, Registration, registrations
 from strop.controller.worker import Worker
-from strop.protocol import DataProto, DataProtoFuture, Pending, PendingRows
+from strop.protocol import DataProtoFuture, Pending, PendingRows
 
 W = TypeVar("W", bound=Worker)
 R = TypeVar("R")
@@ -83,8 +80,9 @@ class WorkerGroup(ABC, Generic[W]):
     def call(self) -> W:
         """The group under the worker's type: its registered methods run on the workers.
 
-        The annotations are those of the method. Where the dispatch mode returns a list, or the method is
-        registered with blocking=False, `as_list` and `as_future` tell the type checker so.
+        The annotations are those of the method. Where the dispatch mode returns a list, `as_list` tells the type
+        checker so, and `future_of` where the method is registered with blocking=False; a DataProtoFuture or a
+        Partition in place of a batch is cast to the DataProto that the method names.
         """
         return cast(W, _Calls(self))
 
@@ -144,22 +142,28 @@ class WorkerGroup(ABC, Generic[W]):
     def _run(
         self, method_name: str, registration: Registration, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> Any:
-        mode = registration.mode
+        mode, size = registration.mode, self.world_size
+        if mode.dispatch_fn is None:  # every worker gets every argument
+            given: PerWorker = (
+                tuple([arg] * size for arg in args),
+                {name: [arg] * size for name, arg in kwargs.items()},
+            )
+        else:
+            given = mode.dispatch_fn(self, *args, **kwargs)
+        positional, named = given
+        self._check_entries(method_name, mode, [*enumerate(positional), *named.items()])
         alone = registration.execute_mode is Execute.RANK_ZERO or mode.name == "RANK_ZERO"
-        started, heard = range(self.world_size), list(range(self.world_size))
-        if alone:
-            started, heard = range(1), [0]
-        elif mode.joins_rows or mode.reporters_only:
+        started = heard = list(range(1 if alone else size))
+        if not alone and (mode.joins_rows or mode.reporters_only):
             heard = self.mesh.reporters()
-        calls = self._calls_of(method_name, mode, args, kwargs)
         wanted = Returns.ROWS if mode.joins_rows else Returns.VALUE
         pending = self.submit(
             [
                 WorkerCall(
                     rank=rank,
                     method=method_name,
-                    args=calls[rank][0],
-                    kwargs=calls[rank][1],
+                    args=[entries[rank] for entries in positional],
+                    kwargs={name: entries[rank] for name, entries in named.items()},
                     materialize=registration.materialize_futures,
                     returns=wanted if rank in heard else Returns.NOTHING,
                 )
@@ -168,19 +172,26 @@ class WorkerGroup(ABC, Generic[W]):
         )
         outputs = [pending[rank] for rank in heard]
         others = [pending[rank] for rank in started if rank not in heard]  # may fail, and say nothing else
-        if mode.collect_fn is None:
-            joined = DataProtoFuture.of(cast(list[PendingRows], outputs), given=_rows_given(args, kwargs))
-            return _waited(joined, others) if registration.blocking else joined
-        collect = _first if alone else partial(mode.collect_fn, self)
-        future = ResultFuture(outputs, collect, others)
-        return future.get() if registration.blocking else future
+        if mode.collect_fn is not None:
+            collect = _first if alone else partial(mode.collect_fn, self)
+            future = ResultFuture(outputs, collect, others)
+            return future.get() if registration.blocking else future
+        partition = partition_among([*args, *kwargs.values()])
+        joined = DataProtoFuture.of(
+            cast(list[PendingRows], outputs), given=None if partition is None else partition.parts
+        )
+        if not registration.blocking:
+            return joined
+        joined.wait()
+        for other in others:
+            other.result()
+        return joined.get()
 
-    def _calls_of(
-        self, method_name: str, mode: DispatchMode, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> list[tuple[list[Any], dict[str, Any]]]:
-        """The arguments of each worker."""
-        args_per_worker, kwargs_per_worker = mode.dispatch_fn(self, *args, **kwargs)
-        for name, entries in [*enumerate(args_per_worker), *kwargs_per_worker.items()]:
+    def _check_entries(
+        self, method_name: str, mode: DispatchMode, arguments: Sequence[tuple[int | str, Sequence[Any]]]
+    ) -> None:
+        """Refuse what a mode has made of the arguments where it does not fit the workers."""
+        for name, entries in arguments:
             if len(entries) != self.world_size:
                 raise ValueError(
                     f"dispatch mode {mode.name!r} gave {len(entries)} entries for argument {name!r} of "
@@ -192,13 +203,6 @@ class WorkerGroup(ABC, Generic[W]):
                     f"argument {name!r} of {method_name} is a Partition, but dispatch mode {mode.name!r} does not "
                     f"cut batches over the data-parallel groups; pass the batch itself"
                 )
-        return [
-            (
-                [entries[rank] for entries in args_per_worker],
-                {name: entries[rank] for name, entries in kwargs_per_worker.items()},
-            )
-            for rank in range(self.world_size)
-        ]
 
     if not TYPE_CHECKING:
         # `group.method(...)` works too, as in verl; checked programs go through `call`.
@@ -225,25 +229,6 @@ def _first(outputs: list[Any]) -> Any:
     return outputs[0]
 
 
-def _waited(joined: DataProtoFuture, others: Sequence[Pending[Any]]) -> DataProto:
-    """The batch, once all workers have ended."""
-    joined.wait()
-    for other in others:
-        other.result()
-    return joined.get()
-
-
-def _rows_given(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[NDArray[np.int64], ...] | None:
-    """The rows that each data-parallel group was given by a Partition, if there is one."""
-    partition = partition_among([*args, *kwargs.values()])
-    return None if partition is None else partition.parts
-
-
-def as_batch(argument: DataProto | DataProtoFuture | Partition) -> DataProto:
-    """An argument that stands for a batch in a group call, under the type that the method names."""
-    return cast(DataProto, argument)
-
-
 def as_list(result: R) -> list[R]:
     """The result of a call whose dispatch mode returns a list, under its true type.
 
@@ -253,18 +238,3 @@ def as_list(result: R) -> list[R]:
     if not isinstance(result, list):
         raise TypeError(f"this call returned {type(result).__name__}, not a list; its mode joins the results")
     return result
-
-
-def as_future(result: DataProto) -> DataProtoFuture:
-    """The result of a non-blocking call that joins batches, under its true type.
-
-    Raises:
-        TypeError: the call did not return a DataProtoFuture.
-    """
-    held: object = result
-    if not isinstance(held, DataProtoFuture):
-        raise TypeError(
-            f"this call returned {type(held).__name__}, not a DataProtoFuture; register the method with "
-            f"blocking=False and a mode that joins batches"
-        )
-    return held

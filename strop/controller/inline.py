@@ -20,7 +20,7 @@ from strop.controller.resources import ResourcePool
 from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, close_all, placed
-from strop.protocol import DataProto, Done, Pending
+from strop.protocol import Done, Pending
 
 W = TypeVar("W", bound=Worker)
 
@@ -53,7 +53,7 @@ class InlineWorkerGroup(WorkerGroup[W]):
 
     def submit(self, calls: Sequence[WorkerCall]) -> list[Pending[Any]]:
         """Run the methods now; an error is raised here, not when the result is asked for."""
-        return [Done(call.run(self.workers[call.rank], _handed_over)) for call in calls]
+        return [Done(call.run(self.workers[call.rank])) for call in calls]
 
 
 class InlineRuntime(Runtime):
@@ -98,12 +98,3 @@ class InlineRuntime(Runtime):
 def _placement(rank: int, mesh: Mesh, role: str) -> Placement:
     """The place of a worker in this process, which is the only node; there is nothing to join."""
     return Placement(rank=rank, mesh=mesh, local_rank=rank, local_world_size=mesh.world_size, role=role)
-
-
-def _handed_over(arg: Any) -> Any:
-    """What a worker gets: of a batch, its own object, arrays and facts around the same tensors."""
-    if not isinstance(arg, DataProto):
-        return arg
-    own = arg.select()
-    arrays = {name: array.copy() for name, array in own.non_tensor_batch.items()}
-    return DataProto(own.batch, arrays, dict(own.meta_info))

@@ -5,9 +5,9 @@
     encoding.py                          token ids of many prompts
     prompts.py, drawing.py               PromptDataset; the prompts of a step
     sampler.py                           in which order rows are visited
-    curriculum.py                        orders by name, and those of a user's own
 
-Guests below it: `cache`, what is kept for the next run; `command`, which is `strop data`; `growing`, rows that come
+Guests below it: `cache`, what is kept for the next run; `curriculum`, orders by results, and those of a user's own;
+`command`, which is `strop data`; `growing`, rows that come
 while a run goes on; `mixing`, how often the rows of each source are visited; `streaming`, rows that are read when they
 are visited; `tiny`, which makes a small model folder.
 """
@@ -21,10 +21,9 @@ from strop.base.lazy_names import lazy_names
 if TYPE_CHECKING:
     from strop.data.chat import Chat, render, require_chat_template
     from strop.data.config import DataConfig
-    from strop.data.curriculum import RowResult, register_sampler
     from strop.data.prompts import PromptDataset
     from strop.data.readers import read_rows
-    from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
+    from strop.data.sampler import PromptSampler, RowResult, parse_visit_uid, val_uid, visit_uid
 
 __all__ = [
     "Chat",
@@ -34,7 +33,6 @@ __all__ = [
     "RowResult",
     "parse_visit_uid",
     "read_rows",
-    "register_sampler",
     "render",
     "require_chat_template",
     "val_uid",
@@ -46,9 +44,8 @@ __getattr__, __dir__ = lazy_names(
     {
         ".chat": "Chat render require_chat_template",
         ".config": "DataConfig",
-        ".curriculum": "RowResult register_sampler",
         ".prompts": "PromptDataset",
         ".readers": "read_rows",
-        ".sampler": "PromptSampler parse_visit_uid val_uid visit_uid",
+        ".sampler": "PromptSampler RowResult parse_visit_uid val_uid visit_uid",
     },
 )

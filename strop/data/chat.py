@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.border import encodable_value, read_json
 from strop.chat_template import TemplateRefused, apply_template
-from strop.data.media import MediaSource, refuse_audio
+from strop.data.media import MediaSource, has_media, media_reader, refuse_audio
 
 NO_TEMPLATE = (
     "the tokenizer of {name} has no chat template, so chat messages cannot be turned into tokens; use an "
@@ -113,13 +113,25 @@ def to_chat(
     *,
     options: Mapping[str, Any],
     where: str,
+    media_columns: Mapping[str, str] | None = None,
 ) -> Chat:
     """The messages with the row's `tools` (list, or its JSON text) and `enable_thinking`, if it has them.
 
+    Args:
+        row: of the data.
+        messages: of the chat.
+        options: further variables of the template.
+        where: names the row in errors.
+        media_columns: kind of media -> column, where images and videos are read.
+
     Raises:
-        ValueError: one of these is malformed, or the row has sound.
+        ValueError: one of these is malformed, or the row has sound, media that nothing here reads, or other media than
+            its messages have places for.
     """
-    refuse_audio(row, messages, where)
+    refuse_audio(row, messages, where)  # before the other media, which may be missing
+    media: tuple[MediaSource, ...] = ()
+    if media_columns is not None and has_media(row, messages, media_columns):
+        messages, media = media_reader(where).take_media(row, messages, media_columns, where)
     tools = row.get("tools")
     if isinstance(tools, str):
         try:
@@ -140,7 +152,8 @@ def to_chat(
                 f"{where}: column 'enable_thinking' holds {_shown(thinking)}; it must be true or false"
             )
         options = {**options, "enable_thinking": thinking}
-    return Chat(messages=messages, where=where, tools=_without_none(tools) or None, options=options)
+    tools = _without_none(tools) or None
+    return Chat(messages=messages, where=where, tools=tools, options=options, media=media)
 
 
 def render(

@@ -10,17 +10,16 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.chat import Chat, require_chat_template
+from strop.data.chat import Chat, require_chat_template, to_chat, to_messages
 from strop.data.config import DataConfig
 from strop.data.encoding import encode_prompts
 from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS, RowMedia, media_reader
 from strop.data.rows import (
     missing_values,
-    row_chat,
     row_data_source,
     row_extra_info,
-    row_ground_truth,
     row_messages,
+    value_inside,
 )
 from strop.trajectory import Prompt
 
@@ -64,7 +63,7 @@ class PromptDataset:
         self._first_row = first_row
         self._config = config
         self._max_prompts = config.max_train_prompts if split == "train" else config.max_val_prompts
-        self._check_columns()
+        self._check_media_columns()
         self._tokenizer = tokenizer
         self._media: dict[int, RowMedia] = {}
         encoded = encode_prompts(tokenizer, self._chats, len(rows), config.cache_dir)
@@ -148,7 +147,7 @@ class PromptDataset:
             token_ids=tuple(self._ids[row]),
             messages=row_messages(source, config, self._where(row)),
             data_source=row_data_source(source, config),
-            ground_truth=row_ground_truth(source, config),
+            ground_truth=value_inside(source, config.ground_truth_key),
             extra_info=row_extra_info(source, self._where(row)),
             agent_name=source.get("agent_name") or "single_turn_agent",
             columns=columns,
@@ -181,28 +180,31 @@ class PromptDataset:
     def _where(self, row: int) -> str:
         return f"{self.split} row {self._first_row + row}"
 
-    def _check_columns(self) -> None:
-        """Report all columns that the mapping names and a row lacks, in one error; a column of media that is named on
-        purpose, where no row has it."""
+    def _check_media_columns(self) -> None:
+        """Refuse a column of media that is named on purpose, where no row has it."""
         for kind, column in self._config.media_columns.items():
             if column != MEDIA_COLUMNS[kind] and all(row.get(column) is None for row in self._source_rows):
                 raise ValueError(
                     f"data.{kind}_key is {column!r}, but no {self.split} row has such a column; columns found: "
                     f"{', '.join(self._source_rows[0])}"
                 )
-        for row, source in enumerate(self._source_rows):
-            missing = [f"{key!r} ({what})" for key, what in missing_values(source, self._config).items()]
-            if missing:
-                raise ValueError(
-                    f"{self._where(row)} has no value for {'; none for '.join(missing)}; columns found: "
-                    f"{', '.join(source)}"
-                )
 
     def _chats(self) -> Iterator[Chat]:
+        """The conversation of each row; all columns that the mapping names and a row lacks are one error."""
+        config, key = self._config, self._config.prompt_key
         for row, source in enumerate(self._source_rows):
-            chat = row_chat(source, self._config, self._where(row))
+            where = self._where(row)
+            missing = [f"{name!r} ({what})" for name, what in missing_values(source, config).items()]
+            if missing:
+                raise ValueError(
+                    f"{where} has no value for {'; none for '.join(missing)}; columns found: {', '.join(source)}"
+                )
+            row_extra_info(source, where)
+            messages = to_messages(source[key], role="user", where=where, key=key)
+            options, columns = config.chat_template_kwargs, config.media_columns
+            chat = to_chat(source, messages, options=options, where=where, media_columns=columns)
             if chat.media and row not in self._media:
-                self._media[row] = media_reader(chat.where).row_media(self._tokenizer, chat.media, chat.where)
+                self._media[row] = media_reader(where).row_media(self._tokenizer, chat.media, where)
             yield chat
 
     def _limit(self, encoded: Sequence[array[int]]) -> dict[int, array[int]]:

@@ -49,7 +49,12 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
         else:
             for path in leaves(entry, cache_dir):
                 with fetched(entry, path):
-                    found += _read_leaf(path)
+                    if path.is_dir():
+                        found += open_saved(path).to_list()
+                    elif path.suffix == ".parquet":
+                        found += _parquet(path).to_pylist()
+                    else:
+                        found += _read_json(path)
         if not found:
             raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
         rows.extend(found)
@@ -139,19 +144,12 @@ def _leaves(path: Path, split: str) -> list[Path]:
     return [path]
 
 
-def _read_leaf(path: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]]
-    if path.is_dir():
-        rows = open_saved(path).to_list()
-        return rows
-    if path.suffix != ".parquet":
-        return _read_json(path)
+def _parquet(path: Path) -> pyarrow.Table:
     try:
         check_regular(path)
-        rows = pyarrow.parquet.read_table(path).to_pylist()
+        return pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise parquet_refused(path, error) from error
-    return rows
 
 
 def _missing(path: Path) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from strop.data.chat import Chat, to_chat, to_messages
+from strop.data.chat import to_messages
 from strop.data.config import DataConfig
-from strop.data.media import has_media, media_reader, refuse_audio, without_contents
+from strop.data.media import without_contents
 
 _OTHER_ANSWER_KEYS = ("answer", "solution", "ground_truth", "target", "label")
 """Columns that well-known data sets use for the right answer; offered when the mapped one is missing."""
@@ -24,7 +23,7 @@ def missing_values(source: Mapping[str, Any], config: DataConfig) -> dict[str, s
             "selects the scorer; map it with data.data_source_key, or name one for all rows with "
             "data.default_data_source"
         )
-    if config.ground_truth_key is not None and row_ground_truth(source, config) is None:
+    if config.ground_truth_key is not None and value_inside(source, config.ground_truth_key) is None:
         missing[config.ground_truth_key] = (
             f"the right answer; map it with data.ground_truth_key{_suggestion(source)}, or set that to null "
             f"when the reward function needs none"
@@ -37,15 +36,10 @@ def row_data_source(source: Mapping[str, Any], config: DataConfig) -> str:
     return str(source.get(config.data_source_key) or config.default_data_source)
 
 
-def row_ground_truth(source: Mapping[str, Any], config: DataConfig) -> Any:
-    """The right answer, which may lie inside an object; None when there is none."""
-    return value_inside(source, config.ground_truth_key or "")
-
-
-def value_inside(source: Mapping[str, Any], key: str) -> Any:
+def value_inside(source: Mapping[str, Any], key: str | None) -> Any:
     """The value of a column, or, by names with dots between, inside the object in a column; None without one."""
     value: Any = source
-    for name in key.split("."):
+    for name in (key or "").split("."):
         if not isinstance(value, Mapping):
             return None
         value = value.get(name)
@@ -54,8 +48,9 @@ def value_inside(source: Mapping[str, Any], key: str) -> Any:
 
 def row_messages(source: Mapping[str, Any], config: DataConfig, where: str) -> tuple[dict[str, Any], ...]:
     """The prompt as chat messages, as they stand in the row; pictures in their parts are only named."""
-    messages = to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
-    return without_contents(messages) if has_media(source, messages, config.media_columns) else messages
+    return without_contents(
+        to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
+    )
 
 
 def row_extra_info(source: Mapping[str, Any], where: str) -> Mapping[str, Any]:
@@ -69,23 +64,6 @@ def row_extra_info(source: Mapping[str, Any], where: str) -> Mapping[str, Any]:
             f"fields"
         )
     return extra_info
-
-
-def row_chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
-    """All that the chat template sees of the row.
-
-    Raises:
-        ValueError: the row is malformed, has sound, media that nothing here reads, or other media than its messages
-            have places for.
-    """
-    row_extra_info(source, where)
-    messages = to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
-    refuse_audio(source, messages, where)  # before the other media, which may be missing
-    if not has_media(source, messages, config.media_columns):
-        return to_chat(source, messages, options=config.chat_template_kwargs, where=where)
-    placed, media = media_reader(where).take_media(source, messages, config.media_columns, where)
-    chat = to_chat(source, placed, options=config.chat_template_kwargs, where=where)
-    return dataclasses.replace(chat, media=media)
 
 
 def _suggestion(source: Mapping[str, Any]) -> str:

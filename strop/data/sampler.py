@@ -1,7 +1,7 @@
 """Which rows a step visits.
 
-The order of an epoch is a pure function of (seed, epoch), or, of a sampler that sees results (curriculum.py), of
-those as well; such an order is part of a checkpoint. The position in it is the set of visits already consumed, not an
+The order of an epoch is a pure function of (seed, epoch), or, of a sampler that sees results (a guest's), of those as
+well; such an order is part of a checkpoint. The position in it is the set of visits already consumed, not an
 offset: prompts that were in flight when a run ended are simply not in that set, so they are visited again, and
 nothing is skipped or repeated.
 """
@@ -11,25 +11,97 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.data.curriculum import (
-    RowResult,
-    SamplerObject,
-    checked_order,
-    ordered_rows,
-    results_as_json,
-    results_of_json,
-    sees_results,
-)
+from strop.base.guests import needed, optional
+from strop.base.randomness import permutation, random_key
 from strop.protocol import DataProto
 
+if TYPE_CHECKING:
+    from strop.data.config import DataConfig
+
+Rows = Sequence[int] | NDArray[np.int64]
+"""Row numbers."""
+
 _VISIT_UID = re.compile(r"e(\d+)-(\d{6,})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    """What came of a row of the training data at its last visit."""
+
+    visits: int
+    """Visits with at least one scored sample, over the whole run."""
+    mean_score: float
+    """Mean score of the samples of the last one."""
+    pass_rate: float
+    """Share of them that passed."""
+    last_step: int
+    """When that was."""
+
+
+class RowOrder(Protocol):
+    """The order of a run's rows, where it is none of ORDERS."""
+
+    sees_results: bool
+    """It wants to be told what came of rows."""
+
+    @property
+    def wants_batch(self) -> bool:
+        """It wants to be shown the samples too."""
+
+    def check_growth(self) -> None:
+        """Raise a ValueError where rows cannot be added."""
+
+    def order(self, rows: NDArray[np.int64], *, epoch: int, seed: int) -> NDArray[np.int64]:
+        """The rows of an epoch in the order of their visits, by the results that are known now."""
+
+    def record(self, results: Mapping[int, RowResult], batch: DataProto | None) -> None:
+        """What came of rows in a step."""
+
+    def state(self) -> dict[str, Any]:
+        """What the next order depends on, for the manifest of a checkpoint; empty: nothing but seed and epoch."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from such a state."""
+
+
+def shuffled(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
+    """An order drawn from the seed, another one in each epoch."""
+    return np.asarray(rows)[permutation(random_key(seed, "prompt_order", epoch), len(rows))]
+
+
+def in_order(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
+    """The order of the files."""
+    return np.asarray(rows)
+
+
+ORDERS: dict[str, Callable[..., NDArray[np.int64]]] = {"shuffled": shuffled, "in_order": in_order}
+"""Values of data.sampler that need no guest."""
+
+
+def is_sampler(name: str) -> bool:
+    """There is a sampler of this name, built in or registered in this process."""
+    others = optional("orders of rows")
+    return name in ORDERS or (others is not None and name in others.SAMPLERS)
+
+
+def sees_results(name: str) -> bool:
+    """The sampler looks at what came of rows.
+
+    Raises:
+        ValueError: there is no such sampler.
+    """
+    return name not in ORDERS and bool(_others(name).sees_results(name))
+
+
+def _others(name: str) -> Any:
+    return needed("orders of rows", f"data.sampler is {name!r}")
 
 
 def visit_uid(epoch: int, row: int) -> str:
@@ -65,11 +137,11 @@ class PromptSampler:
         rows: row numbers to visit, without repeats (`PromptDataset.row_numbers`).
         prompts_per_step: visits per step.
         seed: seed of the run.
-        name: of the sampler that orders the rows of an epoch (`strop.data.curriculum`).
+        name: of the sampler that orders the rows of an epoch.
         num_epochs: None goes on without end.
         chosen: the rows that an epoch visits, out of all; not given: all of them.
         reorder_every: steps after which what is left of an epoch is ordered again; 0: never.
-        instance: the sampler object, where `name` is that of a class.
+        data: the section data, for samplers that are classes.
         films: digest of the video files of the rows; a run that goes on must find the same.
     """
 
@@ -83,7 +155,7 @@ class PromptSampler:
         num_epochs: int | None = None,
         chosen: Callable[[int], Collection[int]] | None = None,
         reorder_every: int = 0,
-        instance: SamplerObject | None = None,
+        data: DataConfig | None = None,
         films: str = "",
     ) -> None:
         if len(rows) == 0:
@@ -95,9 +167,8 @@ class PromptSampler:
             raise ValueError(f"data.prompts_per_step is {prompts_per_step}; it must be at least 1")
         self._prompts_per_step = prompts_per_step
         self._seed, self._films = seed, films
-        self._name, self._sees_results = name, sees_results(name)
-        self._reorder_every, self._instance = reorder_every, instance
-        self._results: dict[int, RowResult] = {}
+        self._name, self._reorder_every = name, reorder_every
+        self._by: RowOrder | None = None if name in ORDERS else _others(name).ResultsOrder(name, rows, data)
         self._num_epochs = num_epochs
         self._first_epoch: dict[int, int] = {}
         self._rest_until: dict[int, tuple[int, int | None]] = {}
@@ -138,11 +209,8 @@ class PromptSampler:
         Raises:
             ValueError: the sampler is a class, which was made with the rows there were.
         """
-        if self._instance is not None and rows:
-            raise ValueError(
-                f"data.sampler={self._name} is a class that was made with the rows there were at the start, and rows "
-                f"were added: use another sampler with data.datagen or on_batch_end"
-            )
+        if self._by is not None and rows:
+            self._by.check_growth()
         self._rows = np.concatenate([self._rows, np.asarray(rows, dtype=np.int64)])
         self._first_epoch |= dict.fromkeys(rows, first_epoch)
         if self._order is None or not first_epoch > self._epoch:
@@ -162,10 +230,8 @@ class PromptSampler:
         return np.asarray(there, dtype=np.int64)
 
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
-        if self._instance is None:
-            return ordered_rows(self._name, self._rows_of(epoch), self._results, epoch=epoch, seed=self._seed)
-        places = checked_order(self._name, np.arange(len(self._rows)), self._instance.positions())
-        return self._rows[places]
+        order = ORDERS[self._name] if self._by is None else self._by.order
+        return order(self._rows_of(epoch), epoch=epoch, seed=self._seed)
 
     def next(self, count: int | None = None) -> list[tuple[int, int]]:
         """The (epoch, row) visits of the next step; shorter, then empty, when the last epoch is over.
@@ -197,12 +263,12 @@ class PromptSampler:
     @property
     def sees_results(self) -> bool:
         """`record` is of use."""
-        return self._sees_results
+        return self._by is not None and self._by.sees_results
 
     @property
     def wants_batch(self) -> bool:
         """`record` takes a batch too."""
-        return self._instance is not None and self._instance.learns
+        return self._by is not None and self._by.wants_batch
 
     def record(self, step: int, results: Mapping[int, RowResult], batch: DataProto | None = None) -> None:
         """What came of rows in a step.
@@ -214,23 +280,18 @@ class PromptSampler:
             results: by row; `visits` is that of this step.
             batch: the samples, for a sampler that is a class; None in a step without.
         """
-        if self._instance is not None and batch is not None:
-            self._instance.update(batch)
-        for row, result in results.items():
-            before = self._results[row].visits if row in self._results else 0
-            self._results[row] = replace(result, visits=before + result.visits)
+        if self._by is not None:
+            self._by.record(results, batch)
         if self._reorder_every and step % self._reorder_every == 0:
             self._order, self._index = None, 0
 
     def progress(self) -> dict[str, Any]:
         """What a sampler that sees results depends on, for the manifest of a checkpoint; of others, nothing."""
-        if not self._sees_results and self._instance is None:
+        state = {} if self._by is None else self._by.state()
+        if not state:
             return {}
         order = None if self._order is None else self._order.tolist()
-        own = None if self._instance is None else self._instance.state()
-        return {
-            "results": results_as_json(self._results), "epoch": self._epoch, "order": order, "own": own
-        }  # fmt: skip
+        return {**state, "epoch": self._epoch, "order": order}
 
     def retire(self, row: int, epoch: int) -> None:
         """Do not visit this row in the epochs after this one: there is nothing left to learn from it."""
@@ -327,9 +388,8 @@ class PromptSampler:
             by_epoch.setdefault(epoch, set()).add(row)
         self._start(by_epoch)
         if progress:
-            self._results = results_of_json(progress["results"])
-            if self._instance is not None:
-                self._instance.restore(progress["own"])
+            if self._by is not None:
+                self._by.restore(progress)
             if progress["epoch"] == self._epoch and progress["order"] is not None:
                 self._order = np.asarray(progress["order"], dtype=np.int64)
 

@@ -5,7 +5,6 @@ config.py           ModelConfig, LoraConfig, OptimizerConfig, EngineConfig
 The model
 causal_lm.py        CausalLM: one model object for training, scoring and native generation
 model.py            Hugging Face folders loaded for packed tokens; model_folder.py: checked before they are read
-families.py         what is refused by name
 probe.py            a loaded model compared with its own forward pass
 media.py            what is asked of a guest that knows models with media
 adapters.py         what is asked of a guest that knows adapters
@@ -19,9 +18,9 @@ head.py             log-probs and entropy without a [tokens, vocab] tensor
 
 Ranks
 parallel.py         the processes that hold one model, and what they tell each other
-fsdp.py             shards, gathering for generation, host memory
 
 Training
+offloading.py       what leaves the device for a while
 training.py         Engine: what a model says of rows; TrainEngine: the gradient of a loss, one optimizer step
 optimizer.py        AdamW, clipping, refusal of non-finite gradients
 loss_scale.py       float16: the factor of the loss
@@ -33,6 +32,8 @@ weights.py          the weight map, and weights as a stream of full tensors; dig
 checkpoint.py       sharded checkpoints for any number of ranks; saved_tensors.py, tensor_files.py: their files
 role_checkpoint.py  what a role saves
 
-Guests: lora/ (adapters), optimizers/ (Muon, 8-bit AdamW), ulysses/ (one packed row over several ranks), liger/ (fused
-kernels), flops/ (how much there is to compute).
+Guests: lora/ (adapters), optimizers/ (Muon, 8-bit AdamW), sharding/ (a model on several ranks),
+ulysses/ (one packed row over several ranks), liger/ (fused
+kernels), flops/ (how much there is to compute), families/ (models refused by name), options/ (a folder's settings and
+template changed).
 """

@@ -40,7 +40,7 @@ class CausalLM:
         self.root: nn.Module = _Root(module)
         """What every forward pass goes through, so that the hooks of sharding see all parameters used in it."""
         self.is_sharded = False
-        """Whether the parameters are sharded over ranks, and cast by the hooks of sharding (engines/fsdp.py)."""
+        """Whether the parameters are sharded over ranks, and cast by the hooks of sharding."""
         self._backbone = _backbone(module)
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
         self._head = _head(module)

@@ -27,10 +27,8 @@ from strop.chat_template import render_with
 from strop.engines.adapters import adapters
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
-from strop.engines.families import check_family, check_type
 from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
-from strop.engines.model_options import import_external, overridden, template_text
 from strop.engines.parallel import Parallel
 from strop.engines.probe import check_packed
 from strop.engines.weights import WeightsMetadata, weights_metadata
@@ -75,7 +73,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
             raise ValueError(f"{complaint}: {of_processor.name} has no text under chat_template")
         tokenizer.chat_template = template
     if config.chat_template:
-        tokenizer.chat_template = template_text(config.chat_template)
+        changes = needed("changes of a model", "model.chat_template is set")
+        tokenizer.chat_template = changes.template_text(config.chat_template)
     if (family := media_models(shape)) is not None and isinstance(tokenizer.chat_template, str):
         render_with(tokenizer, family.written_template(shape, tokenizer.chat_template))
     return tokenizer
@@ -88,7 +87,7 @@ def load_model(config: ModelConfig, *, device: str = "auto", parallel: Parallel 
         config: path, precision, checkpointing.
         device: `auto` or a device name.
         parallel: the ranks that will hold it, in place of `device`. A model for several ranks stays in host
-            memory until it is sharded (TrainEngine, engines.fsdp.shard): no device holds all of it.
+            memory until it is sharded (TrainEngine, engines.sharding.fsdp.shard): no device holds all of it.
 
     Raises:
         ValueError: no such folder, no causal language model in it, an architecture whose result differs on
@@ -108,10 +107,16 @@ def check_language_model(config: ModelConfig) -> Any:
     """
     shape = read_shape(config)
     auto_class = language_model_class(shape)
-    check_family(shape, auto_class, config.path)
+    _refuse_family(shape, auto_class, config.path)
     if config.lora.enabled:
         adapters().check_targets(_without_weights(config, shape), config.lora)
     return auto_class
+
+
+def _refuse_family(shape: Any, auto_class: Any, path: str) -> None:
+    """Refuse a model that is known not to run; any other is compared with its own forward pass when it is loaded."""
+    if (refused := optional("refused models")) is not None:
+        refused.check_family(shape, auto_class, path)
 
 
 def _without_weights(config: ModelConfig, shape: Any) -> Any:
@@ -136,7 +141,7 @@ def check_value_model(config: ModelConfig) -> None:
             f"model folder {config.path!r} is a vision-language model ({shape.model_type}), and critics and reward "
             f"models read text alone: give a model of text with the same tokenizer"
         )
-    check_family(shape, AutoModelForSequenceClassification, config.path)
+    _refuse_family(shape, AutoModelForSequenceClassification, config.path)
     _check_labels(config)
 
 
@@ -386,10 +391,12 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
         ValueError: there is none that can be used.
     """
     trust = runs_own_code(config)
-    import_external(config)
+    if config.external_lib:
+        needed("changes of a model", "model.external_lib is set").import_external(config)
     given = model_json(folder / "config.json", complaint)
     check_settings(given, complaint)
-    check_type(given, str(folder))
+    if (refused := optional("refused models")) is not None:
+        refused.check_type(given, str(folder))
     if not trust and given.get("auto_map"):
         # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
@@ -397,7 +404,8 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
         shape = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     if not config.override_config:
         return shape
-    merged = overridden(given, shape.to_dict(), config.override_config)
+    changes = needed("changes of a model", "model.override_config is set")
+    merged = changes.overridden(given, shape.to_dict(), config.override_config)
     check_settings(merged, "model.override_config")
     with reading(folder, "model.override_config does not fit this model"):
         return type(shape).from_dict(merged)

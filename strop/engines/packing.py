@@ -1,4 +1,4 @@
-"""Rows into micro-batches: sequences end to end, a shared prompt once, a hard bound on tokens.
+"""Rows into micro-batches: which run together, a shared prompt once, with a hard bound on tokens.
 
 A row is a prompt and a response. Rows with the same prompt in one micro-batch form a block: the prompt's
 tokens once, then each row's response. The last response token predicts nothing and is not computed.
@@ -12,14 +12,13 @@ weights were fixed for the whole optimizer batch (algorithms/aggregation.py).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from strop.engines.attention import PackedAttention, Segment, Span
-from strop.engines.media import MediaInputs
+from strop.engines.parallel import Parallel
 from strop.trajectory import Media
 
 
@@ -47,6 +46,11 @@ class Row:
         return self.media[len(self.prompt_media) :]
 
     @property
+    def inputs(self) -> Tensor:
+        """Its tokens that are inputs: all but the last of the response."""
+        return torch.cat([self.prompt, self.response[:-1]])
+
+    @property
     def suffix_length(self) -> int:
         """Response tokens that are inputs: all but the last."""
         return len(self.response) - 1
@@ -54,27 +58,6 @@ class Row:
     @property
     def num_tokens(self) -> int:
         return len(self.prompt) + self.suffix_length
-
-
-@dataclass(frozen=True, kw_only=True)
-class MicroBatch:
-    """The tensors of one forward pass over N packed tokens, predicting M response tokens."""
-
-    input_ids: Tensor  # [1, N]
-    position_ids: Tensor  # [1, N]; [3, 1, N] (time, height, width) where a row has media
-    attention: PackedAttention
-    hidden_index: Tensor
-    """[M]: packed position whose hidden state predicts each response token."""
-    targets: Tensor
-    """[M]: the response tokens; where one stands for media, a token of text."""
-    token_index: Tensor
-    """[M], in host memory: place of each response token in the batch's flat token axis."""
-    media: Mapping[str, Tensor] | None = None
-    """Those of prompts and responses, in the order of their tokens (`MediaInputs.arguments`)."""
-
-    @property
-    def num_tokens(self) -> int:
-        return self.input_ids.shape[1]
 
 
 def make_rows(
@@ -104,17 +87,20 @@ def make_rows(
     return rows
 
 
-def split_rows(rows: Sequence[Row], *, max_tokens: int, num_devices: int = 1) -> list[list[Row]]:
+def split_rows(rows: Sequence[Row], *, max_tokens: int, parallel: Parallel) -> list[list[Row]]:
     """Rows cut into micro-batches of at most `max_tokens` packed tokens per device, rows of one prompt together.
 
     Whole groups are placed first-fit, largest first; a group above the bound is cut, and its prompt computed
-    once per piece. `num_devices` is the number of devices that share each sequence.
+    once per piece. There are as many on every rank; the last ones of a rank may have no rows.
 
     Raises:
         ValueError: a single row does not fit.
     """
+    num_devices = parallel.sp_size
     per_device, max_tokens = max_tokens, max_tokens * num_devices
-    groups: dict[Hashable, list[Row]] = {}
+    pieces: list[list[Row]] = []
+    sizes: list[int] = []
+    open_piece: dict[Hashable, int] = {}  # of each prompt, the piece that takes its next row
     for row in rows:
         if row.num_tokens > max_tokens:
             shared = f" on each of the {num_devices} that share it" if num_devices > 1 else ""
@@ -124,9 +110,13 @@ def split_rows(rows: Sequence[Row], *, max_tokens: int, num_devices: int = 1) ->
                 f"{-(-row.num_tokens // num_devices)}, or lower data.max_prompt_tokens or data.max_response_tokens by "
                 f"{row.num_tokens - max_tokens}"
             )
-        groups.setdefault(row.prompt_key, []).append(row)
-    pieces = [piece for group in groups.values() for piece in _cut(group, max_tokens)]
-    sizes = [_packed_tokens(piece) for piece in pieces]
+        piece = open_piece.get(row.prompt_key)
+        if piece is None or sizes[piece] + row.suffix_length > max_tokens:
+            piece = open_piece[row.prompt_key] = len(pieces)
+            pieces.append([])
+            sizes.append(len(row.prompt))
+        pieces[piece].append(row)
+        sizes[piece] += row.suffix_length
     bins: list[list[Row]] = []
     room: list[int] = []
     for index in sorted(range(len(pieces)), key=lambda i: -sizes[i]):
@@ -137,90 +127,7 @@ def split_rows(rows: Sequence[Row], *, max_tokens: int, num_devices: int = 1) ->
             place = len(bins) - 1
         bins[place].extend(pieces[index])
         room[place] -= sizes[index]
-    return bins
-
-
-def _packed_tokens(rows: Sequence[Row]) -> int:
-    """Tokens of rows that share one prompt."""
-    return len(rows[0].prompt) + sum(row.suffix_length for row in rows)
-
-
-def _cut(group: Sequence[Row], max_tokens: int) -> list[list[Row]]:
-    pieces: list[list[Row]] = []
-    size = max_tokens + 1
-    for row in group:
-        if size + row.suffix_length > max_tokens:
-            pieces.append([])
-            size = len(row.prompt)
-        pieces[-1].append(row)
-        size += row.suffix_length
-    return pieces
-
-
-def pack(rows: Sequence[Row], *, device: torch.device, inputs: MediaInputs | None = None) -> MicroBatch:
-    """The packed tensors of these rows; rows of one prompt share its tokens wherever they stand in `rows`.
-
-    Args:
-        rows: at least one.
-        device: of the tensors.
-        inputs: `CausalLM.media` of the model that runs them, for rows with media.
-
-    Raises:
-        ValueError: a row has media, and the model takes none.
-    """
-    groups: dict[Hashable, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.prompt_key, []).append(row)
-    ids: list[Tensor] = []
-    positions: list[Tensor] = []
-    segments: list[Segment] = []
-    hidden, targets, tokens = [], [], []
-    media: list[Media] = []
-    at = 0
-    for group in groups.values():
-        prompt = group[0].prompt
-        prompt_start, prompt_length = at, len(prompt)
-        ids.append(prompt)
-        alone = len(group) == 1
-        length = group[0].num_tokens if alone else prompt_length
-        shown = group[0].media if alone else group[0].prompt_media
-        seen = (prompt, group[0].response[:-1]) if alone else (prompt,)
-        segments.append(Segment(start=at, length=length, blocks=_blocks(shown, inputs, *seen)))
-        placed = _prompt_positions(group[0], inputs)
-        positions.append(placed)
-        media += group[0].prompt_media
-        at += prompt_length
-        for row in group:
-            suffix = row.suffix_length
-            ids.append(row.response[:-1])
-            positions.append(_response_positions(row, placed, inputs))
-            media += row.response_media
-            if not alone:
-                segments.append(
-                    Segment(
-                        start=at,
-                        length=suffix,
-                        prefix_start=prompt_start,
-                        prefix_length=prompt_length,
-                        blocks=_blocks(row.response_media, inputs, row.response[:-1]),
-                    )
-                )
-            # The prompt's last token predicts the first response token, each response token the next one.
-            place = torch.arange(at - 1, at + suffix)
-            place[0] = prompt_start + prompt_length - 1
-            hidden.append(place)
-            targets.append(_targets(row, inputs))
-            tokens.append(torch.arange(row.first_token, row.first_token + len(row.response)))
-            at += suffix
-    return MicroBatch(
-        input_ids=torch.cat(ids)[None].to(device, non_blocking=True),
-        position_ids=joined_positions(positions).to(device, non_blocking=True),
-        attention=PackedAttention(segments, device=device),
-        hidden_index=torch.cat(hidden).to(device, non_blocking=True),
-        targets=torch.cat(targets).to(device, non_blocking=True),
-        token_index=torch.cat(tokens),
-        media=inputs.arguments(media, device=device) if media and inputs is not None else None,
-    )
+    return bins + [[] for _ in range(parallel.max(len(bins)) - len(bins))]
 
 
 def joined_positions(parts: Sequence[Tensor]) -> Tensor:
@@ -238,52 +145,3 @@ def next_position(positions: Tensor) -> int:
         positions: [P], or [3, P] of tokens with media.
     """
     return int(positions.max()) + 1
-
-
-def _blocks(media: Sequence[Media], inputs: MediaInputs | None, *token_ids: Tensor) -> tuple[Span, ...]:
-    """Runs of these tokens, which have these media, that see each other whatever their order."""
-    return inputs.blocks(torch.cat(token_ids)) if media and inputs is not None else ()
-
-
-def _prompt_positions(row: Row, inputs: MediaInputs | None) -> Tensor:
-    """Positions [P] of a prompt; [3, P] of one with media, if the model counts those along three axes."""
-    if not row.prompt_media:
-        return torch.arange(len(row.prompt))
-    return _placed_by(inputs, row.prompt, row.prompt_media, "a prompt")
-
-
-def _response_positions(row: Row, prompt_positions: Tensor, inputs: MediaInputs | None) -> Tensor:
-    """Positions [R - 1] of the response tokens that are inputs, behind those of the prompt; [3, R - 1] with media, if
-    the model counts those along three axes."""
-    count = len(row.prompt)
-    if row.response_media:
-        seen = torch.cat([row.prompt, row.response[:-1]])
-        return _placed_by(inputs, seen, row.media, "a sample")[..., count:]
-    first = next_position(prompt_positions)
-    return torch.arange(first, first + row.suffix_length)
-
-
-def _targets(row: Row, inputs: MediaInputs | None) -> Tensor:
-    """Tokens [R] whose log-probs are computed: the response, with another token where one stands for media.
-
-    Tokens of media have probability zero, and are given, so their log-probs say nothing. Those of other tokens stand in
-    for them, because what an algorithm makes of them outside of its mask must not overflow: 0 times infinity is no
-    number.
-    """
-    if not row.response_media or inputs is None:
-        return row.response
-    targets = row.response.clone()
-    for one in row.response_media:
-        start, end = (place - len(row.prompt) for place in one.span)
-        targets[start:end] = inputs.text_id
-    return targets
-
-
-def _placed_by(inputs: MediaInputs | None, token_ids: Tensor, media: Sequence[Media], where: str) -> Tensor:
-    """Positions [n] or [3, n] of tokens [n] with media."""
-    if inputs is None:
-        raise ValueError(
-            f"{where} has images, but the model takes text alone: use a vision-language model with its image processor"
-        )
-    inputs.check(token_ids.tolist(), media, where)
-    return inputs.positions(token_ids, media)

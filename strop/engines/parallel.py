@@ -9,22 +9,17 @@ from one thread. A wait ends with an error after the group's timeout.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
-from strop.base.device import collective_backend, device_name, num_devices
+from strop.base.device import device_name, num_devices
+from strop.base.guests import needed
 from strop.base.meeting import Meeting
-
-_STORES: list[Any] = []
-"""Of this process's group, if it has one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,24 +139,12 @@ def join_ranks(
     place = _device_of_rank(device, rank)
     if world_size == 1:
         return alone(place)
-    if not dist.is_initialized():
-        _initialize(rank, world_size, meeting, place, timeout_s)
-    if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
-        raise ValueError(
-            f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already and cannot also be rank "
-            f"{rank} of {world_size}; roles in one process need the same ranks"
-        )
-    num_shards = shard_size or world_size
-    if num_shards == world_size:
-        mesh = _mesh(place.type, (world_size,), ("shard",))
-    else:
-        mesh = _mesh(place.type, (world_size // num_shards, num_shards), ("replicate", "shard"))
-    sp_group = None
-    if sp_size > 1:
-        sp_group = _mesh(place.type, (world_size // sp_size, sp_size), ("dp", "sp")).get_group("sp")
-    return Parallel(
-        rank=rank, world_size=world_size, device=place, sp_size=sp_size, mesh=mesh, sp_group=sp_group
-    )
+    ranks = needed("several ranks", f"a role has {world_size} ranks")
+    joined: Parallel = ranks.joined(
+        rank=rank, world_size=world_size, meeting=meeting, device=place, sp_size=sp_size, shard_size=shard_size,
+        timeout_s=timeout_s,
+    )  # fmt: skip
+    return joined
 
 
 def exchanged(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup) -> Tensor:
@@ -169,15 +152,6 @@ def exchanged(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: 
     received = rows.new_empty((sum(receive), *rows.shape[1:]))
     dist.all_to_all_single(received, rows.contiguous(), list(receive), list(send), group=group)
     return received
-
-
-def leave_ranks() -> None:
-    """End this process's part in its group, if it has one; models sharded over it cannot be used any more."""
-    _mesh.cache_clear()
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    while _STORES:
-        _STORES.pop().close()
 
 
 def _check_sizes(rank: int, world_size: int, sp_size: int, shard_size: int) -> None:
@@ -200,32 +174,3 @@ def _device_of_rank(device: str, rank: int) -> torch.device:
     place = torch.device(name, int(number) if number else rank % num_devices(name))
     torch.accelerator.set_device_index(place)
     return place
-
-
-def _initialize(
-    rank: int, world_size: int, meeting: Meeting | None, device: torch.device, timeout_s: float
-) -> None:
-    if meeting is None:
-        raise ValueError(
-            f"rank {rank} of {world_size} was not told where the ranks meet; the runtime that starts the processes "
-            f"must open a strop.net.rendezvous.MeetingPoint and hand its `meeting` on"
-        )
-    backend = collective_backend(device.type)
-    if device.type != "cpu":
-        # Small facts travel between hosts and need no device.
-        backend = f"cpu:{collective_backend('cpu')},{device.type}:{backend}"
-    store = meeting.join(timeout_s=timeout_s)
-    _STORES.append(store)
-    dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
-
-
-@cache
-def _mesh(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
-    """One mesh per shape and process, so that roles share its groups."""
-    return init_device_mesh(device_type, shape, mesh_dim_names=names)

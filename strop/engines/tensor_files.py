@@ -7,7 +7,6 @@ written beside a training step, and a model exported that does not fit twice int
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -17,6 +16,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from strop.base.durable import sync_folder, write_durable
 
 _DTYPE_NAMES = {
     torch.float64: "F64",
@@ -126,21 +127,8 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
         OSError: the disk refused.
     """
     text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    write_durable(path, text)
     sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Return once the names in a folder have reached the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems know no fsync of a folder
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _header(layout: Mapping[str, TensorInfo], metadata: Mapping[str, str]) -> bytes:

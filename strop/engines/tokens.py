@@ -12,7 +12,9 @@ whatever the rows. With sequence parallelism a rank runs its part of a micro-bat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -20,11 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strop.base.guests import needed
-from strop.engines.attention import AttentionContext
+from strop.engines.attention import AttentionContext, PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
-from strop.engines.packing import Row, pack, split_rows
+from strop.engines.media import MediaInputs
+from strop.engines.packing import Row, joined_positions, next_position
 from strop.engines.parallel import Parallel
+from strop.trajectory import Media
 
 T = TypeVar("T")
 
@@ -61,40 +65,44 @@ class SequenceShard(Protocol):
         """Results [M, ...] of all predicted tokens, on every rank, from those of this rank's share [m, ...]."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """The M response tokens of a micro-batch, and what the model says in their places.
+    """A micro-batch: N packed tokens, and what the model says in the places of the M response tokens among them.
 
-    To be asked while the function that was given it runs, not later.
+    To be asked while the function that was given it runs, not later. The model runs once, when it is first asked.
     """
 
-    def __init__(
-        self,
-        model: CausalLM,
-        targets: Tensor,
-        hidden: Tensor,
-        index: Tensor,
-        shard: SequenceShard | None,
-    ) -> None:
-        """`hidden` [M, D] are the states that predict the tokens `targets` [M]; with a shard, this rank's share."""
-        self.index = index
-        """[M] int64, in host memory: place of each token in the flat token axis of all rows (`Row.first_token`)."""
-        self._head = model.head
-        self._targets = targets
-        self._shard = shard
-        self._hidden = hidden
+    model: CausalLM
+    input_ids: Tensor  # [1, N]
+    position_ids: Tensor  # [1, N]; [3, 1, N] (time, height, width) where a row has media
+    attention: PackedAttention
+    hidden_index: Tensor
+    """[M]: packed position whose hidden state predicts each response token."""
+    targets: Tensor
+    """[M]: the response tokens; where one stands for media, a token of text."""
+    index: Tensor
+    """[M] int64, in host memory: place of each token in the flat token axis of all rows (`Row.first_token`)."""
+    media: Mapping[str, Tensor] | None = None
+    """Those of prompts and responses, in the order of their tokens (`MediaInputs.arguments`)."""
+    shard: SequenceShard | None = None
+    """This rank's part, where ranks share each sequence."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[1]
 
     def log_probs(self, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs [M] and entropies [M], differentiable, in natural units, in at least float32."""
-        log_probs, entropies = self._head.log_probs(self._hidden, self._targets, temperature=temperature)
+        log_probs, entropies = self.model.head.log_probs(self._hidden, self._wanted, temperature=temperature)
         return self._whole(log_probs), self._whole(entropies)
 
     def log_probs_at(self, chosen: Tensor, *, temperature: float) -> tuple[Tensor, Tensor, ChosenTokens]:
         """As `log_probs`, with what the policy says about further tokens [M, K] in the place of each."""
-        chosen = chosen.to(self._targets)
-        if self._shard is not None:
-            chosen = self._shard.share(chosen)
-        log_probs, entropies, at = self._head.log_probs_at(
-            self._hidden, self._targets, chosen, temperature=temperature
+        chosen = chosen.to(self.targets)
+        if self.shard is not None:
+            chosen = self.shard.share(chosen)
+        log_probs, entropies, at = self.model.head.log_probs_at(
+            self._hidden, self._wanted, chosen, temperature=temperature
         )
         is_likely = self._whole(at.is_likely.to(torch.uint8)).bool()
         at = ChosenTokens(log_probs=self._whole(at.log_probs), is_likely=is_likely)
@@ -105,22 +113,37 @@ class Tokens:
 
         `banned` are ids that are passed over, beside those of the model itself.
         """
-        passed_over = [ids for ids in (self._head.banned, banned) if ids is not None]
-        head = dataclasses.replace(self._head, banned=torch.cat(passed_over) if passed_over else None)
+        head = self.model.head
+        passed_over = [ids for ids in (head.banned, banned) if ids is not None]
+        head = dataclasses.replace(head, banned=torch.cat(passed_over) if passed_over else None)
         ids, log_probs = head.top_k(self._hidden, k, temperature=temperature)
         return self._whole(ids), self._whole(log_probs)
 
     def sum_pi_squared(self, *, temperature: float) -> Tensor:
         """Sum of squared probabilities [M] of the distributions that the tokens were drawn from, without gradient."""
-        return self._whole(self._head.sum_pi_squared(self._hidden, temperature=temperature))
+        return self._whole(self.model.head.sum_pi_squared(self._hidden, temperature=temperature))
 
     def values(self) -> Tensor:
         """The value head's number [M] of the state before each token, differentiable, in at least float32."""
-        return self._whole(self._head.values(self._hidden))
+        return self._whole(self.model.head.values(self._hidden))
+
+    @cached_property
+    def _hidden(self) -> Tensor:
+        """Hidden states [M, D] that predict the tokens; with a shard, this rank's share of them."""
+        backbone, shard = self.model.backbone, self.shard
+        if shard is None:
+            every = backbone(self.input_ids, self.position_ids, self.attention, self.media)
+            return F.embedding(self.hidden_index, every)
+        return shard.predicting(backbone(shard.input_ids, shard.position_ids, shard.attention))
+
+    @property
+    def _wanted(self) -> Tensor:
+        """The tokens [M] that they predict; with a shard, this rank's share of them."""
+        return self.targets if self.shard is None else self.shard.targets
 
     def _whole(self, share: Tensor) -> Tensor:
         """Results of all M tokens, from those of this rank's share."""
-        return share if self._shard is None else self._shard.gather(share)
+        return share if self.shard is None else self.shard.gather(share)
 
 
 TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
@@ -136,35 +159,110 @@ def run_tokens(
     Raises:
         ValueError: a row has media, and ranks share each sequence.
     """
-    micro_batch = pack(rows or [_NOTHING], device=model.device, inputs=model.media)
+    tokens = pack(rows or [_NOTHING], model)
     if not rows:
-        nothing = ("hidden_index", "targets", "token_index")
-        micro_batch = dataclasses.replace(
-            micro_batch, **{name: getattr(micro_batch, name)[:0] for name in nothing}
-        )
-    if micro_batch.media is not None and parallel.sp_group is not None:
-        raise ValueError(
-            "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot be: "
-            "use engine.sequence_parallel=1"
-        )
-    shard: SequenceShard | None = None
+        nothing = {name: getattr(tokens, name)[:0] for name in ("hidden_index", "targets", "index")}
+        tokens = dataclasses.replace(tokens, **nothing)
     if parallel.sp_group is not None:
-        shard = sequence_parallelism().shard_micro_batch(micro_batch, parallel.sp_group)
-
-    def compute() -> T:
-        if shard is None:
-            part = micro_batch
-            every = model.backbone(part.input_ids, part.position_ids, part.attention, part.media)
-            hidden, targets = F.embedding(part.hidden_index, every), part.targets
-        else:
-            hidden = shard.predicting(model.backbone(shard.input_ids, shard.position_ids, shard.attention))
-            targets = shard.targets
-        return function(Tokens(model, targets, hidden, micro_batch.token_index, shard))
-
-    return model.run(compute)
+        if tokens.media is not None:
+            raise ValueError(
+                "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot "
+                "be: use engine.sequence_parallel=1"
+            )
+        shard = sequence_parallelism().shard_micro_batch(tokens, parallel.sp_group)
+        tokens = dataclasses.replace(tokens, shard=shard)
+    return model.run(function, tokens)
 
 
-def micro_batches(rows: Sequence[Row], max_tokens: int, parallel: Parallel) -> list[list[Row]]:
-    """These rows in micro-batches, as many on every rank; the last ones of a rank may have no rows."""
-    parts = split_rows(rows, max_tokens=max_tokens, num_devices=parallel.sp_size)
-    return parts + [[] for _ in range(parallel.max(len(parts)) - len(parts))]
+def pack(rows: Sequence[Row], model: CausalLM) -> Tokens:
+    """These rows, at least one, end to end; rows of one prompt share its tokens wherever they stand in `rows`.
+
+    Raises:
+        ValueError: a row has media, and the model takes none.
+    """
+    device, inputs = model.device, model.media
+    groups: dict[Hashable, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.prompt_key, []).append(row)
+    ids, positions, hidden, targets, tokens = [], [], [], [], []
+    segments: list[Segment] = []
+    media: list[Media] = []
+    at = 0
+    for group in groups.values():
+        first, alone = group[0], len(group) == 1
+        prompt, prompt_start, length = first.prompt, at, len(first.prompt)
+        run, shown = (first.inputs, first.media) if alone else (prompt, first.prompt_media)
+        segments.append(Segment(start=at, length=len(run), blocks=_blocks(run, shown, inputs)))
+        ids.append(prompt)
+        positions.append(placed := _positions(prompt, first.prompt_media, inputs, "a prompt"))
+        media += first.prompt_media
+        at += length
+        for row in group:
+            suffix, given = row.response[:-1], row.response_media
+            ids.append(suffix)
+            if given:
+                positions.append(_positions(row.inputs, row.media, inputs, "a sample")[..., length:])
+            else:
+                positions.append(next_position(placed) + torch.arange(len(suffix)))
+            media += given
+            if not alone:
+                segments.append(
+                    Segment(
+                        start=at,
+                        length=len(suffix),
+                        prefix_start=prompt_start,
+                        prefix_length=length,
+                        blocks=_blocks(suffix, given, inputs),
+                    )
+                )
+            # The prompt's last token predicts the first response token, each response token the next one.
+            place = torch.arange(at - 1, at + len(suffix))
+            place[0] = prompt_start + length - 1
+            hidden.append(place)
+            targets.append(_targets(row.response, given, inputs, start=length))
+            tokens.append(torch.arange(row.first_token, row.first_token + len(row.response)))
+            at += len(suffix)
+    return Tokens(
+        model=model,
+        input_ids=torch.cat(ids)[None].to(device, non_blocking=True),
+        position_ids=joined_positions(positions).to(device, non_blocking=True),
+        attention=PackedAttention(segments, device=device),
+        hidden_index=torch.cat(hidden).to(device, non_blocking=True),
+        targets=torch.cat(targets).to(device, non_blocking=True),
+        index=torch.cat(tokens),
+        media=inputs.arguments(media, device=device) if media and inputs is not None else None,
+    )
+
+
+def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | None) -> tuple[Span, ...]:
+    """Runs of these tokens, which have these media, that see each other whatever their order."""
+    return inputs.blocks(token_ids) if media and inputs is not None else ()
+
+
+def _positions(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | None, where: str) -> Tensor:
+    """Positions [n] of tokens [n] from the beginning of a sequence; [3, n] of tokens with media, if the model counts
+    those along three axes."""
+    if not media:
+        return torch.arange(len(token_ids))
+    if inputs is None:
+        raise ValueError(
+            f"{where} has images, but the model takes text alone: use a vision-language model with its image processor"
+        )
+    inputs.check(token_ids.tolist(), media, where)
+    return inputs.positions(token_ids, media)
+
+
+def _targets(response: Tensor, media: Sequence[Media], inputs: MediaInputs | None, *, start: int) -> Tensor:
+    """Tokens [R] whose log-probs are computed: the response, with another token where one stands for media.
+
+    Tokens of media have probability zero, and are given, so their log-probs say nothing. Those of other tokens stand in
+    for them, because what an algorithm makes of them outside of its mask must not overflow: 0 times infinity is no
+    number. `start` is the place of the response in its sequence.
+    """
+    if not media or inputs is None:
+        return response
+    targets = response.clone()
+    for one in media:
+        first, end = (place - start for place in one.span)
+        targets[first:end] = inputs.text_id
+    return targets

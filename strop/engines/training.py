@@ -18,15 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.base.guests import optional
-from strop.engines import fsdp, gradients
+from strop.base.guests import needed, optional
+from strop.engines import gradients, offloading
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.loss_scale import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
-from strop.engines.packing import Row
+from strop.engines.packing import Row, split_rows
 from strop.engines.parallel import Parallel, alone
-from strop.engines.tokens import TokenFunction, Tokens, micro_batches, run_tokens
+from strop.engines.tokens import TokenFunction, Tokens, run_tokens
 from strop.engines.weights import digest_weights
 
 Loss = Callable[[Tokens], Tensor]
@@ -48,7 +48,7 @@ class Engine:
             is_frozen: no weight is ever trained.
 
         Raises:
-            ValueError: as `fsdp.shard`.
+            ValueError: as `strop.engines.sharding.fsdp.shard`.
         """
         self.model = model
         self.parallel = alone(model.device) if parallel is None else parallel
@@ -57,10 +57,13 @@ class Engine:
         self._work = counts and counts.model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
-        self._away: list[fsdp.HostCopies] = []
+        self._away: list[offloading.HostCopies] = []
         if is_frozen:
             model.module.requires_grad_(False)
-        fsdp.shard(model, self.parallel, config)
+        self._sharding: Any = None
+        if self.parallel.mesh is not None:
+            self._sharding = needed("several ranks", "a model is sharded over ranks")
+            self._sharding.shard(model, self.parallel, config)
 
     @torch.no_grad()
     def map_tokens(self, rows: Sequence[Row], function: TokenFunction) -> dict[str, Tensor]:
@@ -74,7 +77,9 @@ class Engine:
             ValueError: a row is too long, or has media that the model or these ranks cannot take.
         """
         self.onload()
-        parts = micro_batches(rows, self._config.max_tokens_per_device, self.parallel) or [[]]
+        parts = split_rows(rows, max_tokens=self._config.max_tokens_per_device, parallel=self.parallel) or [
+            []
+        ]
         places: list[Tensor] = []
         made: list[Mapping[str, Tensor]] = []
 
@@ -86,7 +91,8 @@ class Engine:
             self._count(part, trains=False)
             results = run_tokens(self.model, part, noted, self.parallel)
             made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
-        fsdp.reshard(self.model)
+        if self._sharding is not None:
+            self._sharding.reshard(self.model)
         if self.model.device.type != "cpu":
             torch.accelerator.synchronize()  # the copies were not waited for
         order = torch.cat(places).argsort()
@@ -102,7 +108,7 @@ class Engine:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
         needs."""
         if not self._away:
-            self._away.append(fsdp.offload(self.model))
+            self._away.append(offloading.offload(self.model))
 
     def onload(self) -> None:
         """Bring back the model."""
@@ -131,7 +137,7 @@ class TrainEngine(Engine):
             parallel: the ranks that hold the model; None for this process alone.
 
         Raises:
-            ValueError: as `fsdp.shard`, or engine.offload=all for a device without others.
+            ValueError: as `strop.engines.sharding.fsdp.shard`, or engine.offload=all for a device without others.
         """
         if (
             config.offload == "all"
@@ -153,7 +159,7 @@ class TrainEngine(Engine):
             embeddings=model.embedding_names(),
             loss_scale=self._loss_scale,
         )
-        self._state_away: list[fsdp.HostCopies] = []
+        self._state_away: list[offloading.HostCopies] = []
 
     @property
     def optimizer(self) -> Optimizer:
@@ -170,16 +176,17 @@ class TrainEngine(Engine):
         is waited for once, at the end.
         """
         self.onload()
-        parts = micro_batches(rows, self._config.max_tokens_per_device, self.parallel)
+        parts = split_rows(rows, max_tokens=self._config.max_tokens_per_device, parallel=self.parallel)
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
-            fsdp.sync_gradients(
-                self.model,
-                is_last=number == len(parts) - 1,
-                each=self._config.gradient_sync == "each",
-                keep_parameters=not self._config.reshard_after_forward,
-            )
-            with fsdp.activations_on_host(self.model, enabled=self._config.offload_activations):
+            if self._sharding is not None:
+                self._sharding.sync_gradients(
+                    self.model,
+                    is_last=number == len(parts) - 1,
+                    each=self._config.gradient_sync == "each",
+                    keep_parameters=not self._config.reshard_after_forward,
+                )
+            with offloading.activations_on_host(self.model, enabled=self._config.offload_activations):
                 value = run_tokens(self.model, part, loss, self.parallel)
             self._count(part, trains=True)
             scaled = value if self._loss_scale is None else value * self._loss_scale.value
@@ -191,20 +198,21 @@ class TrainEngine(Engine):
         """One optimizer step on the accumulated gradient, which is cleared."""
         report = self.optimizer.step()
         if self._config.offload == "optimizer":
-            self._state_away.append(fsdp.offload_optimizer(self._optimizer))
+            self._state_away.append(offloading.offload_optimizer(self._optimizer))
         return report
 
     @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:
         """Every parameter gathered on every rank; forward passes inside, without gradients, talk to nobody."""
         self.onload()
-        with fsdp.full_parameters(self.model):
+        sharding = self._sharding
+        with contextlib.nullcontext() if sharding is None else sharding.full_parameters(self.model):
             yield
 
     def offload(self) -> None:
         """As for a frozen model; gradients leave with the parameters, and the optimizer's state until a step needs
         it."""
-        self._state_away.append(fsdp.offload_optimizer(self._optimizer))
+        self._state_away.append(offloading.offload_optimizer(self._optimizer))
         super().offload()
 
     def save_model(self, folder: Path) -> None:

@@ -122,7 +122,11 @@ class PlayedEnvironment:
         return await self._timed(what, in_thread(method, *args))
 
     async def _timed(self, what: str, work: Awaitable[Any]) -> Any:
-        task = asyncio.ensure_future(contained(work))
+        async def run() -> Any:
+            with contained():
+                return await work
+
+        task = asyncio.ensure_future(run())
         try:  # what has ended in time counts, also where the loop was held up and sees it late
             await asyncio.wait([task], timeout=self._timeout_s)
             is_late = not task.done()

@@ -10,5 +10,7 @@ sets.py              --data: files, or sets by name
 generate_command.py  `strop generate`; answering.py: answers to chats; answer_files.py: in a file, with tokens;
                      given_answers.py: answers that a file holds already;
                      likely_tokens.py: what a model finds likely in the place of each token
+validation_metrics.py  val-core/ and val-aux/ numbers; votes.py: pass@k, best@k, worst@k and maj@k in closed form;
+                     rates.py: pass@k and maj@k with intervals
 score_command.py     `strop score`; rescoring.py: saved answers scored once more
 """

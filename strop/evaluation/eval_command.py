@@ -31,9 +31,10 @@ from strop.evaluation.sets import add_data_argument, data_of
 
 if TYPE_CHECKING:
     from strop.evaluation.evaluate import Evaluation, Progress
+    from strop.evaluation.rates import Rate
     from strop.trainer.config import Config
     from strop.trainer.sections import ResourcesConfig
-    from strop.trainer.validation import Rate, Validation
+    from strop.trainer.validation import Validation
 
 SUMMARY = "pass rate of a model, a checkpoint or a run, with its interval"
 EPILOG = """\
@@ -217,13 +218,15 @@ def progress_bar(label: str) -> Iterator[Progress]:
 
 
 def _show(evaluation: Evaluation) -> None:
+    from strop.evaluation.rates import maj_at, pass_at
+
     sources = evaluation.by_source
     shown = {plain(name, is_one_line=True): validation for name, validation in sources.items()}
     lines = shown if len(shown) == 1 else {**shown, "all": evaluation.total}
     width = max(map(len, lines))
     for name, validation in lines.items():
         print_plain(f"{name:<{width}}  {validation.describe()}")
-    for label, rates in (("pass", evaluation.total.pass_at()), ("maj", evaluation.total.maj_at())):
+    for label, rates in (("pass", pass_at(evaluation.total)), ("maj", maj_at(evaluation.total))):
         for k, rate in rates.items():
             print_plain(f"{label}@{k} {percent(rate)}")
 
@@ -253,6 +256,8 @@ def _asked(config: Config, usage: Mapping[str, int]) -> str:
 
 
 def _numbers(validation: Validation) -> dict[str, object]:
+    from strop.evaluation.rates import maj_at, pass_at
+
     low, high = validation.interval()
     return {
         "pass_rate": validation.pass_rate,
@@ -261,6 +266,6 @@ def _numbers(validation: Validation) -> dict[str, object]:
         "num_answers": validation.num_answers,
         "num_passed": validation.num_passed,
         "num_unscored": validation.num_unscored,
-        "pass_at": {str(k): dataclasses.asdict(rate) for k, rate in validation.pass_at().items()},
-        "maj_at": {str(k): dataclasses.asdict(rate) for k, rate in validation.maj_at().items()},
+        "pass_at": {str(k): dataclasses.asdict(rate) for k, rate in pass_at(validation).items()},
+        "maj_at": {str(k): dataclasses.asdict(rate) for k, rate in maj_at(validation).items()},
     }

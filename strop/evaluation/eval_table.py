@@ -108,6 +108,8 @@ def show(models: Sequence[Measured]) -> None:
 
 def _row(one: Measured) -> dict[str, str]:
     """One line of the table, by column."""
+    from strop.evaluation.rates import maj_at, pass_at
+
     total = one.evaluation.total
     low, high = total.interval()
     row = {
@@ -115,7 +117,7 @@ def _row(one: Measured) -> dict[str, str]:
         "pass rate": f"{100 * total.pass_rate:.1f} %",
         "95 % interval": f"{100 * low:.1f} to {100 * high:.1f}",
     }
-    for label, rates in (("pass", total.pass_at()), ("maj", total.maj_at())):
+    for label, rates in (("pass", pass_at(total)), ("maj", maj_at(total))):
         if rates:
             k = max(rates)
             row[f"{label}@{k}"] = f"{100 * rates[k].rate:.1f} %"

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from strop.border import storable
 from strop.data import DataConfig, read_rows
 from strop.data.prompts import spread
-from strop.data.rows import row_data_source, row_extra_info, row_ground_truth, row_messages
+from strop.data.rows import row_data_source, row_extra_info, row_messages, value_inside
 from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.rewards.wire import decode
 from strop.run import RunFolder
@@ -169,7 +169,7 @@ def _of_run(
         if source
         else _as_messages(kept.get("messages") or saved.get("prompt")),
         data_source=saved["data_source"] or "",
-        ground_truth=row_ground_truth(source, data) if source else saved.get("ground_truth"),
+        ground_truth=value_inside(source, data.ground_truth_key) if source else saved.get("ground_truth"),
         extra_info=row_extra_info(source, where) if source else kept.get("extra_info", {}),
         columns=_columns(source, data) if source else kept.get("columns", {}),
     )
@@ -220,7 +220,7 @@ def _of_file(row: Mapping[str, Any], number: int, data: DataConfig) -> SavedSamp
 
 def prompt_of_row(row: Mapping[str, Any], number: int, data: DataConfig) -> Prompt:
     """A row of a file as a reward is told of it, without tokens; columns as in `samples_of_file`."""
-    truth = row_ground_truth(row, data)
+    truth = value_inside(row, data.ground_truth_key)
     return Prompt(
         uid=str(_first(row, ("id", "uid")) or f"row {number}"), row=number, token_ids=(0,),
         messages=_as_messages(_first(row, PROMPTS)), data_source=row_data_source(row, data),

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Iterator
 from pathlib import Path
 
-from strop.config.describe import class_body
+from strop.explaining.describe import class_body
 
 PACKAGE = Path(__file__).parent.parent
 

@@ -90,7 +90,8 @@ class _User:
         where = f"interaction {self.interaction.name}: {what}"
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
-                return await contained(work)
+                with contained():
+                    return await work
         except TimeoutError as error:
             if deadline.expired():
                 raise InteractionFailed(f"{where} took longer than {self.timeout_s:g} s") from None

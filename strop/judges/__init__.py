@@ -7,5 +7,6 @@ comparing.py  answers to one prompt compared: orders, and what comes of them
 cache.py   answers on disk, by request
 client.py  RemoteClient: the thread that asks, repeats and counts
 cost_budget.py  what asking a judge may cost
+services.py  all of them, asked together with the functions of the reward
 judge.py   a language model that grades; server.py a reward model on a server
 """

@@ -11,9 +11,18 @@ from strop.judges.cache import AnswerCache
 from strop.judges.config import CallsConfig
 from strop.judges.cost_budget import CostBudget
 from strop.net.calls import Caller, CallRefused
-from strop.rewards.outcome import CallFailed, RewardError
+from strop.rewards.outcome import OutcomeKind, RewardError
 
 T = TypeVar("T")
+
+
+class CallFailed(Exception):
+    """A service gave no score for a sample; the message is one sentence."""
+
+    def __init__(self, kind: OutcomeKind, sentence: str, usage: Mapping[str, float]) -> None:
+        super().__init__(sentence)
+        self.kind = kind
+        self.usage = usage
 
 
 @dataclass(frozen=True, kw_only=True)

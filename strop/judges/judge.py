@@ -15,14 +15,14 @@ from statistics import fmean
 from typing import Any
 
 from strop.border import encodable, storable, without_common_control_text
-from strop.judges.client import RemoteClient, Reply
+from strop.judges.client import CallFailed, RemoteClient, Reply
 from strop.judges.comparing import orders, tallied
 from strop.judges.config import JudgeConfig
 from strop.judges.cost_budget import CostBudget
 from strop.judges.replies import MAX_LISTED, criteria_verdict, letter_of, points, verdict
 from strop.judges.rubrics import as_list
 from strop.rewards.combining import Part
-from strop.rewards.outcome import CallFailed, Value
+from strop.rewards.outcome import Value
 
 KEY = "judge"
 _MAX_REASON = 500

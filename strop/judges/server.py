@@ -27,10 +27,10 @@ from typing import Any
 from strop.border import ControlText, storable_text, usable, without_common_control_text
 from strop.border.values import MAX_NUMBER
 from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template
-from strop.judges.client import RemoteClient
+from strop.judges.client import CallFailed, RemoteClient
 from strop.judges.config import ServerConfig
 from strop.rewards.combining import Part
-from strop.rewards.outcome import CallFailed, RewardError
+from strop.rewards.outcome import RewardError
 
 KEY = "server"
 

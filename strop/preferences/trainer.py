@@ -24,7 +24,7 @@ from strop.supervised.result import SftResult
 from strop.supervised.trainer import SupervisedTrainer
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
-from strop.trainer.phases import Phases
+from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
 from strop.workers.metrics import THROUGHPUT, TIMING
 from strop.workers.rows import GRAD_NORM, merged_update
@@ -112,7 +112,7 @@ class PreferenceTrainer(SupervisedTrainer):
         return weigh(self._sft, batch)
 
     def _step(self, step: int) -> dict[str, float]:
-        phases = Phases()
+        stages = Stages()
         visits = self._sampler.next()
         ids = [f"{visit_uid(epoch, row)}/0" for epoch, row in visits]
         self._run.ledger.issue(step, ids)
@@ -120,10 +120,10 @@ class PreferenceTrainer(SupervisedTrainer):
         examples = [self._examples[row] for row in places]
         num_sides = 1 if self._sft.loss == "kto" else 2  # answers to other prompts are not trained
         batch = preference_batch(examples, num_sides)
-        with phases.phase("numbers"):
+        with stages.stage("numbers"):
             weighed = self._weighed(examples, places, "train")
         weights = DataProto.from_dict({"weights": weighed.weights[:, :num_sides].flatten()})
-        with phases.phase("update"):
+        with stages.stage("update"):
             update = merged_update(as_list(self._worker.call.update(batch.union(weights))))
         skipped = update.skipped
         if skipped:
@@ -141,10 +141,10 @@ class PreferenceTrainer(SupervisedTrainer):
             loss=digest([weighed.loss.hex(), numbers[GRAD_NORM.of("train")].hex()]),
             weights=as_list(self._worker.call.checksum())[0],
         )
-        numbers[TIMING.of("step")] = phases.total()
-        numbers[THROUGHPUT] = (len(prompts) + len(responses)) / phases.total()
+        numbers[TIMING.of("step")] = stages.total()
+        numbers[THROUGHPUT] = (len(prompts) + len(responses)) / stages.total()
         self._run.events.append(
-            "step", step, seconds=phases.total(), phases=phases.seconds, loss=weighed.loss
+            "step", step, seconds=stages.total(), phases=stages.seconds, loss=weighed.loss
         )
         return numbers
 

@@ -51,7 +51,7 @@ class PreferenceWorker(TrainedWorker):
         Args:
             data: columns prompts [B, P~]; responses and loss_mask [B, R~].
         """
-        mask, lengths = flat_mask(data)
+        mask, lengths = flat_mask(data.tensors())
         found = self.engine.map_tokens(data_rows(data), lambda tokens: {"numbers": self._numbers(tokens)})
         numbers = torch.where(mask, found["numbers"].double().cpu(), 0.0)
         row = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
@@ -65,7 +65,7 @@ class PreferenceWorker(TrainedWorker):
         Args:
             data: this rank's rows: as `compute_numbers`, and column weights [B].
         """
-        mask, lengths = flat_mask(data)
+        mask, lengths = flat_mask(data.tensors())
         weights = torch.repeat_interleave(data.tensors()["weights"], lengths) * mask
 
         def loss(tokens: Tokens) -> Tensor:

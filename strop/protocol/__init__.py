@@ -10,7 +10,8 @@ unfolding    wide columns cut into several narrower rows
 indices      row numbers, masks, equal ranges, mini-batch order
 merging      columns and facts of the same name that meet
 conversion   to and from a TensorDict that carries everything
-disk, plain  a batch as a folder of safetensors and JSON
+
+The guest `disk` below it keeps a batch as a folder of safetensors and JSON.
 """
 
 from __future__ import annotations

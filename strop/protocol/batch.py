@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
+from strop.base.guests import needed
 from strop.protocol import columns as cols
 from strop.protocol.columns import BatchError
 from strop.protocol.conversion import columns_from_tensordict, tensordict_from_columns
-from strop.protocol.disk import StoredBatch, read_batch, write_batch
 from strop.protocol.indices import Rows, balanced_ranges, mini_batch_rows, row_numbers
 from strop.protocol.merging import joined_meta_info, merged_meta_info, object_array, same
 from strop.protocol.unfolding import unfolded_array, unfolded_column
@@ -407,12 +407,13 @@ class DataProto:
                 else than a batch.
         """
         tensors = None if self.batch is None else self.tensors()
-        write_batch(Path(path), StoredBatch(len(self), tensors, self.non_tensor_batch, self.meta_info))
+        write = needed("batches on disk", "a batch is saved").write_batch
+        write(Path(path), len(self), tensors, self.non_tensor_batch, self.meta_info)
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> DataProto:
         """Read a batch that `save_to_disk` wrote."""
-        stored = read_batch(Path(path))
+        stored = needed("batches on disk", "a batch is loaded").read_batch(Path(path))
         batch = None if stored.tensors is None else _tensor_dict(stored.tensors, stored.num_rows)
         return cls(batch, stored.others, stored.facts)
 

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.controller import as_future, as_list
+from strop.controller import as_list
 from strop.data.drawing import draw
-from strop.protocol import DataProto, jagged
+from strop.protocol import DataProto, future_of, jagged
 from strop.protocol.schema import COLUMNS
 from strop.python.doors import Settings, overrides_of
 from strop.trainer.checkpointing import write_model
@@ -25,10 +25,10 @@ from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.loading import load
-from strop.trainer.phases import Stages
 from strop.trainer.producers import PRODUCERS, StepContext, produced
-from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
+from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.setup import eval_sampling, load_training_data, training_sampling
+from strop.trainer.stages import Stages
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport, check_failed_episodes
@@ -115,9 +115,8 @@ class Pieces:
     def __enter__(self) -> Pieces:
         with ExitStack() as stack:
             runtime = stack.enter_context(start_runtime(self.config, log_dir=None))
-            self.roles = make_roles(
-                self.config, runtime, num_steps=self.num_steps, checkpoint=None, version=0, samples=None
-            )
+            playing = playing_of(self.config)
+            self.roles = make_roles(self.config, runtime, playing, num_steps=self.num_steps)
             self._stages = Stages(self.roles)
             self._stack = stack.pop_all()
         return self
@@ -176,16 +175,13 @@ class Pieces:
         if role == "critic":
             critic = self.roles.critic
             assert critic is not None, "its column values is there"
-            made = self._stages.run(
-                "update", role, critic.call.update_critic, experience.partition(critic.mesh), totals
-            )
-            updates = as_list(made)
+            with self._stages.stage("update", role):
+                updates = as_list(critic.call.update_critic(experience.partition(critic.mesh), totals))
         else:
             actor = self.roles.actor
-            rows = self._stages.run(
-                "update", role, actor.call.update_policy, experience.partition(actor.mesh), totals
-            )
-            updates = updates_of(as_future(rows).select([], []).get())
+            with self._stages.stage("update", role):
+                rows = actor.call.update_policy(experience.partition(actor.mesh), totals)
+            updates = updates_of(future_of(rows).select([], []).get())
         return {name: metric.value for name, metric in merged_update(updates).metrics.items()}
 
     def _check(self, experience: Experience, role: str) -> None:
@@ -209,7 +205,7 @@ class Pieces:
     def update_weights(self) -> int:
         """Let generation use the weights of now; their version."""
         self.version += 1
-        self.roles.update_weights(self.version)
+        self.roles.sync.update(self.version)
         return self.version
 
     def validate(self) -> Validation:

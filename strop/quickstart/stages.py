@@ -21,12 +21,13 @@ from rich.text import Text
 from strop.cli.launching import carrying_out
 from strop.cli.output import plain, print_json, say
 from strop.data.tiny import make_tiny_model
+from strop.quickstart.starting import start_or_resume
 from strop.quickstart.task import write_task
 from strop.run import RunError, RunFolder
 from strop.supervised.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.curve import run_series, save_curve, text_curve
-from strop.trainer.launch import Start, start_or_resume
+from strop.trainer.launch import Start
 from strop.trainer.loading import load
 from strop.trainer.loop import train
 from strop.trainer.trackers import read_metrics

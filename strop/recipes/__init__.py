@@ -15,7 +15,9 @@ trust_region.py     dppo_tv, dppo_kl: tokens that moved too far are left out
 smooth.py           sapo, dro: no clipping
 covariance.py       clip_cov, kl_cov: tokens chosen by statistics of the whole optimizer batch
 
-resampling.py       PF-PPO: samples are drawn for training by their scores
+choosing.py         samples chosen for training; resampling.py: PF-PPO, drawn by their scores
+answers.py          columns of single answers, for gigpo; anchors.py: which were given in the same state
+correction.py       tis, icepop, mis: weights and rejections where rollout and trainer disagree
 
 The rules of strop.algorithms.advantages and strop.algorithms.losses hold here too.
 """

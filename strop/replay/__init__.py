@@ -1,5 +1,7 @@
-"""`strop replay`: a recorded run once more, on the same or other resources.
+"""`strop replay`: a recorded run once more, on the same or other resources; and its samples in another run.
 
 command.py  the command
-making.py   the folder of the run that repeats it; the core follows what it finds there (strop.trainer.replay)
+making.py   the folder of the run that repeats it; repeated.py: what is found there
+schedule.py what ended in which order, and which weights sampled which tokens
+samples.py  samples of a run in place of generation (trainer.skip_rollout)
 """

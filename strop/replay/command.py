@@ -14,8 +14,8 @@ from strop.cli.settings import add_trust_argument, admission
 from strop.run import Difference, RunFolder, common_steps, compare
 
 if TYPE_CHECKING:
+    from strop.replay.repeated import Recorded
     from strop.trainer.launch import Start
-    from strop.trainer.replay import Recorded
 
 SUMMARY = "a recorded run once more, also on other resources, and whether it came out the same"
 EPILOG = """\

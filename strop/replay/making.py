@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strop.config import ConfigError, read_settings
+from strop.replay.repeated import Recorded, write_recorded
+from strop.replay.schedule import read_schedule
 from strop.run import RunError, RunFolder
-from strop.run.schedule import read_schedule
 from strop.trainer import threads as threads_of_runs
 from strop.trainer.beginning import take_optimizer
 from strop.trainer.continuing import NEUTRAL, is_among, settings_to_continue
 from strop.trainer.launch import CONFIG_FILE, Say, Start, start_run
 from strop.trainer.models import read_models
-from strop.trainer.replay import Recorded, write_recorded
 
 
 def replay_run(

@@ -3,9 +3,9 @@
     config.py      RewardConfig
     outcome.py     Outcome (score / error / timeout / infrastructure), RewardError, RewardUnavailable, the summary line
     pool.py        RewardPool: what the trainer uses; what becomes of what could not be scored
-    answer.py      one answer, as functions and services are told of it
+    answer.py      one answer, as functions are told of it
     combining.py   several scores of one sample as one reward
-    service.py     what scores beside functions: services of guests
+    service.py     what scores beside functions: services, which a guest asks
     workers.py     the functions in worker processes: the thread that owns those and their deadlines
     worker.py      the parent's side of one worker process
     wire.py        the lines between them (JSON)

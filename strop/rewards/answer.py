@@ -1,11 +1,9 @@
-"""One answer to score, as functions and services are told of it."""
+"""One answer to score, as functions are told of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from strop.border import encodable
 from strop.rewards.wire import plain
 from strop.trajectory import Prompt, Trajectory
 
@@ -43,35 +41,3 @@ def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, style: str) ->
     if style == "manager":
         call |= {"prompt_ids": list(prompt.token_ids), "messages": plain(prompt.messages), "uid": prompt.uid}
     return call
-
-
-def item_of(prompt: Prompt, text: str) -> dict[str, Any]:
-    """What a service is given; see RewardService.score."""
-    return {
-        "prompt": _question(prompt), "messages": plain(prompt.messages), "response": text,
-        "data_source": prompt.data_source, "ground_truth": plain(prompt.ground_truth),
-    }  # fmt: skip
-
-
-def _question(prompt: Prompt) -> str:
-    """A prompt as one text; several messages are named by their roles."""
-    messages = [
-        (str(message.get("role", "")), _content(message.get("content"))) for message in prompt.messages
-    ]
-    is_plain = len(messages) == 1
-    return encodable(
-        messages[0][1] if is_plain else "\n\n".join(f"{role}: {text}" for role, text in messages)
-    )
-
-
-def _content(content: Any) -> str:
-    """Text of a message; other kinds of content are named."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, (list, tuple)) else []
-    texts = [
-        str(part.get("text") or f"<{part.get('type', 'part')}>")
-        for part in parts
-        if isinstance(part, Mapping)
-    ]
-    return " ".join(texts)

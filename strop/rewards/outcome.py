@@ -32,15 +32,6 @@ class RewardUnavailable(RuntimeError):
     raise it; the outcome is then of kind `infrastructure`."""
 
 
-class CallFailed(Exception):
-    """A service gave no score for a sample; the message is one sentence."""
-
-    def __init__(self, kind: OutcomeKind, sentence: str, usage: Mapping[str, float]) -> None:
-        super().__init__(sentence)
-        self.kind = kind
-        self.usage = usage
-
-
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """The result of scoring one sample: a finite score, or the reason why there is none."""

@@ -1,12 +1,12 @@
-"""What scores beside the functions of the reward: services that guests join (strop.base.guests)."""
+"""What scores beside the functions of the reward: services that a guest asks (strop.base.guests)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
-from strop.rewards.combining import Part
-from strop.rewards.outcome import CallFailed
+from strop.rewards.outcome import Outcome
+from strop.trajectory import Prompt, Trajectory
 
 
 class ServiceSection(Protocol):
@@ -36,54 +36,29 @@ class ServiceSection(Protocol):
         ...
 
 
-class RewardService(Protocol):
-    """One process's way to a service."""
-
-    @property
-    def spent(self) -> float:
-        """What it has cost in this process."""
-        ...
-
-    def tell_spent(self, run_spent: float) -> None:
-        """What it has cost the run so far, in all its processes and starts."""
-        ...
+class Services(Protocol):
+    """All services of a pool, which ask its functions too."""
 
     def start(self) -> None:
         """Get ready; RewardError where that is impossible."""
         ...
 
     async def close(self) -> None:
-        """End what is under way, which fails with CallFailed."""
+        """End what is under way, which fails."""
         ...
 
-    @property
-    def compares(self) -> bool:
-        """It scores no answer by itself, but compares those to a prompt (`ComparingService`)."""
+    def spent(self) -> dict[str, float]:
+        """What each of them that has a price has cost in this process."""
         ...
 
-    async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
-        """The score of one answer under the name of the section, and what it used up, by name (`judge/requests`).
-
-        Args:
-            item: prompt (as text), messages, response, data_source and ground_truth; plain data.
-            fresh: do not take it from a cache.
-
-        Raises:
-            CallFailed: there is none.
-        """
+    def tell_spent(self, run_spent: Mapping[str, float]) -> None:
+        """What they have cost the run so far, in all its processes and starts."""
         ...
 
+    async def score(self, prompt: Prompt, trajectory: Trajectory, text: str, *, fresh: bool) -> Outcome:
+        """What they and the functions say of one answer; `fresh`: nothing is taken from a cache."""
+        ...
 
-class ComparingService(RewardService, Protocol):
-    """A service that compares the answers to a prompt."""
-
-    async def compare(
-        self, items: Sequence[Mapping[str, Any]], *, fresh: bool
-    ) -> list[tuple[Part | CallFailed, dict[str, float]]]:
-        """Of each answer the score or why it has none, and its share of what was used up.
-
-        Args:
-            items: as of `score`, all answers to one prompt.
-            fresh: do not take it from a cache.
-        """
+    async def compare(self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]]) -> list[Outcome]:
+        """As RewardPool.compare."""
         ...

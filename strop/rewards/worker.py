@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -56,6 +57,28 @@ class _Output(asyncio.Protocol):
         self.ended.set()
 
 
+class _Results(asyncio.Protocol):
+    """What comes from the results pipe, line by line; an empty line is its end."""
+
+    def __init__(self) -> None:
+        self.lines: deque[bytes] = deque()
+        self.has_ended = False
+        self.came = asyncio.Event()
+        self._rest = b""
+
+    def data_received(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self.lines.extend(lines)
+        self.came.set()
+        if len(self._rest) > _MAX_LINE_BYTES:
+            self.connection_lost(None)
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self.lines.append(b"")
+        self.has_ended = True
+        self.came.set()
+
+
 class WorkerProcess:
     """One process: `connect`, `load`, then `send` and as many times `score`, and `end`."""
 
@@ -74,7 +97,7 @@ class WorkerProcess:
         """Number of the comparison within that call that is under way."""
         self.is_loaded = False
         self.calls_done = 0
-        self._results = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+        self._results = _Results()
         self._printed = _Output(partial(printed.take, is_shown=True))
         self._complained = _Output(partial(printed.take, is_shown=False))
         with contextlib.ExitStack() as on_failure:
@@ -109,7 +132,7 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         self._commands, _ = await loop.connect_write_pipe(asyncio.Protocol, self._commands_pipe)
         self._transports.append(self._commands)
-        heard = (asyncio.StreamReaderProtocol(self._results), self._complained, self._printed)
+        heard = (self._results, self._complained, self._printed)
         for protocol, pipe in zip(heard, self._read_pipes, strict=True):
             self._transports.append((await loop.connect_read_pipe(partial(_same, protocol), pipe))[0])
         self._look()
@@ -180,19 +203,22 @@ class WorkerProcess:
                     raise ValueError(f"no message of a reward worker: {str(message)[:200]}")
 
     async def _message(self, until: float) -> list[Any]:
-        try:
-            async with asyncio.timeout_at(until):
-                line = await self._results.readline()
-        except TimeoutError:  # what had come by then counts
-            async with asyncio.timeout(0):
-                line = await self._results.readline()
-        if not line.endswith(b"\n"):
+        results = self._results
+        if not results.lines:
+            results.came.clear()
+            with contextlib.suppress(TimeoutError):  # what has come by then counts
+                async with asyncio.timeout_at(until):
+                    await results.came.wait()
+            if not results.lines:
+                raise TimeoutError
+        line = results.lines.popleft()
+        if not line:
             raise EOFError
         return decode(line)
 
     def has_ended(self) -> bool:
         """It is gone, or is about to be."""
-        return self._results.at_eof() or self._process.poll() is not None
+        return self._results.has_ended or self._process.poll() is not None
 
     async def ask_where(self) -> str:
         """As `where`, of what it does now."""

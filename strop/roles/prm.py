@@ -125,7 +125,7 @@ class PrmWorker(TrainedWorker):
 
     def _update(self, data: DataProto, totals: BatchTotals) -> Update:
         tensors = data.tensors()
-        mask, row_lengths = flat_mask(data.select(["response_mask"]))
+        mask, row_lengths = flat_mask({"response_mask": data.tensors()["response_mask"]})
         before = columns.flat(tensors["prm_ref_log_prob"])
         row_of = row_numbers(row_lengths)  # [N]
         counted = valid_tokens_per_row(mask, row_lengths) > 0  # [B]

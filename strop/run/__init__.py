@@ -4,10 +4,9 @@
     events.py         the event log; records.py: the form of its records
     ledger.py         every issued sample has one fate
     fingerprints.py   a hash chain per step and stage
-    schedule.py       what ended in which order, and which weights sampled which tokens
-    samples.py        what the model wrote, as Parquet; sample_files.py: read as if somebody else had written it
+    samples.py        what the model wrote, as Parquet, which the guest `reading` reads
     checkpoints.py    saves that are whole or absent; pending.py, manifest.py: one while it is made, and what it says
-    lock.py           one writer per folder; durable.py: writes that survive a crash; jsonable.py: plain JSON
+    lock.py           one writer per folder; jsonable.py: plain JSON
 
 Nothing here imports torch.
 """

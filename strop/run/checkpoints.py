@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.run.durable import fsync_path, replace_text
+from strop.base.durable import fsync_path, replace_text
 from strop.run.jsonable import jsonable
 from strop.run.manifest import Checkpoint, CheckpointError, Manifest, check_files, read_manifest, seal
 from strop.run.pending import PendingCheckpoint

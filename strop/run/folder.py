@@ -28,11 +28,11 @@ from types import TracebackType
 from typing import Any
 
 import strop
+from strop.base.durable import replace_text
 from strop.base.foreign_files import read_json
 from strop.border import storable, storable_text
 from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
-from strop.run.durable import replace_text
 from strop.run.errors import RunError
 from strop.run.events import EventLog
 from strop.run.fingerprints import FingerprintChain

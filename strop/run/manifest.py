@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from strop.base.durable import fsync_path, sha256_of_file, write_durable
 from strop.base.foreign_files import check_regular, parse_json, read_text
-from strop.run.durable import fsync_path, sha256_of_file, write_durable
 from strop.run.errors import RunError
 from strop.run.jsonable import canonical_json
 from strop.run.records import MAX_STEP

@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from strop.base.durable import fsync_path
+from strop.base.guests import needed
 from strop.border import storable, storable_text
 from strop.border.text import MAX_CHARS
 from strop.border.values import MAX_ITEMS
-from strop.run.durable import fsync_path
 from strop.run.errors import RunError
-from strop.run.sample_files import GROUP_ROWS, MAPPINGS, is_message, read_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +67,10 @@ COLUMNS: dict[str, str] = {
 REQUIRED = ("id", "uid", "sample_index")
 """Columns that every row must bring; `step` comes from the call."""
 
-_JSON_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind == "json")
+MAPPINGS = ("reward_parts", "agent_facts", "timings")
+JSON_COLUMNS = tuple(name for name, kind in COLUMNS.items() if kind == "json")
+GROUP_ROWS = 64
+"""Rows of a row group as it is written, and of a batch as it is read: 4 million tokens each are within MAX_VALUES."""
 _INT32 = 1 << 31
 _MAX_FILE_CHARS = 1 << 28
 """Of all texts of one file, which readers hold in memory."""
@@ -159,12 +162,7 @@ class SampleStore:
         rows: list[dict[str, Any]] = []
         for one in files if step is None else [step]:
             for path in files[one]:
-                rows += read_file(
-                    path,
-                    schema=schema_of(),
-                    json_columns=_JSON_COLUMNS,
-                    required=("id", "uid", "step"),
-                )
+                rows += needed("samples read", "samples of a run are asked for")(path)
         return rows
 
     def steps(self, *, split: str = "train") -> list[int]:
@@ -268,7 +266,7 @@ def _stored(name: str, value: Any, max_chars: int) -> Any:
 
 
 def _formed(name: str, value: Any) -> Any:
-    """A plain value in the form that `sample_files` asks of its column; agents of users may give others."""
+    """A plain value in the form that readers ask of its column; agents of users may give others."""
     if name in MAPPINGS:
         return value if isinstance(value, dict) else {"value": value}
     if name == "messages":
@@ -277,6 +275,33 @@ def _formed(name: str, value: Any) -> Any:
             one if is_message(one) else {"role": "no message", "content": json.dumps(one)} for one in messages
         ]
     return value
+
+
+def is_message(message: object) -> bool:
+    """A message in the form that those who show it rely on."""
+    if not isinstance(message, dict):
+        return False
+    calls, images = message.get("tool_calls") or [], message.get("images") or []
+    return (
+        isinstance(message.get("role"), str)
+        and type(message.get("sequence", 0)) is int
+        and message.get("sequence", 0) >= 0
+        and ("tokens" not in message or _are_two_numbers(message["tokens"]))
+        and isinstance(calls, list)
+        and all(isinstance(call, dict) for call in calls)
+        and isinstance(images, list)
+        and all(map(_is_image, images))
+    )
+
+
+def _is_image(value: object) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return _are_two_numbers(value.get("size")) and _are_two_numbers(value.get("tokens"))
+
+
+def _are_two_numbers(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(type(one) is int and one >= 0 for one in value)
 
 
 def schema_of(names: Collection[str] = tuple(COLUMNS)) -> pa.Schema:

@@ -64,8 +64,8 @@ def complete() -> int:
 
 def settings(prefix: str) -> Iterator[str]:
     """Settings that begin so, as `key=`; of one that is written out, the values that are listed for it."""
-    from strop.config.describe import describe
     from strop.config.sources import preset_names, preset_sections
+    from strop.explaining.describe import describe
     from strop.trainer.config import Config
 
     key, is_written, _ = prefix.partition("=")

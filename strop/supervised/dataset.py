@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import Chat, control_token_ids, require_chat_template, to_chat, to_messages
-from strop.data.media import MEDIA_COLUMNS, content_parts, has_media, media_reader, refuse_audio
+from strop.data.media import MEDIA_COLUMNS, content_parts, media_reader
 from strop.data.rows import value_inside
 from strop.supervised.config import SftDataConfig
 from strop.supervised.conversations import runs, tokenize_chat
@@ -190,15 +189,11 @@ class SftDataset:
             {key: value for key, value in message.items() if key != config.trained_key}
             for message in messages
         )
-        refuse_audio(row, messages, where)  # before the other media, which may be missing
         options, columns = config.chat_template_kwargs, {**MEDIA_COLUMNS, "image": config.image_key}
-        if not has_media(row, messages, columns):
-            return to_chat(row, messages, options=options, where=where), first_trained, trained
-        placed, media = media_reader(where).take_media(row, messages, columns, where)
-        if any(part.get("type") == "video" for message in placed for part in content_parts(message)):
+        chat = to_chat(row, messages, options=options, where=where, media_columns=columns)
+        if any(part.get("type") == "video" for message in chat.messages for part in content_parts(message)):
             raise ValueError(f"{where} has videos, which fine-tuning does not take; use images")
-        chat = to_chat(row, placed, options=options, where=where)
-        return dataclasses.replace(chat, media=media), first_trained, trained
+        return chat, first_trained, trained
 
     def _messages(self, row: Mapping[str, Any], where: str) -> tuple[tuple[dict[str, Any], ...], int]:
         """All messages, and the number of the first one that may be trained."""

@@ -29,15 +29,14 @@ from strop.supervised.kept import SftExample
 from strop.supervised.result import SftResult, sft_result_of
 from strop.supervised.rows import read_sft_rows
 from strop.supervised.worker import LOSS, TEACHER, SupervisedWorker
-from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.config_checks import check_ranks
 from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.ending import MachineEnd
-from strop.trainer.launch import Say
-from strop.trainer.phases import Phases
+from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.roles import role_mesh, start_runtime
+from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
@@ -206,14 +205,14 @@ class SupervisedTrainer:
         return events[-1].get("loss") if events else None
 
     def _step(self, step: int) -> dict[str, float]:
-        phases = Phases()
+        stages = Stages()
         visits = self._sampler.next()
         ids = [f"{visit_uid(epoch, row)}/0" for epoch, row in visits]
         self._run.ledger.issue(step, ids)
         batch = make_sft_batch(
             [self._examples[row] for _, row in visits], with_teacher=self._sft.distillation.is_on
         )
-        with phases.phase("update"):
+        with stages.stage("update"):
             update = merged_update(as_list(self._worker.call.update(batch, sft_totals(batch))))
         skipped = update.skipped
         if skipped:
@@ -230,10 +229,10 @@ class SupervisedTrainer:
             loss=digest([numbers[LOSS].hex(), numbers[GRAD_NORM.of("train")].hex()]),
             weights=as_list(self._worker.call.checksum())[0],
         )
-        numbers[TIMING.of("step")] = phases.total()
-        numbers[THROUGHPUT] = (len(prompts) + len(responses)) / phases.total()
+        numbers[TIMING.of("step")] = stages.total()
+        numbers[THROUGHPUT] = (len(prompts) + len(responses)) / stages.total()
         self._run.events.append(
-            "step", step, seconds=phases.total(), phases=phases.seconds, loss=numbers[LOSS]
+            "step", step, seconds=stages.total(), phases=stages.seconds, loss=numbers[LOSS]
         )
         return numbers
 
@@ -334,7 +333,7 @@ def make_sft_batch(examples: Sequence[SftExample], *, with_teacher: bool = False
 
 def sft_totals(batch: DataProto) -> BatchTotals:
     """What the loss of an optimizer batch divides by."""
-    return batch_totals(*flat_mask(batch))
+    return batch_totals(*flat_mask(batch.tensors()))
 
 
 def fine_tune(

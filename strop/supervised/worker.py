@@ -66,7 +66,7 @@ class SupervisedWorker(TrainedWorker):
                 teacher_ids and teacher_logprobs [B, R~, K].
             totals: counts of the whole optimizer batch, over all ranks.
         """
-        mask, row_lengths = flat_mask(data)
+        mask, row_lengths = flat_mask(data.tensors())
         weights = Aggregation(mode="token-mean").weights(mask, totals, row_lengths)
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up
         seen = TensorMetrics()

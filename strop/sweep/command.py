@@ -198,7 +198,7 @@ def _report(args: argparse.Namespace, runs: Sequence[Planned], failures: Mapping
     """Table, picture and record of how it stands."""
     from rich.console import Console
 
-    from strop.run.durable import replace_text
+    from strop.base.durable import replace_text
     from strop.sweep.outcomes import PICTURE, best_of, draw, outcome_of, table
 
     outcomes = [

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.durable import fsync_path
 from strop.base.foreign_files import check_regular, lines_of, open_regular, parse_json
-from strop.run.durable import fsync_path
 
 MAX_WORDS = 32
 """Words of a query that are looked for."""

@@ -278,7 +278,8 @@ class ToolSession:
     async def _timed(self, work: Awaitable[T]) -> T:
         try:
             async with asyncio.timeout(self._limits.timeout_s) as deadline:
-                return await contained(work)
+                with contained():
+                    return await work
         except TimeoutError as error:
             if deadline.expired():
                 raise _OutOfTime from None

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.durable import replace_text
 from strop.base.foreign_files import read_json
 from strop.border import as_number
 from strop.run import RunError
-from strop.run.durable import replace_text
 from strop.run.folder import RUN_FILE, SAMPLES
 from strop.run.samples import SampleStore
 from strop.trainer.curve import run_series, save_curve

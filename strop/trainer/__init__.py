@@ -2,12 +2,11 @@
 
 The algorithm of a step
 loop.py             Trainer: collect, learn, update weights; records, validation and checkpoints around it
-collecting.py       the samples of a step, in one round or, with a group filter, in several; groups.py: groups judged
-lengths.py          which prompts to begin with
+collecting.py       the samples of a step (the guest rounds/: in several rounds, with a group filter); groups.py: groups
 experience.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights
-phases.py           stages from outside: their time, and which role is active
+stages.py           stages from outside: their time, and which role is active
 records.py          what a step leaves in the run folder: fates and a fingerprint
 
 Its configuration
@@ -30,5 +29,4 @@ watching.py         how far a long generation is
 
 checkpointing.py    what a checkpoint holds, for every kind of training; disk_watch.py: how long it takes to write;
 stopping.py         signals that ask a run to end; healing.py: worker processes that die
-replay.py           what a run follows that is a recorded one made again
 """

@@ -14,7 +14,7 @@ from strop.algorithms.registry import STEP_COLUMNS
 from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
 from strop.base.sections import section
 from strop.data.config import DataConfig
-from strop.data.curriculum import SAMPLERS
+from strop.data.sampler import is_sampler
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.rewards.config import RewardConfig
 from strop.rollout.config import RolloutConfig
@@ -85,7 +85,7 @@ class Config:
         return (
             algorithm.adv_estimator in ADV_DECLARATIONS
             and algorithm.policy_loss in LOSS_DECLARATIONS
-            and self.data.sampler in SAMPLERS
+            and is_sampler(self.data.sampler)
             and (not algorithm.filter_groups.filter or algorithm.filter_groups.filter in FILTERS)
             and is_known(self.rollout.engine)
             and (not algorithm.reward_shaping or algorithm.reward_shaping in REWARD_SHAPINGS)

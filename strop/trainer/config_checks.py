@@ -8,7 +8,7 @@ from strop.algorithms.adv_declarations import check_estimator
 from strop.algorithms.loss_declarations import check_loss_settings
 from strop.algorithms.stream_functions import FILTERS, check_shaping
 from strop.base.guests import needed
-from strop.data.curriculum import sees_results
+from strop.data.sampler import sees_results
 from strop.engines.config import EngineConfig
 from strop.rollout.registry import check_engine_name
 from strop.workers.config import PrmConfig, TeacherConfig
@@ -251,16 +251,8 @@ def _check_stream_functions(config: Config) -> None:
 
 
 def _check_filter(config: Config) -> None:
-    if config.algorithm.filter_groups.enable and config.trainer.max_steps is None:
-        raise ValueError(
-            "algorithm.filter_groups asks for prompts until enough groups can teach, so epochs do not tell how "
-            "many steps there are: set trainer.max_steps"
-        )
-    if config.algorithm.filter_groups.enable and config.rollout.samples_per_prompt < 2:
-        raise ValueError(
-            "algorithm.filter_groups compares the samples of a prompt: set rollout.samples_per_prompt to at "
-            "least 2"
-        )
+    if config.algorithm.filter_groups.enable:
+        needed("dynamic sampling", "algorithm.filter_groups.enable is set", "check")(config)
 
 
 def _check_streaming(config: Config) -> None:

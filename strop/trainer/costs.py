@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.base.durable import replace_text
 from strop.base.foreign_files import read_json
 from strop.controller import as_list
 from strop.rewards.config import RewardConfig
 from strop.run import RunError
-from strop.run.durable import replace_text
 
 if TYPE_CHECKING:
     from strop.controller import WorkerGroup

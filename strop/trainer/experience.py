@@ -7,12 +7,13 @@ and one report per sample. Counts that a loss divides by, and the load of each r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.balance import balance_parts, even_bounds, sequence_workload
-from strop.controller import Mesh, Partition, as_batch
+from strop.controller import Mesh, Partition
 from strop.protocol import DataProto, DataProtoFuture, future_of
 from strop.protocol.schema import Taker, labels_for, taken_by
 from strop.workers.reports import EpisodeReport
@@ -26,31 +27,13 @@ class Experience:
     """Their columns, wherever they are, for as long as somebody holds this reference."""
     reports: tuple[EpisodeReport, ...]
     """What is known of each row without its tokens, in the same order."""
-    column_names: frozenset[str]
+    column_names: frozenset[str] = frozenset()
     """Tensor columns that `rows` has."""
-    num_trained: tuple[int, ...]
-    """Tokens of each row that are trained on: the sampled ones, but for those that a correction rejected."""
+    num_trained: tuple[int, ...] = ()
+    """Tokens of each row that are trained on: the sampled ones, but for those that a correction rejected. Episodes have
+    none of these."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What was noted while its columns were made."""
-
-    @staticmethod
-    def of(
-        rows: DataProtoFuture, reports: Iterable[EpisodeReport], column_names: Collection[str] = ()
-    ) -> Experience:
-        """These rows, of which every sampled token is trained on.
-
-        Args:
-            rows: wherever they are.
-            reports: of each row, in the same order.
-            column_names: tensor columns that the rows have.
-        """
-        reports = tuple(reports)
-        return Experience(
-            rows=rows,
-            reports=reports,
-            column_names=frozenset(column_names),
-            num_trained=tuple(report.num_sampled_tokens for report in reports),
-        )
 
     def __len__(self) -> int:
         return len(self.reports)
@@ -105,17 +88,17 @@ class Experience:
             self,
             rows=self.rows.take(list(rows)),
             reports=tuple(self.reports[row] for row in rows),
-            num_trained=tuple(self.num_trained[row] for row in rows),
+            num_trained=tuple(self.num_trained[row] for row in rows) if self.num_trained else (),
         )
 
     def partition(self, mesh: Mesh) -> DataProto:
         """The rows as an argument for a group of this mesh, cut so that every data-parallel group has about the same
         work; samples of a prompt stay together where that costs no balance."""
         if mesh.dp == 1:
-            return as_batch(self.rows)
+            return cast(DataProto, self.rows)
         loads = [sequence_workload(report.num_tokens) for report in self.reports]
         parts = balance_parts(loads, [report.uid for report in self.reports], mesh.dp)
-        return as_batch(Partition(self.rows, parts))
+        return cast(DataProto, Partition(self.rows, parts))
 
     def taken_by(self, taker: Taker) -> DataProtoFuture:
         """The rows with the columns that somebody takes, of those that there are."""

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from strop.algorithms.stream_calls import shaped_rewards
 from strop.algorithms.stream_functions import SampleGroup
-from strop.data.curriculum import RowResult
-from strop.data.sampler import parse_visit_uid
+from strop.data.sampler import RowResult, parse_visit_uid
 from strop.protocol import DataProto
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.workers.reports import EpisodeReport, training_rewards
+from strop.workers.reports import EpisodeReport
 
 
 def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
@@ -47,20 +46,17 @@ def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
     return groups
 
 
-def shaped_rewards_of(
-    config: Config, reports: Sequence[EpisodeReport], max_response_tokens: int
+def shaped_by_group(
+    config: Config, reports: Sequence[EpisodeReport], plain: Mapping[str, float], max_response_tokens: int
 ) -> dict[str, float]:
-    """By sample id, what each sample is trained with: `training_rewards`, after algorithm.reward_shaping.
+    """By sample id, what algorithm.reward_shaping makes of what each sample is trained with.
 
     Args:
         config: of the run.
         reports: samples, those of a prompt with the same uid.
+        plain: their `training_rewards`.
         max_response_tokens: limit of a response, which penalties on long ones refer to.
     """
-    plain = training_rewards(reports, config.reward, max_response_tokens=max_response_tokens)
-    name = config.algorithm.reward_shaping
-    if not name:
-        return plain
     ids: dict[str, list[str]] = {}
     for report in reports:
         if report.id in plain:
@@ -70,7 +66,7 @@ def shaped_rewards_of(
         members = ids.get(group.uid, [])
         if members:
             rewards = shaped_rewards(
-                name,
+                config.algorithm.reward_shaping,
                 group,
                 [plain[member] for member in members],
                 max_response_tokens=max_response_tokens,

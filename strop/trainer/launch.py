@@ -1,4 +1,4 @@
-"""Starting a run in a folder, or going on with the one that is there: the same call for both."""
+"""Starting a run in a folder, and going on with one that is there."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from strop.base import trust
+from strop.base.durable import replace_text
 from strop.config import read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder, is_run
-from strop.run.durable import replace_text
-from strop.trainer.beginning import Beginning
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation, roll_back, settings_to_continue
-from strop.trainer.loading import read, with_extensions
+from strop.trainer.loading import with_extensions
 from strop.trainer.models import (
     MODEL_PATHS,
     check_models_same,
@@ -31,6 +30,8 @@ from strop.trainer.models import (
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.yaml"
+START, OPTIMIZER = "start", "optimizer"
+"""Folder of a run with what it took over from another one, and the one in it with the optimizer's state."""
 _FINISHED = "{run} is finished; nothing to resume (more steps or epochs make it longer)"
 
 Say = Callable[[str], None]
@@ -55,7 +56,7 @@ def start_run(
     *,
     command: Sequence[str],
     say: Say = logger.info,
-    beginning: Beginning | None = None,
+    beginning: Any = None,
     known: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Start:
     """A fresh run folder with its resolved configuration, once the models that it names are on this machine and the
@@ -66,7 +67,7 @@ def start_run(
         config: settings.
         command: the command line.
         say: takes lines for the person who watches.
-        beginning: another run, with whose weights it begins.
+        beginning: another run, with whose weights it begins: a strop.trainer.beginning.Beginning.
         known: what a run that this one repeats has recorded of its models and data sets, which are taken as they were.
 
     Raises:
@@ -101,6 +102,12 @@ def start_run(
     for line in _of_models(run, located.models):
         say(line)
     return Start(run=run, config=located.config, checkpoint=None, is_finished=False)
+
+
+def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:
+    """The folder with the optimizer's state that a run begins with; None where there is none, or it is under way."""
+    folder = (run.path / START / OPTIMIZER).absolute()
+    return folder if checkpoint is None and folder.is_dir() else None
 
 
 def resume_run(
@@ -213,27 +220,3 @@ def _without_config(folder: Path) -> RunError:
         f"{folder} has lost its {CONFIG_FILE}: the run did begin, so restore that file from a backup (the settings "
         f"also stand in run.json, under config)"
     )
-
-
-def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say: Say) -> Start:
-    """Start in an absent folder, continue in one that holds a run of this very configuration.
-
-    Raises:
-        RunError: the folder holds a run of another configuration.
-    """
-    if not is_run(folder) or not (folder / CONFIG_FILE).is_file():
-        if is_run(folder):  # it died between its first two files; nothing is lost with them
-            (folder / "run.json").unlink()
-        return start_run(folder, config, command=command, say=say)
-
-    def refuse_others(text: str) -> None:
-        with trust.door():  # to compare settings runs nothing of what they name
-            trust.close(str(folder))
-            is_same = read(folder / CONFIG_FILE, text=text) == config
-        if not is_same:
-            raise RunError(
-                f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "
-                f"continue that one with --resume, or choose another folder with --out"
-            )
-
-    return resume_run(folder, say=say, admit=refuse_others)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import cast
 
 from strop.algorithms.aggregation import BatchTotals
-from strop.algorithms.config import KeepConfig
 from strop.algorithms.kl_control import KlController
-from strop.algorithms.selection import kept_samples
 from strop.base.guests import needed
 from strop.base.metrics import Metric, Reduction
-from strop.controller import as_batch, as_future, as_list
-from strop.protocol import DataProtoFuture
+from strop.controller import as_list
+from strop.protocol import DataProto, DataProtoFuture, future_of
 from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
-from strop.trainer.phases import Stages
 from strop.trainer.producers import (
     PRM_REF,
     StepContext,
@@ -28,31 +23,17 @@ from strop.trainer.producers import (
     wanted_by_the_update,
 )
 from strop.trainer.roles import Roles
+from strop.trainer.stages import Stages
 from strop.workers.estimates import REWARD_KL
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update, updates_of
-from strop.workers.summary import BatchSummary, answer_scores
+from strop.workers.summary import BatchSummary
 
 REWARD_KL_COEF = Metric(
     "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"
 )
-NOT_DRAWN = "not drawn"
-"""Why a sample was filtered."""
-NOT_KEPT = "not among the samples to keep"
-"""As NOT_DRAWN."""
-KEEP = Metric(
-    "training/keep/{samples,prompts_without,score_mean}",
-    "samples; prompts; reward",
-    "with `algorithm.keep`: samples that are trained on, prompts that none is left of, mean score of what is trained "
-    "on, where something is",
-)
-RESAMPLING = Metric(
-    "training/resampling/{not_drawn_samples,max_draws,score_mean}",
-    "samples; times; reward",
-    "with PF-PPO: samples not drawn, how often the most frequent one was, mean score of what is trained on",
-)
 REJECTED = "rollout correction rejected every token of it"
-"""As NOT_DRAWN."""
+"""Why a sample was filtered."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,20 +103,28 @@ class Learner:
         steps: list[OptimizerStep] = []
         if config.uses_prm and config.prm.update == "before":
             experience = produced(experience, {PRM_REF}, context, stages)
-            steps += stages.run("update_prm", "prm", self._update_prm, experience)
+            with stages.stage("update_prm", "prm"):
+                steps += self._update_prm(experience)
         experience = produced(experience, wanted, context, stages)
         if config.uses_prm and config.prm.update == "after":
-            steps += stages.run("update_prm", "prm", self._update_prm, experience)
-        trained, left_out = self._chosen(experience, step)
+            with stages.stage("update_prm", "prm"):
+                steps += self._update_prm(experience)
+        trained, left_out = experience, dict[str, str]()
+        if config.algorithm.resampling != "none" or config.algorithm.keep.is_on:
+            choose = needed("choice of samples", "algorithm.resampling or algorithm.keep is set")
+            trained, left_out = choose(experience, config, step)
         if config.uses_critic:
-            steps += stages.run("update_critic", "critic", self._update_critic, trained)
+            with stages.stage("update_critic", "critic"):
+                steps += self._update_critic(trained)
         if step > config.trainer.critic_warmup:
             trained = produced(trained, wanted_by_the_update(config, trained), context, stages)
-            taken, before = stages.run("update_actor", "actor", self._update_actor, trained)
+            with stages.stage("update_actor", "actor"):
+                taken, before = self._update_actor(trained)
             steps += taken
             if "old_log_probs" not in experience.column_names and before is not None:
                 experience = experience.union(before, "log_probs", "entropys")
-        summary = stages.run("summary", "", self._summary, experience)
+        with stages.stage("summary"):
+            summary = self._summary(experience)
         return LearnerResult(
             experience=experience,
             summary=summary,
@@ -143,31 +132,6 @@ class Learner:
             left_out=left_out,
             metrics={**trained.metrics, **self._control_kl(summary)},
         )
-
-    def _chosen(self, experience: Experience, step: int) -> tuple[Experience, Mapping[str, str]]:
-        """The rows that are trained on, and why other samples are not; a row that was drawn twice is there twice.
-
-        Rows of which a correction left no token cannot be chosen.
-        """
-        algorithm = self._config.algorithm
-        if algorithm.resampling == "none" and not algorithm.keep.is_on:
-            return experience, {}
-        usable = experience.take([row for row, count in enumerate(experience.num_trained) if count])
-        if not len(usable):
-            return usable, {}
-        scores = answer_scores(usable.taken_by("resampling").get().tensors(), dtype=torch.float64)
-        if algorithm.keep.is_on:
-            chosen, reason = _kept_rows(scores, usable, algorithm.keep), NOT_KEPT
-            taken = usable.take(chosen)
-            metrics = _keep_metrics(scores, usable, taken, chosen)
-        else:
-            uids = [report.uid for report in usable.reports]
-            drawn_rows = needed("resampling", f"algorithm.resampling is {algorithm.resampling}")
-            chosen = drawn_rows(scores, uids, algorithm, seed=self._config.trainer.seed, step=step)
-            taken = usable.take(chosen)
-            metrics, reason = _draw_metrics(scores, chosen), NOT_DRAWN
-        taken = replace(taken, metrics={**taken.metrics, **metrics})
-        return taken, dict.fromkeys(usable.episode_ids - taken.episode_ids, reason)
 
     def _update_prm(self, experience: Experience) -> list[OptimizerStep]:
         """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
@@ -205,14 +169,14 @@ class Learner:
             if not part.totals().num_tokens:
                 steps.append(OptimizerStep(role="actor", metrics={}, skipped=REJECTED, trained=frozenset()))
                 continue
-            made = as_future(actor.call.update_policy(part.partition(actor.mesh), part.totals()))
+            made = future_of(actor.call.update_policy(part.partition(actor.mesh), part.totals()))
             steps.append(_optimizer_step("actor", updates_of(made.select([], []).get()), part))
             before.append(made.select(["log_probs", "entropys"]))
         return steps, DataProtoFuture.concat(before) if before else None
 
     def _summary(self, experience: Experience) -> BatchSummary:
         every_column = experience.rows.select(None, labels_for("advantages"))
-        return self._roles.actor.call.summarize_batch(as_batch(every_column))
+        return self._roles.actor.call.summarize_batch(cast(DataProto, every_column))
 
     def _control_kl(self, summary: BatchSummary) -> dict[str, float]:
         """Move the coefficient of the KL penalty towards its target; what it was."""
@@ -234,32 +198,3 @@ def _optimizer_step(role: str, updates: Sequence[Update], part: Experience) -> O
         skipped=update.skipped,
         trained=frozenset() if update.skipped else trained,
     )
-
-
-def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
-    """RESAMPLING of the rows that were drawn."""
-    counts = torch.bincount(torch.tensor(drawn), minlength=len(scores))  # [B]
-    return {
-        RESAMPLING.of("not_drawn_samples"): float((counts == 0).sum()),
-        RESAMPLING.of("max_draws"): float(counts.max()),
-        RESAMPLING.of("score_mean"): float((scores * counts).sum() / counts.sum()),
-    }
-
-
-def _kept_rows(scores: Tensor, experience: Experience, keep: KeepConfig) -> list[int]:
-    """Row numbers of the samples that are kept, all rows of each; every row carries the score of its sample."""
-    row_of = {report.episode_id: row for row, report in enumerate(experience.reports)}
-    samples, rows = list(row_of), list(row_of.values())
-    uids = [experience.reports[row].uid for row in rows]
-    kept = kept_samples(scores[rows].tolist(), uids, best=keep.best, min_score=keep.min_score)
-    names = {samples[number] for number in kept}
-    return [row for row, report in enumerate(experience.reports) if report.episode_id in names]
-
-
-def _keep_metrics(
-    scores: Tensor, experience: Experience, kept: Experience, rows: Sequence[int]
-) -> dict[str, float]:
-    """KEEP, of all rows and of those that are kept."""
-    lost = {one.uid for one in experience.reports} - {one.uid for one in kept.reports}
-    numbers = {KEEP.of("samples"): float(len(kept.episode_ids)), KEEP.of("prompts_without"): float(len(lost))}
-    return numbers | ({KEEP.of("score_mean"): float(scores[list(rows)].mean())} if rows else {})

@@ -13,21 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from strop.algorithms.kl_control import KlController
-from strop.base.guests import all_joined, needed
+from strop.base.guests import all_joined, needed, optional
 from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
 from strop.controller import CallTimeout, WorkerFailed, as_list
 from strop.data.sampler import visit_uid
 from strop.engines.model import describe_precision
-from strop.health import HealthMonitor
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.beginning import optimizer_of
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
@@ -36,16 +35,13 @@ from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.ending import Ending, MachineEnd, is_best
 from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.healing import Healing
-from strop.trainer.launch import Say
+from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
-from strop.trainer.phases import Phases, Stages
-from strop.trainer.recorded import check_recording
 from strop.trainer.records import StepRecord
-from strop.trainer.replay import read_recorded
-from strop.trainer.reporting import episode_metrics, num_response_tokens, num_tokens
+from strop.trainer.reporting import episode_metrics
 from strop.trainer.results import TrainResult, result_of
-from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
+from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.scorers import NUM_PROBES, probe_scorers
 from strop.trainer.setup import (
     TrainingData,
@@ -53,6 +49,7 @@ from strop.trainer.setup import (
     load_training_data,
     training_sampling,
 )
+from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
@@ -60,10 +57,19 @@ from strop.trainer.usage import usage_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
-from strop.workers.reports import Decided, check_failed_episodes
+from strop.workers.reports import check_failed_episodes
+from strop.workers.sample_rows import Decided
 
 POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
 GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
+
+
+class Alarm(Protocol):
+    """Looks at the metrics of a run; made with the names of what it told before, and the metrics of earlier steps."""
+
+    def observe(self, metrics: Mapping[str, float]) -> Sequence[Any]:
+        """What it has to say of the next step, each with a `name` and a `message`."""
+        ...
 
 
 class Trainer:
@@ -95,10 +101,13 @@ class Trainer:
         check_models(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
-        self._recorded = read_recorded(run.path)
+        repeated = optional("repeated run")
+        self._recorded = None if repeated is None else repeated(run.path)
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
-        check_recording(config, self.data, first_step=self._start_step + 1)
+        if config.trainer.skip_rollout:
+            recorded = needed("recorded samples", "trainer.skip_rollout is set")
+            recorded.check(config, self.data, first_step=self._start_step + 1)
         if self.data.growth is not None:
             self.data.growth.restore(run, self._start_step, self.data.sampler)
         if checkpoint is not None:
@@ -123,7 +132,7 @@ class Trainer:
             if self._start_step == 0:
                 self._note_what_is_used()
                 self._try_out()
-            self._monitor = self._start_monitor()
+            self._alarms = self._start_alarms()
             setup = TrackerSetup(
                 folder=self._run.path,
                 total_steps=self.data.num_steps,
@@ -135,7 +144,8 @@ class Trainer:
             self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
-                self._monitor.observe(metrics)
+                for alarm in self._alarms:
+                    alarm.observe(metrics)
             if self.data.growth is not None:
                 self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
@@ -159,12 +169,13 @@ class Trainer:
 
     def step(self, step: int, stages: Stages) -> StepRecord:
         """One step of the algorithm: sample and score, estimate advantages, update, hand over the weights."""
-        collected = stages.run("gen", "", self.collector.collect, step, stages)
-        learned = (
-            self.learner.learn(collected.experience, step, stages) if len(collected.experience) else None
-        )
-        # Also without samples: the version is the step.
-        stages.run("update_weights", "", self.roles.update_weights, step)
+        with stages.stage("gen"):
+            collected = self.collector.collect(step, stages)
+        learned = None
+        if len(collected.experience):
+            learned = self.learner.learn(collected.experience, step, stages)
+        with stages.stage("update_weights"):  # also without samples: the version is the step
+            self.roles.sync.update(step)
         return StepRecord(step=step, collected=collected, learned=learned)
 
     # ------------------------------------------------------------------ around it
@@ -203,30 +214,33 @@ class Trainer:
         for look in looks.values():
             look(self.config, self.data, self.roles, self._run, self._say, force=self._force)
 
-    def _start_monitor(self) -> HealthMonitor:
-        """The health rules, with what a run that is continued has seen and said."""
+    def _start_alarms(self) -> list[Alarm]:
+        """What looks at the metrics, with what a run that is continued has seen and said."""
         file = self._run.path / METRICS_FILE
         earlier = read_metrics(file) if self._start_step and file.is_file() else []
-        return HealthMonitor(
-            told=[event["name"] for event in self._run.events.read("health")],
-            earlier=[metrics for metrics in earlier if metrics["step"] <= self._start_step],
-        )
+        before = [metrics for metrics in earlier if metrics["step"] <= self._start_step]
+        told = [event["name"] for event in self._run.events.read("health")]
+        return [made(told=told, earlier=before) for made in all_joined("alarms of a run").values()]
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
         self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
-        self.roles: Roles = make_roles(
+        playing = playing_of(
             config,
-            self.runtime,
-            num_steps=self.data.num_steps,
-            checkpoint=checkpoint,
-            optimizer=optimizer_of(self._run, self._checkpoint),
             version=self._start_step,
             samples=self._run.samples.folder if config.run.save_samples else None,
             logs=self._run.path / "logs",
-            costs=self._costs,
             is_replayed=self._recorded is not None and bool(self._recorded.steps),
+        )
+        self.roles: Roles = make_roles(
+            config,
+            self.runtime,
+            playing,
+            num_steps=self.data.num_steps,
+            checkpoint=checkpoint,
+            optimizer=optimizer_of(self._run, self._checkpoint),
+            costs=self._costs,
         )
         kl = KlController(config.algorithm.kl_ctrl)
         if self._checkpoint is not None:
@@ -234,11 +248,14 @@ class Trainer:
         self.learner = Learner(config, self.roles, kl)
         sampling = training_sampling(config, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
-        self.collector = RolloutCollector(*parts)
         if key := config.ahead_by:
             make = needed("generation ahead", f"{key} is set", "collector")
             recorded = {} if self._recorded is None else self._recorded.steps
-            self.collector = make(*parts, start_step=self._start_step, recorded=recorded)
+            self.collector: RolloutCollector = make(*parts, start_step=self._start_step, recorded=recorded)
+        elif config.algorithm.filter_groups.enable:
+            self.collector = needed("dynamic sampling", "algorithm.filter_groups is on", "collector")(*parts)
+        else:
+            self.collector = RolloutCollector(*parts)
         self._checkpointer = Checkpointer(
             self._run,
             self.roles.trained(),
@@ -256,9 +273,9 @@ class Trainer:
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""
-        phases = Phases()
+        stages = Stages(self.roles)
         try:
-            record = self.step(step, Stages(self.roles, phases))
+            record = self.step(step, stages)
         except BaseException as error:
             is_wanted = isinstance(error, KeyboardInterrupt) or self._stop.number
             kind = "interrupted" if is_wanted else "crashed"
@@ -266,7 +283,7 @@ class Trainer:
                 isinstance(error, KeyboardInterrupt) and self._stop.number
             )  # Ray gives it another class
             reason = self._stop.reason if is_signal else f"{type(error).__name__}: {error}"
-            self._run.events.append(kind, step, fsync=True, phase=phases.current, error=reason)
+            self._run.events.append(kind, step, fsync=True, phase=stages.current, error=reason)
             raise
         self._write(record)
         batch = None
@@ -274,14 +291,14 @@ class Trainer:
             batch = sampler_batch(record.learned.experience)
         if self.data.sampler.sees_results:
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
-        metrics = self._metrics(record, phases)
+        metrics = self._metrics(record, stages)
         if self.data.growth is not None:
             metrics |= self.data.growth.after(step, batch)
         self._warn(record)
         asked = self._listeners.hear_step(self._run, step, metrics)
         is_last, is_new_best, score = self._ending.look(step, asked=asked), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
-            with phases.phase("testing"):
+            with stages.stage("testing"):
                 validation = self._validate(step)
             score = validation.pass_rate
             is_last = self._ending.look_at_validation(score) or is_last
@@ -290,19 +307,19 @@ class Trainer:
             )
             metrics |= validation.metrics
         metrics |= measure.timing_metrics(
-            {**phases.seconds, "step": phases.total()},
-            num_response_tokens=num_response_tokens(record.reports),
-            num_total_tokens=num_tokens(record.reports),
+            {**stages.seconds, "step": stages.total()},
+            num_response_tokens=record.num_response_tokens,
+            num_total_tokens=record.num_tokens,
         )
-        for found in self._monitor.observe(metrics):
+        for found in (one for alarm in self._alarms for one in alarm.observe(metrics)):
             self._run.events.append("health", step, name=found.name, message=found.message)
             self._say(f"step {step}: {found.message}")
-        self._run.events.append("step", step, seconds=phases.total(), phases=phases.seconds)
+        self._run.events.append("step", step, seconds=stages.total(), phases=stages.seconds)
         trackers.log(step, metrics)  # before the checkpoint: what it holds was logged
         if is_last or is_new_best or is_due(step, self.config.run.save_every):
-            with phases.phase("save_checkpoint"):
+            with stages.stage("save_checkpoint"):
                 self._checkpointer.save(step, score, facts=self._facts(), is_last=is_last)
-            trackers.log(step, {measure.TIMING.of("save_checkpoint"): phases.seconds["save_checkpoint"]})
+            trackers.log(step, {measure.TIMING.of("save_checkpoint"): stages.seconds["save_checkpoint"]})
         self._checkpointer.poll()
 
     def _wants_first_validation(self) -> bool:
@@ -352,24 +369,24 @@ class Trainer:
         """What a continuation needs of the algorithm."""
         return {"kl": self.learner.kl.state(), "curriculum": self.data.sampler.curriculum()}
 
-    def _metrics(self, record: StepRecord, phases: Phases) -> dict[str, float]:
+    def _metrics(self, record: StepRecord, stages: Stages) -> dict[str, float]:
         """All numbers of a step that do not depend on what follows it."""
         metrics = {
             POSITION.of("global_step"): float(record.step),
             POSITION.of("epoch"): float(self.data.sampler.epoch),
             **episode_metrics(record.reports, self.config),
             **measure.throughput_metrics(
-                num_total_tokens=num_tokens(record.reports),
-                step_s=phases.total(),
+                num_total_tokens=record.num_tokens,
+                step_s=stages.total(),
                 num_devices=self.roles.actor.world_size,
             ),
         }
-        generated, gen_s = num_response_tokens(record.reports), phases.seconds.get("gen", 0.0)
+        generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
         if gen_s > 0:
             metrics[GENERATION_SPEED] = generated / gen_s
         usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
         is_reference = self.roles.reference is None
-        metrics |= usage_metrics(usage, phases.seconds, actor_is_reference=is_reference)
+        metrics |= usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
         return metrics | record.metrics()
 
     def _warn(self, record: StepRecord) -> None:

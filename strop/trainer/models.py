@@ -13,12 +13,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strop.base.durable import replace_text
 from strop.base.elsewhere import elsewhere, folder_here, is_model_elsewhere
 from strop.base.foreign_files import read_json
-from strop.base.guests import joined, targets
-from strop.engines.model_options import template_text
+from strop.base.guests import joined, needed, targets
 from strop.run import RunError
-from strop.run.durable import replace_text
 from strop.trainer.config import Config
 
 MODELS_FILE = "models.json"
@@ -83,7 +82,9 @@ def locate(
             )
         tree = _replaced(tree, key, folder)
     if config.model.chat_template:  # other machines may not have the file
-        tree = _replaced(tree, "model.chat_template", template_text(config.model.chat_template))
+        changes = needed("changes of a model", "model.chat_template is set")
+        text = changes.template_text(config.model.chat_template)
+        tree = _replaced(tree, "model.chat_template", text)
     return Located(config=tree, models=found)
 
 

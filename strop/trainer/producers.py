@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
-from strop.controller import as_batch, as_future
+from strop.protocol import DataProto, future_of
 from strop.protocol.schema import Maker, made_by
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.phases import Stages
 from strop.trainer.roles import Roles
+from strop.trainer.stages import Stages
 
 PRM_REF = "prm_ref_log_prob"
 """What the update of the process reward model takes."""
@@ -49,7 +50,8 @@ def produced(
     """The experience with the wanted columns, each made by its stage, which may add others that it makes with them."""
     for producer in PRODUCERS:
         if made_by(producer.name) & (set(wanted) - experience.column_names):
-            experience = stages.run(producer.name, producer.role, producer.make, context, experience)
+            with stages.stage(producer.name, producer.role):
+                experience = producer.make(context, experience)
     return experience
 
 
@@ -120,7 +122,7 @@ def _old_log_probs(context: StepContext, experience: Experience) -> Experience:
 def _correction(context: StepContext, experience: Experience) -> Experience:
     """Rejected tokens leave the loss and its denominators; the others may get weights."""
     actor = context.roles.actor
-    made = as_future(actor.call.correct_rollout(as_batch(experience.taken_by("advantages"))))
+    made = future_of(actor.call.correct_rollout(cast(DataProto, experience.taken_by("advantages"))))
     counted = made.select(["num_trained"]).get()
     numbers: Mapping[str, float] = counted.meta_info["numbers"]
     counts = tuple(int(count) for count in counted.tensors()["num_trained"])
@@ -167,7 +169,7 @@ def _process_rewards(context: StepContext, experience: Experience) -> Experience
 
 def _advantages(context: StepContext, experience: Experience) -> Experience:
     made = context.roles.actor.call.compute_advantages(
-        as_batch(experience.taken_by("advantages")), kl_coef=context.kl_coef
+        cast(DataProto, experience.taken_by("advantages")), kl_coef=context.kl_coef
     )
     return experience.union(made, *made_by("adv"))
 

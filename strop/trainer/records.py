@@ -45,6 +45,16 @@ class StepRecord:
         return self.collected.episodes.reports
 
     @property
+    def num_response_tokens(self) -> int:
+        """Of all samples."""
+        return sum(report.num_response_tokens for report in self.reports)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all prompts and responses."""
+        return sum(report.num_tokens for report in self.reports)
+
+    @property
     def optimizer_steps(self) -> tuple[OptimizerStep, ...]:
         """As in `LearnerResult.steps`."""
         return () if self.learned is None else self.learned.steps

@@ -13,16 +13,6 @@ from strop.workers.reports import EpisodeReport
 FAILED = Metric("rollout/failed", "samples", "whose agent failed")
 
 
-def num_response_tokens(reports: Sequence[EpisodeReport]) -> int:
-    """Tokens of all responses."""
-    return sum(report.num_response_tokens for report in reports)
-
-
-def num_tokens(reports: Sequence[EpisodeReport]) -> int:
-    """Tokens of all prompts and responses."""
-    return sum(report.num_tokens for report in reports)
-
-
 def episode_metrics(reports: Sequence[EpisodeReport], config: Config) -> dict[str, float]:
     """Lengths, turns and outcomes of the episodes."""
     finished = [report for report in reports if report.is_finished]

@@ -12,9 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
-
-import torch
+from typing import Any, Protocol, cast
 
 from strop.base.device import device_name
 from strop.base.guests import needed
@@ -24,8 +22,6 @@ from strop.controller import (
     RoleSpec,
     Runtime,
     WorkerGroup,
-    as_batch,
-    as_future,
     as_list,
     role,
 )
@@ -33,7 +29,7 @@ from strop.engines.config import EngineConfig
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, check_value_model, read_shape
 from strop.engines.tokens import sequence_parallelism
-from strop.protocol import DataProto, DataProtoFuture
+from strop.protocol import DataProto, future_of
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.costs import CostTracker
@@ -46,8 +42,8 @@ from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
 from strop.workers.playing import Playing
 from strop.workers.reference import ReferenceWorker
-from strop.workers.reports import Decided
 from strop.workers.rollout import RolloutWorker
+from strop.workers.sample_rows import Decided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +105,7 @@ class Roles:
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             for num_heals in range(MAX_HEALS + 1):
                 rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
-                again = told(as_future(self.rollout.call.play(rows, samples_per_prompt, sampling)))
+                again = told(self.rollout.call.play(rows, samples_per_prompt, sampling))
                 played = again if played is None else self._replaced(played, again)
                 lost = {report.uid for report in played.reports if report.engine_was_lost}
                 if not lost or num_heals == MAX_HEALS or not self.sync.heal():
@@ -124,18 +120,6 @@ class Roles:
         newer = {report.id: len(played) + number for number, report in enumerate(again.reports)}
         rows = [newer.get(report.id, number) for number, report in enumerate(played.reports)]
         return Experience.concat([played, again]).take(rows)
-
-    def rows(self, episodes: Experience, rewards: Mapping[str, float]) -> DataProtoFuture:
-        """The training rows of the samples that have a reward, in order; see `RolloutWorker.rows`.
-
-        Args:
-            episodes: samples.
-            rewards: by sample id, what each is trained with.
-        """
-        kept = episodes.take([number for number, one in enumerate(episodes.reports) if one.id in rewards])
-        values = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
-        column = DataProto.from_dict({"reward": values})
-        return as_future(self.rollout.call.rows(as_batch(kept.rows.union(column))))
 
     def write_samples(
         self,
@@ -164,25 +148,18 @@ class Roles:
         if rows is not None and lasts:  # a sample without rows gets those of another, which nobody reads
             places = [lasts.get(one.id, 0) for one in episodes.reports]
             columns = columns.union(rows.rows.select(rows.token_numbers, []).take(places))
-        self.rollout.call.write_samples(step, as_batch(columns), split=split)
-
-    def update_weights(self, version: int) -> None:
-        """Let generation use the actor's weights, which hold this policy version now.
-
-        Raises:
-            SyncError, WorkerFailed: an engine with weights of its own could not be brought to it, verified.
-        """
-        self.sync.update(version)
+        self.rollout.call.write_samples(step, cast(DataProto, columns), split=split)
 
 
-def told(episodes: DataProtoFuture) -> Experience:
+def told(episodes: DataProto) -> Experience:
     """Episodes where they are, with their reports.
 
     Args:
-        episodes: columns `report` and `episode`, as rollout workers give them.
+        episodes: columns `report` and `episode`, as calls of rollout workers that do not wait give them.
     """
-    reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
-    return Experience.of(episodes.select([], ["episode"]), reports)
+    rows = future_of(episodes)
+    reports = rows.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
+    return Experience(rows=rows.select([], ["episode"]), reports=tuple(reports))
 
 
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
@@ -273,43 +250,66 @@ def _shape(config: Config, name: str, path: str) -> Any:
         raise ValueError(f"{name}.path: {error}") from error
 
 
+def playing_of(
+    config: Config,
+    *,
+    version: int = 0,
+    samples: Path | None = None,
+    logs: Path | None = None,
+    is_replayed: bool = False,
+) -> Playing:
+    """How the rollout role of a run plays.
+
+    Args:
+        config: of the run.
+        version: policy version that the weights hold: the steps done so far.
+        samples: folder of the sample store, which rollout workers write to; None for no samples.
+        logs: folder for what reward functions print; None: it is not kept.
+        is_replayed: requests wait for the versions that sampled them in another run.
+    """
+    return Playing(
+        agent=config.agent.with_absolute_paths(),
+        template_options=config.data.chat_template_kwargs,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        device=device_name(config.resources.device),
+        seed=config.trainer.seed,
+        version=version,
+        share_with=None if "rollout" in config.resources.apart else "actor",
+        keeps_text=config.uses_reward_model,
+        reward_keys=tuple(config.algorithm.reward_keys),
+        anchor_similarity=config.algorithm.anchor_similarity if config.compares_answers else None,
+        samples=None if samples is None else samples.absolute(),
+        max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
+        logs=None if logs is None else logs.absolute(),
+        keeps_rows=bool(config.data.dataset_class.path),
+        extensions=tuple(config.algorithm.extensions),
+        is_replayed=is_replayed,
+        recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
+    )
+
+
 def make_roles(
     config: Config,
     runtime: Runtime,
+    playing: Playing,
     *,
     num_steps: int,
-    checkpoint: Path | None,
-    version: int,
-    samples: Path | None,
+    checkpoint: Path | None = None,
     optimizer: Path | None = None,
-    logs: Path | None = None,
     costs: CostTracker | None = None,
-    is_replayed: bool = False,
 ) -> Roles:
     """Start every role of a run.
 
     Args:
         config: of the run.
         runtime: where the roles go.
+        playing: as `playing_of` gives it.
         num_steps: training steps of the whole run; learning-rate schedules end with it.
         checkpoint: folder to continue from.
-        version: policy version that the weights hold: the steps done so far.
-        samples: folder of the sample store, which rollout workers write to; None for no samples.
         optimizer: folder with the optimizer's state that a new run takes over from another one.
-        logs: folder for what reward functions print; None: it is not kept.
         costs: of the run; not given: a count that begins here and is kept nowhere.
-        is_replayed: requests wait for the versions that sampled them in another run.
     """
-    specs = _specs(
-        config,
-        num_steps=num_steps,
-        checkpoint=checkpoint,
-        optimizer=optimizer,
-        version=version,
-        samples=samples,
-        logs=logs,
-        is_replayed=is_replayed,
-    )
+    specs = role_specs(config, playing, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer)
     apart = config.resources.apart
     groups: dict[str, WorkerGroup[Any]] = runtime.groups(
         {name: spec for name, spec in specs.items() if name not in apart}
@@ -323,29 +323,26 @@ def make_roles(
             rollout=groups["rollout"],
             shares_process="rollout" not in apart,
             probes_weights=config.rollout.engine != "native",
-            version=version,
+            version=playing.version,
         ),
         costs=costs or CostTracker(config.reward, None),
-        watch=PlayWatch(logs),
+        watch=PlayWatch(playing.logs),
         offloads_idle=config.resources.offload_idle,
     )
     roles.sync.begin()
     return roles
 
 
-def _specs(
+def role_specs(
     config: Config,
+    playing: Playing,
     *,
     num_steps: int,
-    checkpoint: Path | None,
-    version: int,
-    samples: Path | None,
-    logs: Path | None,
+    checkpoint: Path | None = None,
     optimizer: Path | None = None,
-    is_replayed: bool = False,
 ) -> Mapping[str, RoleSpec[Any]]:
-    """What to make, in the order in which roles of one process are made."""
-    device = device_name(config.resources.device)
+    """What `make_roles` makes, in the order in which roles of one process are made; arguments as there."""
+    device = playing.device
     specs: dict[str, RoleSpec[Any]] = {
         "actor": role(
             ActorWorker,
@@ -373,40 +370,11 @@ def _specs(
         specs["reference"] = role(ReferenceWorker, config.model, config.reference, device=device)
     for name, joins in _joined_roles(config).items():
         specs[name] = joins.spec(config, device=device, num_steps=num_steps, checkpoint=checkpoint)
-    specs["rollout"] = _rollout_spec(
-        config, device=device, version=version, samples=samples, logs=logs, is_replayed=is_replayed
-    )
+    specs["rollout"] = role(RolloutWorker, config.model, config.rollout, config.reward, playing)
+    if key := config.ahead_by:
+        specs["rollout"] = needed("generation ahead", f"{key} is set", "role")(config, playing)
     engines = config.engines
     return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
-
-
-def _rollout_spec(
-    config: Config, *, device: str, version: int, samples: Path | None, logs: Path | None, is_replayed: bool
-) -> RoleSpec[Any]:
-    """Generation; arguments as of `make_roles`."""
-    playing = Playing(
-        agent=config.agent.with_absolute_paths(),
-        template_options=config.data.chat_template_kwargs,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        device=device,
-        seed=config.trainer.seed,
-        version=version,
-        share_with=None if "rollout" in config.resources.apart else "actor",
-        keeps_text=config.uses_reward_model,
-        reward_keys=tuple(config.algorithm.reward_keys),
-        anchor_similarity=config.algorithm.anchor_similarity if config.compares_answers else None,
-        samples=None if samples is None else samples.absolute(),
-        max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
-        logs=None if logs is None else logs.absolute(),
-        keeps_rows=bool(config.data.dataset_class.path),
-        extensions=tuple(config.algorithm.extensions),
-        is_replayed=is_replayed,
-        recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
-    )
-    if key := config.ahead_by:
-        spec: RoleSpec[Any] = needed("generation ahead", f"{key} is set", "role")(config, playing)
-        return spec
-    return role(RolloutWorker, config.model, config.rollout, config.reward, playing)
 
 
 def _num_ranks(config: Config, name: str) -> int:

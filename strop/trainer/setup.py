@@ -12,7 +12,6 @@ from strop.agents.rows import with_agents
 from strop.agents.setup import AgentSetup
 from strop.base.guests import all_joined, needed
 from strop.data.config import DataConfig
-from strop.data.curriculum import sampler_object
 from strop.data.drawing import TrainingPrompts
 from strop.data.prompts import PromptDataset
 from strop.data.readers import load_rows
@@ -90,7 +89,7 @@ def load_training_data(
         num_epochs=num_epochs,
         chosen=chosen,
         reorder_every=data.reorder_every,
-        instance=sampler_object(data.sampler, train.row_numbers, data),
+        data=data,
         films=train.films if isinstance(train, PromptDataset) else "",
     )
     limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]

@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from strop.base.durable import replace_text
 from strop.base.foreign_files import lines_of, open_regular, parse_json
 from strop.base.guests import joined, targets
 from strop.base.registry import Registry, unknown
 from strop.border import as_number, storable, storable_text
-from strop.run.durable import replace_text
 from strop.run.errors import RunError
 from strop.run.records import MAX_STEP
 from strop.trainer.progress import ConsoleTracker

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from strop.cli.output import print_json, print_plain, shorten
+from strop.replay.schedule import ScheduleDifference, compare_schedules, read_schedule
 from strop.run import Difference, RunFolder, common_steps, compare
-from strop.run.schedule import ScheduleDifference, compare_schedules, read_schedule
 
 SUMMARY = "where two runs part: first step and stage"
 EPILOG = """\

@@ -5,7 +5,7 @@ actor.py         ActorWorker: the policy; log-probs, policy updates, and the adv
 critic.py        CriticWorker: values and value updates
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
 (those of guests, such as a reward model: place "role")
-rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes (played_rows.py);
+rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples (sample_rows.py) of episodes;
                  playing.py: what it is told; generation.py, serving.py: the engines that it has
 
 What they share: models.py (a role with a model, and one that learns), rows.py (rows of a batch, and what an optimizer
@@ -13,8 +13,7 @@ step on them came to), estimates.py (rollout correction and advantages), summary
 batch).
 
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
-process; the guest agents/: episodes in processes of their own), episodes.py (Episode, and the rows that are trained on;
-steps.py: what is known of single answers), reports.py (episodes without their tokens), recording.py (samples of another
-run in their place), tally.py (how far a call is), metrics.py, validation_metrics.py and staleness.py (numbers of
-episodes). The guest strop/ahead plays episodes over several calls.
+process; the guest agents/: episodes in processes of their own), episodes.py (Episode, and its training rows),
+reports.py (episodes without their tokens), tally.py (how far a call is), metrics.py and
+staleness.py (numbers of episodes). The guest strop/ahead plays episodes over several calls.
 """

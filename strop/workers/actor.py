@@ -7,22 +7,23 @@ same order, each with its own rows, also with none.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from strop.algorithms.adv_declarations import adv_estimator_declaration
-from strop.algorithms.aggregation import BatchTotals
+from strop.algorithms.aggregation import BatchTotals, row_numbers
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.extensions import load_extensions
 from strop.algorithms.losses import (
     LossSpec,
-    PolicyBatch,
     loss_spec,
     note_policy_loss,
-    policy_batch,
     policy_loss,
+    prepare_columns,
+    rows_that_move,
 )
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
@@ -30,7 +31,7 @@ from strop.controller import Dispatch, Execute, register
 from strop.engines.adapters import adapters, has_adapter, merged_weights
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
-from strop.engines.packing import Row, make_rows
+from strop.engines.packing import make_rows
 from strop.engines.tokens import Tokens
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
@@ -41,7 +42,7 @@ from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
 from strop.workers.estimates import batch_advantages, correction_columns, shaping_metrics
 from strop.workers.models import TrainedWorker
-from strop.workers.rows import Update, data_rows, flat_mask, log_prob_column, response_columns
+from strop.workers.rows import Update, data_rows, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
 
 LOSS = Metric("actor/loss", "reward", "the whole loss, as it is reduced")
@@ -128,57 +129,73 @@ class ActorWorker(TrainedWorker):
             Columns log_probs and entropys [B, R~] of this pass, from before the step, and the rank's Update
             (`updates_of`).
         """
-        with self.updating():
-            return self._update(data, totals)
-
-    def _update(self, data: DataProto, totals: BatchTotals) -> DataProto:
-        rows = data_rows(data)
-        batch = self._batch(data, rows, totals)
-        moves = batch.rows_that_move(self._loss)
+        spec, tensors, rows = self._loss, data.tensors(), data_rows(data)
+        mask, row_lengths = flat_mask(tensors)
+        taken = spec.present(frozenset(tensors))
+        batch = {name: columns.flat(tensors[column]) for name, column in taken.items()}
+        batch["weights"] = spec.aggregation.weights(
+            mask, totals, row_lengths, dtype=batch["advantages"].dtype
+        )
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
-        on_device = batch.to(self.engine.model.device)
-        update = _Update(self._loss, on_device, temperature=data.meta_info["temperature"], share=share)
-        value = self.engine.accumulate([row for row, does in zip(rows, moves, strict=True) if does], update)
-        still = [row for row, does in zip(rows, moves, strict=True) if not does]
-        if self.engine.parallel.max(len(still)):  # on any rank
-            self.engine.map_tokens(still, update.measure)
-        report = self.engine.step()
+        with self.updating():
+            if spec.declaration.prepare is not None:
+                passed = self.engine.map_tokens(rows, log_prob_column("log_probs", data))
+                batch |= self._prepared(batch, passed["log_probs"])
+            moves = rows_that_move(spec, batch, row_lengths)
+            update = _Update(
+                spec, batch, row_lengths, totals, temperature=data.meta_info["temperature"], share=share,
+                device=self.engine.model.device,
+            )  # fmt: skip
+            moving = [row for row, does in zip(rows, moves, strict=True) if does]
+            value = self.engine.accumulate(moving, update)
+            still = [row for row, does in zip(rows, moves, strict=True) if not does]
+            if self.engine.parallel.max(len(still)):  # on any rank
+                self.engine.map_tokens(still, update.measure)
+            report = self.engine.step()
         metrics = update.metrics.read()
         metrics[LOSS] = Mean(value, share)
         if self._algorithm.use_kl_loss:
             metrics[KL_COEF] = Mean(self._algorithm.kl_loss_coef, 1)
-        seen = response_columns(data, {name: column.cpu() for name, column in update.kept.items()})
-        seen.meta_info[METRICS] = {"update": Update.of("actor", report, metrics)}
-        return seen
-
-    def _batch(self, data: DataProto, rows: list[Row], totals: BatchTotals) -> PolicyBatch:
-        """The rows as the loss takes them, with what it computes once from the whole optimizer batch."""
-        spec = self._loss
-        mask, row_lengths = flat_mask(data)
-        tensors = data.tensors()
-        taken = {
-            name: columns.flat(tensors[column]) for name, column in spec.present(frozenset(tensors)).items()
+        seen = {
+            name: columns.jagged_like(tensors["responses"], column.cpu())
+            for name, column in update.kept.items()
         }
-        batch = policy_batch(spec, taken, mask=mask, row_lengths=row_lengths, totals=totals)
-        if spec.declaration.prepare is None:
-            return batch
-        made = self.engine.map_tokens(rows, log_prob_column("log_probs", data))
-        whole = {"log_probs": made["log_probs"].to(batch.weights), "advantages": taken["advantages"]}
-        whole["old_log_probs"] = taken.get("old_log_probs", whole["log_probs"])
+        facts = {METRICS: {"update": Update.of("actor", report, metrics)}}
+        return DataProto.from_dict(seen, meta_info=facts)
+
+    def _prepared(self, batch: Mapping[str, Tensor], log_probs: Tensor) -> dict[str, Tensor]:
+        """What the loss computes once from all tokens of the optimizer batch, over all ranks: columns of these rows.
+
+        Args:
+            batch: columns [N] of these rows, by the loss's own names.
+            log_probs: [N], before the update.
+        """
+        whole = {"log_probs": log_probs.to(batch["weights"]), "advantages": batch["advantages"]}
+        whole["old_log_probs"] = batch.get("old_log_probs", whole["log_probs"])
         ranks = self.engine.parallel
-        masks = ranks.gather((batch.weights != 0).to(torch.uint8))
+        masks = ranks.gather((batch["weights"] != 0).to(torch.uint8))
         start = sum(len(part) for part in masks[: ranks.dp_rank])
-        return batch.prepared(
-            spec,
-            {name: torch.cat(ranks.gather(column)) for name, column in whole.items()},
-            torch.cat(masks).bool(),
-            slice(start, start + len(masks[ranks.dp_rank])),
+        end = start + len(masks[ranks.dp_rank])
+        prepared = prepare_columns(
+            self._loss.name,
+            mask=torch.cat(masks).bool(),
+            columns={name: torch.cat(ranks.gather(column)) for name, column in whole.items()},
+            settings=self._loss.settings,
         )
+        return {name: column[start:end] for name, column in prepared.items()}
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def compute_advantages(self, data: DataProto, *, kl_coef: float = 0.0) -> DataProto:
         """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step (`batch_advantages`)."""
-        return batch_advantages(data, self._algorithm, kl_coef=kl_coef)
+        others = data.non_tensor_batch
+        made = batch_advantages(
+            data.tensors(),
+            self._algorithm,
+            uids=list(others["uid"]),
+            episode_ids=list(others.get("episode_id", ())),
+            kl_coef=kl_coef,
+        )
+        return DataProto.from_dict(made)
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def correct_rollout(self, data: DataProto) -> DataProto:
@@ -229,32 +246,56 @@ class ActorWorker(TrainedWorker):
 class _Update:
     """The loss of one optimizer batch as the engine asks for it, some tokens at a time, and what is seen on the way."""
 
-    def __init__(self, spec: LossSpec, batch: PolicyBatch, *, temperature: float, share: float) -> None:
-        """`share` is the weight of this rank in the mean of losses."""
-        self._spec = spec
-        self._batch = batch
-        self._temperature = temperature
-        self._share = share
+    def __init__(
+        self,
+        spec: LossSpec,
+        batch: Mapping[str, Tensor],
+        row_lengths: Tensor,
+        totals: BatchTotals,
+        *,
+        temperature: float,
+        share: float,
+        device: torch.device,
+    ) -> None:
+        """Arguments as of `policy_loss`, for all rows that this rank has.
+
+        Args:
+            batch: columns [N], tokens end to end.
+            row_lengths: [B], tokens of each row.
+            share: weight of this rank in the mean of losses.
+            device: of the model.
+        """
+        self._spec, self._totals = spec, totals
+        self._temperature, self._share = temperature, share
+        self._num_trained = int((batch["weights"] != 0).sum())
+        self._row_ids = row_numbers(row_lengths)
+        self._batch = {name: column.to(device, non_blocking=True) for name, column in batch.items()}
         self.metrics = TensorMetrics()
-        self.kept = {name: torch.zeros_like(batch.weights) for name in ("log_probs", "entropys")}
+        self.kept = {name: torch.zeros_like(self._batch["weights"]) for name in ("log_probs", "entropys")}
         """[N], by the weights before the step."""
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """The part of the loss that these tokens have."""
-        here = self._batch.at(tokens.index)
+        weights = self._batch["weights"]
+        places = tokens.index.to(weights.device, non_blocking=True)
+        here = {name: column[places] for name, column in self._batch.items()}
         chosen_log_probs = is_likely = None
         if self._spec.takes_chosen_tokens:
-            log_probs, entropies, at = tokens.log_probs_at(
-                here.columns["teacher_ids"], temperature=self._temperature
-            )
+            log_probs, entropies, at = tokens.log_probs_at(here["teacher_ids"], temperature=self._temperature)
             chosen_log_probs, is_likely = at.log_probs, at.is_likely
         else:
             log_probs, entropies = tokens.log_probs(temperature=self._temperature)
         seen = policy_loss(
-            self._spec, log_probs, entropies, here, chosen_log_probs=chosen_log_probs, is_likely=is_likely
+            self._spec,
+            log_probs,
+            entropies,
+            here,
+            row_ids=self._row_ids[tokens.index],
+            totals=self._totals,
+            chosen_log_probs=chosen_log_probs,
+            is_likely=is_likely,
         )
-        note_policy_loss(self.metrics, seen, self._batch, share=self._share)
-        places = tokens.index.to(log_probs.device, non_blocking=True)
+        note_policy_loss(self.metrics, seen, num_trained=self._num_trained, share=self._share)
         for name, values in (("log_probs", log_probs), ("entropys", entropies)):
             self.kept[name][places] = values.detach().to(self.kept[name])
         return seen.loss

@@ -87,11 +87,7 @@ class CriticWorker(TrainedWorker):
                 returns [B, R~].
             totals: counts of the whole optimizer batch, over all ranks; the loss divides by them.
         """
-        with self.updating():
-            return self._update(data, totals)
-
-    def _update(self, data: DataProto, totals: BatchTotals) -> Update:
-        mask, row_lengths = flat_mask(data)
+        mask, row_lengths = flat_mask(data.tensors())
         old_values, returns = (columns.flat(data.tensors()[name]) for name in ("values", "returns"))
         weights = self._aggregation.weights(mask, totals, row_lengths, dtype=returns.dtype)
         num_trained = int((weights != 0).sum())
@@ -109,7 +105,8 @@ class CriticWorker(TrainedWorker):
                 metrics.add_tokens(VALUE_STATISTIC.of(name), numbers, trained, count=num_trained)
             return weighted_sum(terms.terms, here[2])
 
-        value = self.engine.accumulate(data_rows(data), loss)
+        with self.updating():
+            value = self.engine.accumulate(data_rows(data), loss)
         report = self.engine.step()
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
         seen = {

@@ -6,19 +6,18 @@ They need all rows at once (groups, whitening) but no token ids: they run in one
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
-from strop.algorithms.anchors import UNKNOWN
 from strop.algorithms.batch_metrics import spread
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.correction import correct
 from strop.algorithms.kl_control import reward_kl, token_level_rewards
 from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
+from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
 
@@ -59,9 +58,10 @@ def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto
         The columns, and meta_info["numbers"]: metrics of the whole batch, by name.
     """
     tensors = data.tensors()
-    mask = _padded(data, "response_mask").bool()
+    mask = _padded(tensors, "response_mask").bool()
+    correct = needed("rollout correction", "algorithm.correction is on")
     found = correct(
-        _padded(data, "old_log_probs"), _padded(data, "rollout_log_probs"), mask, algorithm.correction
+        _padded(tensors, "old_log_probs"), _padded(tensors, "rollout_log_probs"), mask, algorithm.correction
     )
     inside = torch.arange(mask.shape[1])[None] < columns.row_lengths(tensors["response_mask"])[:, None]
     made = {
@@ -73,65 +73,69 @@ def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto
     return DataProto.from_dict(made, meta_info={"numbers": found.metrics})
 
 
-def batch_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: float) -> DataProto:
+def batch_advantages(
+    tensors: Mapping[str, Tensor],
+    algorithm: AlgorithmConfig,
+    *,
+    uids: Sequence[str],
+    episode_ids: Sequence[str] = (),
+    kl_coef: float,
+) -> dict[str, Tensor]:
     """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step.
 
     The formulas are those of `token_level_rewards`, of the estimator, and of `sequence_credit`.
 
     Args:
-        data: response_mask and token_level_scores [B, R~], and uid; loss_mask [B, R~] where the rollout was
-            corrected: what it rejects has no advantage; rm_scores [B] with a reward model; old_log_probs and
-            ref_log_prob [B, R~] with KL in the reward; values [B, R~] and what else the estimator declares.
+        tensors: response_mask and token_level_scores [B, R~]; loss_mask [B, R~] where the rollout was corrected: what
+            it rejects has no advantage; rm_scores [B] with a reward model; old_log_probs and ref_log_prob [B, R~]
+            with KL in the reward; values [B, R~] and what else the estimator declares.
         algorithm: the estimator and its settings.
+        uids: equal for rows of one prompt.
+        episode_ids: equal for rows of one episode; none where each row is one.
         kl_coef: coefficient of the KL penalty in this step.
 
     Raises:
         ValueError: a column is missing, a number is not finite, or there are too few tokens to whiten.
     """
-    tensors = data.tensors()
-    mask = _padded(data, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
+    mask = _padded(tensors, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
     lengths = columns.row_lengths(tensors["response_mask"])
     rewards = token_level_rewards(
-        _padded(data, "token_level_scores"),
+        _padded(tensors, "token_level_scores"),
         mask,
         lengths,
         answer_scores=tensors.get("rm_scores"),
-        kl=_kl(data, algorithm, mask)[0] if algorithm.use_kl_in_reward else None,
+        kl=_kl(tensors, algorithm, mask)[0] if algorithm.use_kl_in_reward else None,
         kl_coef=kl_coef,
     )
-    uids = list(data.non_tensor_batch["uid"])
-    representatives = episode_representatives(list(data.non_tensor_batch.get("episode_id", ())), mask)
+    representatives = episode_representatives(episode_ids, mask)
     if representatives is None:
-        advantages, returns = _estimated(data, algorithm, rewards, mask, uids, slice(None))
+        advantages, returns = _estimated(tensors, algorithm, rewards, mask, uids, slice(None))
     else:
         rows, representative_of = representatives
         chosen = [uids[row] for row in rows]
-        advantages, returns = _estimated(data, algorithm, rewards[rows], mask[rows], chosen, rows)
+        advantages, returns = _estimated(tensors, algorithm, rewards[rows], mask[rows], chosen, rows)
         advantages, returns = spread_over_sequences(advantages, returns, mask, rows, representative_of)
     inside = torch.arange(rewards.shape[1])[None] < lengths[:, None]
-    return DataProto.from_dict(
-        {
-            "advantages": columns.from_padded(advantages, inside),
-            "returns": columns.from_padded(returns, inside),
-            "token_level_rewards": columns.from_padded(rewards, inside),
-        }
-    )
+    return {
+        "advantages": columns.from_padded(advantages, inside),
+        "returns": columns.from_padded(returns, inside),
+        "token_level_rewards": columns.from_padded(rewards, inside),
+    }
 
 
 def _estimated(
-    data: DataProto,
+    tensors: Mapping[str, Tensor],
     algorithm: AlgorithmConfig,
     rewards: Tensor,
     mask: Tensor,
-    uids: list[str],
+    uids: Sequence[str],
     rows: list[int] | slice,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns [B', R] of some rows, by the configured estimator."""
-    tensors = data.tensors()
     taken = adv_estimator_columns(algorithm.adv_estimator) | OFFERED
-    found = {name: _padded(data, name)[rows] for name in taken if name in tensors}
+    found = {name: _padded(tensors, name)[rows] for name in taken if name in tensors}
     if "turn_rewards" in found:  # a penalty or a reward model's word is of the answer it is on
-        added = rewards - _padded(data, "token_level_scores")[rows]
+        added = rewards - _padded(tensors, "token_level_scores")[rows]
         found["turn_rewards"] = found["turn_rewards"] + added.sum(dim=-1)
     advantages, returns = estimate_advantages(
         algorithm.adv_estimator,
@@ -157,7 +161,7 @@ def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, fl
     tensors = data.tensors()
     metrics: dict[str, float] = {}
     if algorithm.use_kl_in_reward:
-        _, mean = _kl(data, algorithm, _padded(data, "response_mask").bool())
+        _, mean = _kl(tensors, algorithm, _padded(tensors, "response_mask").bool())
         metrics[REWARD_KL] = float(mean)
     if "rm_scores" in tensors:
         metrics |= spread(REWARD_MODEL_SCORE, tensors["rm_scores"])
@@ -169,7 +173,7 @@ def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, fl
         metrics[REWARD_MODEL_TRUNCATED] = float((tensors["rm_cut_tokens"] > 0).sum())
     if "anchor_ids" in tensors and len(data):
         states = list(zip(data.non_tensor_batch["uid"], tensors["anchor_ids"].tolist(), strict=True))
-        times = Counter(state for state in states if state[1] != UNKNOWN)
+        times = Counter(state for state in states if state[1] >= 0)  # below 0: like no other
         metrics[SHARED_STATES] = sum(times[state] > 1 for state in states) / len(states)
     return metrics
 
@@ -180,27 +184,28 @@ def _own_metrics(data: DataProto, algorithm: AlgorithmConfig) -> Mapping[str, fl
     if declaration.measure is None:
         return {}
     tensors = data.tensors()
-    found = {name: _padded(data, name) for name in declaration.needs if name in tensors}
-    found["response_mask"] = _padded(data, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
-    found["rewards"] = _padded(data, "token_level_rewards").sum(dim=-1)
+    found = {name: _padded(tensors, name) for name in declaration.needs if name in tensors}
+    found["response_mask"] = _padded(
+        tensors, "loss_mask" if "loss_mask" in tensors else "response_mask"
+    ).bool()
+    found["rewards"] = _padded(tensors, "token_level_rewards").sum(dim=-1)
     found["group_ids"] = group_ids_of(list(data.non_tensor_batch["uid"]))
     return declaration.measure(found, {**declaration.own, "gamma": algorithm.gamma, **algorithm.adv_settings})
 
 
-def _kl(data: DataProto, algorithm: AlgorithmConfig, mask: Tensor) -> tuple[Tensor, Tensor]:
+def _kl(tensors: Mapping[str, Tensor], algorithm: AlgorithmConfig, mask: Tensor) -> tuple[Tensor, Tensor]:
     """KL per token [B, R], and its mean."""
-    missing = [name for name in ("old_log_probs", "ref_log_prob") if name not in data.tensors()]
+    missing = [name for name in ("old_log_probs", "ref_log_prob") if name not in tensors]
     if missing:
         raise ValueError(
             f"algorithm.use_kl_in_reward needs the columns {' and '.join(missing)}, but the batch has "
-            f"{', '.join(sorted(data.tensors()))}"
+            f"{', '.join(sorted(tensors))}"
         )
     return reward_kl(
-        _padded(data, "old_log_probs"), _padded(data, "ref_log_prob"), mask, kind=algorithm.kl_penalty
+        _padded(tensors, "old_log_probs"), _padded(tensors, "ref_log_prob"), mask, kind=algorithm.kl_penalty
     )
 
 
-def _padded(data: DataProto, name: str) -> Tensor:
+def _padded(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """[B, R], R the longest row; a column with one number per row as it is."""
-    column = data.tensors()[name]
-    return columns.to_padded(column, 0.0)
+    return columns.to_padded(tensors[name], 0.0)

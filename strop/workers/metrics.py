@@ -24,6 +24,12 @@ LENGTH = Metric(
     "tokens; share",
     "over samples; `clip_ratio`: those that reach the configured limit",
 )
+VALIDATION = Metric(
+    "{val-core,val-aux}/<data source>/<variable>/<statistic>",
+    "",
+    "mean over prompts of `mean@N`, `std@N`, `best@k/mean`, `worst@k/mean`, `maj@k/mean`, `pass@k/mean`, ... of N "
+    "samples; `val-core`: of `acc`, else `reward`, at k = N",
+)
 ABORTED = Metric("response/aborted_ratio", "share", "of samples that were stopped from outside")
 TURNS = Metric("num_turns/{mean,max,min}", "turns", "over samples")
 AGENT_TIME = Metric(

@@ -14,10 +14,10 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
@@ -38,10 +38,8 @@ from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
-from strop.workers.recording import Recording
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 
 class EpisodeFailed(RuntimeError):
@@ -89,6 +87,18 @@ class EpisodeObserver(Protocol):
 
     def close(self) -> None:
         """Nothing more is played; a second call does nothing."""
+        ...
+
+
+class Recording(Protocol):
+    """Samples of another run in place of those that would be played (place "recorded samples")."""
+
+    def episode(self, prompt: Prompt, sample_index: int) -> Episode:
+        """That of this prompt with this number.
+
+        Raises:
+            RunError: there is none.
+        """
         ...
 
 
@@ -175,15 +185,20 @@ class Player:
             ValueError, RuntimeError: the agents cannot be loaded in processes of their own.
         """
         await self.begin()
-        group = partial(
-            self.group,
-            samples_per_prompt=samples_per_prompt,
-            sampling=sampling,
-            on_episode=on_episode,
-            after=after,
-        )
-        groups = await _together(group(prompt) for prompt in prompts)
-        return [episode for group in groups for episode in group]
+        async with _tasks() as tasks:
+            groups = [
+                tasks.create_task(
+                    self.group(
+                        prompt,
+                        samples_per_prompt=samples_per_prompt,
+                        sampling=sampling,
+                        on_episode=on_episode,
+                        after=after,
+                    )
+                )
+                for prompt in prompts
+            ]
+        return [episode for group in groups for episode in group.result()]
 
     async def begin(self) -> None:
         """Be ready for `group`.
@@ -217,11 +232,13 @@ class Player:
             on_episode(episode)
             return episode
 
-        episodes = await _together(map(sample, range(samples_per_prompt)))
+        async with _tasks() as tasks:
+            samples = [tasks.create_task(sample(index)) for index in range(samples_per_prompt)]
+        episodes = tuple(one.result() for one in samples)
         scorers = self._scorers
         is_recorded = self._recording is not None and is_visit(prompt.uid)
         if scorers is None or is_recorded or not scorers.config.compares:
-            return tuple(episodes)
+            return episodes
         outcomes = [(one.text, one.outcome) for one in episodes if one.outcome is not None]
         made = iter(await scorers.compare(prompt, outcomes))
         return tuple(one if one.outcome is None else replace(one, outcome=next(made)) for one in episodes)
@@ -242,39 +259,38 @@ class Player:
         """
         if self._recording is not None and is_visit(prompt.uid):
             return self._recording.episode(prompt, sample_index)
-        if not self._observers:
-            return await self._played(prompt, sample_index, sampling, keeps_failure=keeps_failure)
-        start, spans = time.time(), list[Span]()
-        token = SPANS.set(spans)
+        spans, start, failure = list[Span](), time.time(), None
+        sequences: tuple[Trajectory, ...] = ()
+        token = SPANS.set(spans if self._observers else None)
         try:
-            episode = await self._played(prompt, sample_index, sampling, keeps_failure=keeps_failure)
+            with item(f"{prompt.uid}/{sample_index}") as now:
+                try:
+                    async with self._places:
+                        now("played")
+                        sequences = await self._sequences(prompt, sample_index, sampling)
+                except Exception as error:
+                    if not keeps_failure:
+                        raise
+                    logger.exception("episode %s/%d failed", prompt.uid, sample_index)
+                    failure = str(error) if isinstance(error, EpisodeFailed) else described(error)
+                if sequences:
+                    now("scored")
+                    episode = await self._scored(prompt, sequences)
+                elif failure is None:
+                    nothing = Trajectory(
+                        uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids
+                    )
+                    finished = nothing.finish("the agent gave no sequence")
+                    episode = Episode(prompt=prompt, sample_index=sample_index, trajectory=finished)
+                else:
+                    episode = Episode(
+                        prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure
+                    )
         finally:
             SPANS.reset(token)
         for observer in self._observers:
             observer.ended(episode, spans, start, time.time())
         return episode
-
-    async def _played(
-        self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool
-    ) -> Episode:
-        """An episode that is not recorded."""
-        with item(f"{prompt.uid}/{sample_index}") as now:
-            try:
-                async with self._places:
-                    now("played")
-                    sequences = await self._sequences(prompt, sample_index, sampling)
-            except Exception as error:
-                if not keeps_failure:
-                    raise
-                logger.exception("episode %s/%d failed", prompt.uid, sample_index)
-                failure = str(error) if isinstance(error, EpisodeFailed) else described(error)
-                return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
-            if not sequences:
-                nothing = Trajectory(uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids)
-                finished = nothing.finish("the agent gave no sequence")
-                return Episode(prompt=prompt, sample_index=sample_index, trajectory=finished)
-            now("scored")
-            return await self._scored(prompt, sequences)
 
     async def _scored(self, prompt: Prompt, sequences: tuple[Trajectory, ...]) -> Episode:
         trajectory = sequences[-1]
@@ -307,14 +323,14 @@ class Player:
             observer.close()
 
 
-async def _together(work: Iterable[Coroutine[None, None, T]]) -> list[T]:
-    """What all of them give, in order; the first error ends the others."""
+@contextlib.asynccontextmanager
+async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """A group of tasks, all of which have ended afterwards; the first error ends the others, and is raised itself."""
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
+            yield group
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 def make_player(

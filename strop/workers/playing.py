@@ -42,7 +42,7 @@ class Playing:
     reward_keys: tuple[str, ...] = ()
     """Parts of the reward that become the column reward_parts."""
     anchor_similarity: float | None = None
-    """Add the columns of `step_columns`, with this similarity; None: not."""
+    """Add the columns of single answers, with this similarity; None: not."""
     samples: Path | None = None
     """Folder of the sample store that `write_samples` writes to."""
     keeps_rows: bool = False

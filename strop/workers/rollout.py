@@ -12,11 +12,15 @@ reward.timeout_s.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
 
 from strop.agents.setup import AgentSetup
 from strop.algorithms.extensions import load_extensions
-from strop.base.call_loop import CallRunner, ThreadRunner
+from strop.base.call_loop import CallRunner, Runner
+from strop.base.guests import needed
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
 from strop.engines.media import MediaReader
@@ -31,15 +35,14 @@ from strop.rollout.sync.transfer import ReceivingEngine, weight_transfer
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
 from strop.run import SampleStore
-from strop.trajectory import Prompt
-from strop.workers.episodes import Episode
+from strop.trajectory import Prompt, Trajectory
+from strop.workers.episodes import Episode, episode_rows
 from strop.workers.generation import Generation, Place
 from strop.workers.models import TrainedWorker
-from strop.workers.played_rows import saved_rows, training_rows
 from strop.workers.player import Player, Scorers, make_player
 from strop.workers.playing import Playing
-from strop.workers.recording import open_recording
-from strop.workers.reports import report_of
+from strop.workers.reports import report_of, reward_parts
+from strop.workers.sample_rows import saved_rows
 from strop.workers.serving import make_serving
 from strop.workers.tally import Tally
 
@@ -73,7 +76,7 @@ class RolloutWorker(Worker):
         self._tally = Tally(playing.logs, rank=self.rank)
         self._player = self._make_player(model, media)
 
-    def _make_runner(self) -> CallRunner | ThreadRunner:
+    def _make_runner(self) -> Runner:
         """Runs the loop of the agents, the engine and the scorers."""
         return CallRunner()
 
@@ -87,7 +90,10 @@ class RolloutWorker(Worker):
             playing.agent, self._tokenizer,
             template_options=playing.template_options, max_prompt_tokens=playing.max_prompt_tokens,
         )  # fmt: skip
-        recorded = None if playing.recording is None else open_recording(playing.recording, self._reward)
+        recorded = None
+        if playing.recording is not None:
+            samples = needed("recorded samples", "trainer.skip_rollout is set")
+            recorded = samples.open_recording(playing.recording, self._reward)
         return make_player(
             client, media, scorers,
             model=model, setup=setup, rollout=self._rollout, seed=playing.seed, recording=recorded,
@@ -139,16 +145,14 @@ class RolloutWorker(Worker):
             Columns `report` of EpisodeReport and `episode` of Episode, one row per sample in the order of prompts and
             samples.
         """
+        asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
+        self._refuse_media(asked, "prompts have images", "the images")
         with self._generating():
-            episodes = self._runner.run(self._play(self._prompts(prompts), samples_per_prompt, sampling))
+            work = self._player.play(
+                asked, samples_per_prompt=samples_per_prompt, sampling=sampling, on_episode=self._tally.add
+            )
+            episodes = self._runner.run(work)
         return self._told(episodes)
-
-    async def _play(
-        self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling
-    ) -> list[Episode]:
-        return await self._player.play(
-            prompts, samples_per_prompt=samples_per_prompt, sampling=sampling, on_episode=self._tally.add
-        )
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
@@ -163,21 +167,17 @@ class RolloutWorker(Worker):
             self._tally.begin()
             yield
 
-    def _prompts(self, prompts: DataProto) -> list[Prompt]:
-        asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
-        if self._playing.keeps_text and any(prompt.media for prompt in asked):
+    def _refuse_media(self, seen: Iterable[Prompt | Trajectory], what: str, other: str) -> None:
+        """Refuse what a reward model would not see."""
+        if self._playing.keeps_text and any(one.media for one in seen):
             raise ValueError(
-                "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
+                f"{what}, which the reward model would not see: remove reward_model.path, or {other}"
             )
-        return asked
 
     def _told(self, episodes: Sequence[Episode]) -> DataProto:
         """What came of them, in columns `report` and `episode`."""
-        if self._playing.keeps_text and any(one.media for episode in episodes for one in episode.sequences):
-            raise ValueError(
-                "a tool gave images, which the reward model would not see: remove reward_model.path, or have tools "
-                "give text"
-            )
+        sequences = [one for episode in episodes for one in episode.sequences]
+        self._refuse_media(sequences, "a tool gave images", "have tools give text")
         reports = [report_of(episode) for episode in episodes]
         return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
 
@@ -193,18 +193,31 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def rows(self, episodes: DataProto) -> DataProto:
-        """The training rows of these episodes, in order (see `training_rows`).
+        """The training rows of these episodes, in order (see `episode_rows`), with what roles and estimators of the run
+        need of them.
 
         Args:
             episodes: column `episode`, each with a sampled token; `reward` [B], what it is trained with.
         """
-        return training_rows(
-            episodes,
-            self._playing,
-            temperature=self._rollout.temperature,
-            turn_weight=self._reward.weight,
-            has_media=self._takes_media,
-        )
+        playing, turn_weight = self._playing, self._reward.weight
+        kept: list[Episode] = list(episodes.non_tensor_batch["episode"])
+        earned: list[float] = episodes.tensors()["reward"].tolist()
+        rows = episode_rows(kept, earned, temperature=self._rollout.temperature, turn_weight=turn_weight)
+        if playing.reward_keys:
+            parts = torch.tensor([reward_parts(one, playing.reward_keys) for one in kept])
+            parts = parts.reshape(len(kept), len(playing.reward_keys))  # also without samples
+            rows = rows.union(DataProto.from_dict({"reward_parts": parts}))
+        if playing.anchor_similarity is not None:
+            columns = needed("columns of answers", "the advantage estimator compares answers")
+            similarity = playing.anchor_similarity
+            rows = rows.union(columns(kept, earned, turn_weight=turn_weight, similarity=similarity))
+        objects: dict[str, list[Any]] = {}
+        if self._takes_media:  # roles with a vision-language model need those of prompt and response
+            objects["media"] = [sequence.media for one in kept for sequence in one.sequences]
+        if playing.keeps_text:
+            objects["raw_prompt"] = [list(one.prompt.messages) for one in kept]
+            objects["response_text"] = [one.text for one in kept]
+        return rows.union(DataProto.from_dict({}, non_tensors=objects)) if objects else rows
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def write_samples(self, step: int, episodes: DataProto, *, split: str) -> None:

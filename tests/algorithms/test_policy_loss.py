@@ -9,17 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.aggregation import Aggregation, BatchTotals
+from strop.algorithms.aggregation import Aggregation, BatchTotals, row_numbers
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.distillation_config import DistillationConfig
 from strop.algorithms.losses import (
-    PolicyBatch,
     aggregation_of,
     loss_spec,
     note_policy_loss,
-    policy_batch,
     policy_loss,
     register_policy_loss,
+    rows_that_move,
 )
 from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY
 from strop.base.metrics import Max, Mean, Min
@@ -36,25 +35,34 @@ ENTROPIES = torch.tensor([0.5, 9.0, 0.25, 1.0, 0.0, 0.75], dtype=torch.float64)
 TOTALS = BatchTotals(num_tokens=5, num_samples=3)
 
 
-def batch_of(algorithm: AlgorithmConfig, **more: Tensor) -> PolicyBatch:
-    columns = {"advantages": ADVANTAGES, "old_log_probs": OLD, "ref_log_prob": REF, **more}
-    return policy_batch(loss_spec(algorithm), columns, mask=MASK, row_lengths=LENGTHS, totals=TOTALS)
+def batch_of(algorithm: AlgorithmConfig, **more: Tensor) -> dict[str, Tensor]:
+    weights = loss_spec(algorithm).aggregation.weights(MASK, TOTALS, LENGTHS, dtype=torch.float64)
+    return {
+        "advantages": ADVANTAGES, "old_log_probs": OLD, "ref_log_prob": REF, "weights": weights, **more
+    }  # fmt: skip
+
+
+def part_of(batch: dict[str, Tensor], index: Tensor) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Columns of some tokens, and what else the loss is told."""
+    told = {"row_ids": row_numbers(LENGTHS)[index], "totals": TOTALS}
+    return {name: column[index] for name, column in batch.items()}, told
 
 
 def seen_of(
-    algorithm: AlgorithmConfig, batch: PolicyBatch, parts: list[list[int]]
+    algorithm: AlgorithmConfig, batch: dict[str, Tensor], parts: list[list[int]]
 ) -> tuple[float, dict[str, Any], Tensor]:
     """Loss, metrics, and gradient by log-probs, of a batch that is cut into these tokens."""
     log_probs = LOG_PROBS.clone().requires_grad_()
     metrics, total = TensorMetrics(), torch.zeros((), dtype=torch.float64)
     for part in parts:
         index = torch.tensor(part, dtype=torch.int64)
-        seen = policy_loss(loss_spec(algorithm), log_probs[index], ENTROPIES[index], batch.at(index))
+        columns, told = part_of(batch, index)
+        seen = policy_loss(loss_spec(algorithm), log_probs[index], ENTROPIES[index], columns, **told)
         numbers = [*seen.shares.values(), *seen.tokens.values(), seen.distances]
         assert not any(number.requires_grad for number in numbers if number is not None), (
             "it would keep the graph"
         )
-        note_policy_loss(metrics, seen, batch, share=1)
+        note_policy_loss(metrics, seen, num_trained=5, share=1)
         total = total + seen.loss
     (gradient,) = torch.autograd.grad(total, log_probs)
     return float(total.detach()), dict(metrics.read()), gradient
@@ -103,13 +111,8 @@ def test_a_teacher_pulls_beside_the_policys_term(parts: list[list[int]], coef: f
 
 def test_without_old_log_probs_the_ratio_is_1_in_value_and_not_in_gradient() -> None:
     # Terms -A: -1, -1, 2, 0, -3; each token has the gradient -A / 5.
-    batch = policy_batch(
-        loss_spec(AlgorithmConfig()),
-        {"advantages": ADVANTAGES},
-        mask=MASK,
-        row_lengths=LENGTHS,
-        totals=TOTALS,
-    )
+    batch = batch_of(AlgorithmConfig())
+    del batch["old_log_probs"]
     loss, _, gradient = seen_of(AlgorithmConfig(), batch, WHOLE)
     assert loss == pytest.approx(-3 / 5, abs=1e-12)
     torch.testing.assert_close(gradient, -torch.where(MASK, ADVANTAGES, 0.0) / 5)
@@ -125,12 +128,12 @@ def test_the_chosen_tokens_of_a_teacher_by_hand(with_tail: bool) -> None:
     batch = batch_of(spec.algorithm, teacher_logprobs=given)
     chosen = torch.full((6, 2), 0.25, dtype=torch.float64).log().requires_grad_()
     likely = torch.tensor([True, False]).expand(6, 2)
-    index = torch.arange(6)
-    seen = policy_loss(spec, LOG_PROBS, ENTROPIES, batch.at(index), chosen_log_probs=chosen, is_likely=likely)
+    columns, told = part_of(batch, torch.arange(6))
+    seen = policy_loss(spec, LOG_PROBS, ENTROPIES, columns, chosen_log_probs=chosen, is_likely=likely, **told)
     distance = (0.25 if with_tail else 0.5) * math.log(2)
     assert float(seen.loss.detach()) == pytest.approx(2 * distance, abs=1e-12)
     metrics = TensorMetrics()
-    note_policy_loss(metrics, seen, batch, share=1)
+    note_policy_loss(metrics, seen, num_trained=5, share=1)
     read = dict(metrics.read())
     assert read["distillation/loss"].value == pytest.approx(distance, abs=1e-12)
     assert read["distillation/student_mass"].value == pytest.approx(0.5, abs=1e-12)
@@ -157,27 +160,10 @@ def test_the_loss_has_the_dtype_of_the_log_probs() -> None:
     algorithm = AlgorithmConfig(
         policy_loss="gspo"
     )  # which reads the rows of tokens, numbers that stay integers
-    batch, index = batch_of(algorithm), torch.arange(6)
-    assert batch.columns["advantages"].dtype == torch.float64
-    seen = policy_loss(loss_spec(algorithm), LOG_PROBS.float(), ENTROPIES.float(), batch.at(index))
+    columns, told = part_of(batch_of(algorithm), torch.arange(6))
+    assert columns["advantages"].dtype == torch.float64
+    seen = policy_loss(loss_spec(algorithm), LOG_PROBS.float(), ENTROPIES.float(), columns, **told)
     assert {seen.loss.dtype, *(values.dtype for values in seen.tokens.values())} == {torch.float32}
-
-
-def test_what_a_loss_prepares_comes_from_all_ranks_and_goes_to_the_rows_it_is_of() -> None:
-    # Covariances around the means -1.5 and 0 of the four trained tokens: 1, -2, 1.5, 2.75. A quarter is one token.
-    algorithm = AlgorithmConfig(policy_loss="kl_cov", loss_settings={"kl_cov_ratio": 0.25})
-    whole = {
-        "log_probs": torch.tensor([-1.0, -7.0, -2.5, -0.5, -2.0]),
-        "advantages": torch.tensor([2.0, 9.0, 2.0, 1.5, -5.5]),
-    }
-    mask, lengths = torch.tensor([True, False, True, True, True]), torch.tensor([3])
-    totals, spec = BatchTotals(num_tokens=4, num_samples=2), loss_spec(algorithm)
-    for own, expected in ((slice(0, 3), [False] * 3), (slice(2, 5), [False, False, True])):
-        columns = {name: column[own] for name, column in whole.items()}
-        rows = policy_batch(spec, columns, mask=mask[own], row_lengths=lengths, totals=totals)
-        prepared = rows.prepared(spec, whole, mask, own)
-        assert prepared.columns["cov_selected"].tolist() == expected
-        assert prepared.columns["advantages"] is rows.columns["advantages"]
 
 
 def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part() -> None:
@@ -207,9 +193,9 @@ def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part() -> None
 def test_rows_that_cannot_move_the_policy() -> None:
     plain = AlgorithmConfig()
     batch = batch_of(plain, advantages=torch.tensor([0.0, 5.0, 0.0, -2.0, 0.0, 0.0], dtype=torch.float64))
-    assert batch.rows_that_move(loss_spec(plain)) == [False, True, False], "the 5 is not trained on"
+    assert rows_that_move(loss_spec(plain), batch, LENGTHS) == [False, True, False], "the 5 is not trained on"
     for more in ({"entropy_coeff": 0.1}, {"use_kl_loss": True}, {"policy_loss": "kl_cov"}):
-        assert batch.rows_that_move(loss_spec(AlgorithmConfig(**more))) == [True] * 3  # type: ignore[arg-type]
+        assert rows_that_move(loss_spec(AlgorithmConfig(**more)), batch, LENGTHS) == [True] * 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,8 @@ def cli(*words: object) -> Result:
 def interrupted_after(*, step: int) -> Iterator[None]:
     """Ctrl-C arrives when the step after `step` begins."""
     from strop.trainer.loop import Trainer
-    from strop.trainer.phases import Stages
     from strop.trainer.records import StepRecord
+    from strop.trainer.stages import Stages
 
     original = Trainer.step
 

@@ -118,7 +118,7 @@ def test_keys_of_other_libraries_and_of_other_places_are_known(word: str, senten
 @pytest.mark.parametrize(
     ("key", "module"),
     [
-        ("algorithm.filter_groups.max_rounds", "strop.trainer.collecting"),
+        ("algorithm.filter_groups.max_rounds", "strop.trainer.rounds.collector"),
         ("reward.overlong_buffer", "strop.workers.reports"),
         ("algorithm.extensions", "strop.trainer.config"),
         ("algorithm.clip_ratio", "strop.algorithms.losses.spec"),  # through the property clip_low

@@ -86,7 +86,7 @@ def test_help_loads_nothing_heavy() -> None:
     ("words", "expected"),
     [
         (["trian"], "there is no command 'trian'; did you mean train?"),
-        (["zzz"], "there is no command 'zzz'; there are train, config"),
+        (["zzz"], "there is no command 'zzz'; there are train, check"),
         (
             ["train", "--lr", "3"],
             "unrecognized arguments: --lr; settings are given as key=value, without dashes",

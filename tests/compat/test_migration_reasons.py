@@ -20,7 +20,7 @@ from strop.algorithms.shaping import shaped_score
 from strop.engines.config import OptimizerConfig
 from strop.engines.optimizer import Optimizer
 from strop.engines.schedules import learning_rate
-from strop.workers.validation_metrics import validation_metrics
+from strop.evaluation.validation_metrics import validation_metrics
 
 TESTS = Path(__file__).parents[1]
 OWN = "compat/test_migration_reasons.py"

@@ -23,8 +23,6 @@ from strop.controller import (
     Worker,
     WorkerCall,
     WorkerGroup,
-    as_batch,
-    as_future,
     as_list,
     placed,
     register,
@@ -156,9 +154,7 @@ class LateGroup(WorkerGroup[Scorer]):
     def answer(self, call: WorkerCall) -> Answer:
         self.arguments.append(call.args)
         name = f"{call.method} on {call.rank}"
-        return Answer(
-            lambda: call.run(self.workers[call.rank], lambda arg: arg), call.returns, self.log, name
-        )
+        return Answer(lambda: call.run(self.workers[call.rank]), call.returns, self.log, name)
 
 
 def numbered(numbers: Sequence[int]) -> DataProto:
@@ -192,7 +188,7 @@ def test_results_of_a_cut_come_back_in_the_callers_order(
     partition = Partition(DataProtoFuture.concat(future_of(batch).chunk(2)) if is_future else batch, parts)
     assert len(partition) == num_rows
     workers = inline(dp)
-    result = workers.call.score(as_batch(partition))
+    result = workers.call.score(partition)
     assert ns(result, "squares") == [number**2 for number in ns(batch)]
     assert [row.tolist() for row in rows(result.tensors()["tens"])] == [
         [number * 10] * (number % 3) for number in ns(batch)
@@ -206,19 +202,19 @@ def test_all_batches_of_a_call_are_cut_alike() -> None:
     workers = inline(2)
     left, right = numbered(range(4)), numbered(range(10, 14))
     partition = Partition(left, [[3, 0, 1], [2]])
-    assert ns(workers.call.score(as_batch(partition), other=right), "squares") == [0, 1, 4, 9]
+    assert ns(workers.call.score(partition, other=right), "squares") == [0, 1, 4, 9]
     assert [worker.seen for worker in workers.workers] == [[[3, 0, 1], [13, 10, 11]], [[2], [12]]]
     again = Partition(future_of(right), [[3, 0, 1], [2]])
-    assert ns(workers.call.score(as_batch(partition), other=as_batch(again)), "squares") == [0, 1, 4, 9]
+    assert ns(workers.call.score(partition, other=again), "squares") == [0, 1, 4, 9]
     with pytest.raises(ValueError, match="two arguments of one call are cut into different parts"):
-        workers.call.score(as_batch(partition), other=as_batch(Partition(right, [[0, 1, 3], [2]])))
+        workers.call.score(partition, other=Partition(right, [[0, 1, 3], [2]]))
     with pytest.raises(ValueError, match=r"cut alike, but they have \[3, 4\] rows"):
-        workers.call.score(as_batch(partition), other=numbered(range(3)))
+        workers.call.score(partition, other=numbered(range(3)))
 
 
 def test_a_cut_goes_with_functions_and_metrics_too() -> None:
     workers = inline(3)
-    partition = as_batch(Partition(numbered(range(5)), [[4, 0], [], [2, 1, 3]]))
+    partition = Partition(numbered(range(5)), [[4, 0], [], [2, 1, 3]])
     assert ns(workers.call.apply(lambda data: data, partition)) == [0, 1, 2, 3, 4]
     assert as_list(workers.call.total(partition)) == [4, 0, 6]  # one for each part, in the order of the parts
 
@@ -242,7 +238,7 @@ def test_a_cut_has_each_row_once(hold: DataProto | DataProtoFuture, parts: Any, 
 
 
 def test_a_cut_fits_the_group_and_the_mode() -> None:
-    partition = as_batch(Partition(numbered(range(3)), [[0], [2], [1]]))
+    partition = Partition(numbered(range(3)), [[0], [2], [1]])
     with pytest.raises(ValueError, match="a Partition has 3 parts, but the group has 2 data-parallel groups"):
         inline(2).call.score(partition)
     for method in ("whole", "first"):
@@ -256,7 +252,7 @@ def test_a_cut_fits_the_group_and_the_mode() -> None:
 
 
 def test_a_method_that_returns_other_rows_cannot_be_put_in_order() -> None:
-    partition = as_batch(Partition(numbered(range(3)), [[2, 0], [1]]))
+    partition = Partition(numbered(range(3)), [[2, 0], [1]])
     with pytest.raises(BatchError, match="part 1 of a result has 2 rows, but 1 rows were asked of it"):
         inline(2).call.apply(lambda data: data.repeat(2) if len(data) == 1 else data, partition)
     facts = inline(2).call.apply(
@@ -271,7 +267,7 @@ def test_a_method_that_returns_other_rows_cannot_be_put_in_order() -> None:
 def test_a_non_blocking_call_moves_and_waits_for_nothing() -> None:
     group = LateGroup(Mesh(dp=2))
     data = numbered(range(5))
-    future = as_future(group.call.start_score(as_batch(Partition(data, [[4, 1], [0, 2, 3]]))))
+    future = future_of(group.call.start_score(Partition(data, [[4, 1], [0, 2, 3]])))
     assert group.log == []
     assert len(future) == 5
     assert group.log == ["start_score on 0 ran", "start_score on 1 ran"]
@@ -283,9 +279,9 @@ def test_a_non_blocking_call_moves_and_waits_for_nothing() -> None:
 def test_a_chain_of_calls_moves_rows_from_worker_to_worker_only() -> None:
     group, next_group = LateGroup(Mesh(dp=2)), LateGroup(Mesh(dp=2))
     data = numbered(range(4))
-    squares = as_future(group.call.start_score(data))
+    squares = future_of(group.call.start_score(data))
     chained = future_of(data).union(squares.select(["squares"], []))
-    last = as_future(next_group.call.start_score(as_batch(chained)))
+    last = future_of(next_group.call.start_score(chained))
     assert group.log == ["start_score on 0 ran", "start_score on 1 ran"]  # counted, not fetched
     assert next_group.log == []
     assert ns(last, "squares") == [0, 1, 4, 9]
@@ -296,7 +292,7 @@ def test_ranks_of_one_data_parallel_group_are_given_the_same_object() -> None:
     group = LateGroup(Mesh(dp=2, tp=2))
     for data in (numbered(range(4)), future_of(numbered(range(4)))):
         group.arguments.clear()
-        group.call.start_score(as_batch(data))
+        group.call.start_score(data)
         given = [args[0] for args in group.arguments]
         assert given[0] is given[1]
         assert given[2] is given[3]
@@ -313,7 +309,7 @@ def test_any_mesh_gives_what_one_worker_gives(num_rows: int, sizes: list[int], d
     at = data.draw(st.integers(0, num_rows))
     shuffled = data.draw(st.permutations(range(num_rows)))
     parts = [shuffled] if dp == 1 else [shuffled[:at], shuffled[at:]]
-    result = workers.call.score(as_batch(Partition(DataProtoFuture.concat(future_of(batch).chunk(2)), parts)))
+    result = workers.call.score(Partition(DataProtoFuture.concat(future_of(batch).chunk(2)), parts))
     assert ns(result, "squares") == [number**2 for number in range(num_rows)]
     for rank, worker in enumerate(workers.workers):
         assert worker.seen == [parts[mesh.dp_rank(rank)]]
@@ -374,13 +370,13 @@ def test_rank_zero_takes_batches_and_futures(mesh: Mesh) -> None:
     group = LateGroup(mesh)
     data = numbered(range(3))
     parts = DataProtoFuture.concat(future_of(data).chunk(2))
-    assert group.call.first(data) == [0, 0, 1, 2] == group.call.first(as_batch(parts))
-    assert group.call.first(as_batch(parts.take([2])), scale=5) == [0, 10]
-    started: object = group.call.start_first(as_batch(parts))
+    assert group.call.first(data) == [0, 0, 1, 2] == group.call.first(parts)
+    assert group.call.first(parts.take([2]), scale=5) == [0, 10]
+    started: object = group.call.start_first(parts)
     assert isinstance(started, ResultFuture)
     assert started.get() == [0, 0, 1, 2]
     assert {entry.split()[2] for entry in group.log} == {"0"}
-    assert InlineWorkerGroup(Scorer, mesh=mesh).call.first(as_batch(parts)) == [0, 0, 1, 2]
+    assert InlineWorkerGroup(Scorer, mesh=mesh).call.first(parts) == [0, 0, 1, 2]
 
 
 def test_batches_that_arise_in_the_workers_are_gathered_in_the_order_of_the_groups() -> None:
@@ -389,9 +385,9 @@ def test_batches_that_arise_in_the_workers_are_gathered_in_the_order_of_the_grou
         group = LateGroup(mesh)
         assert ns(group.call.produce(2)) == [0, 1, 10, 11, 12, 13]
         assert ns(group.call.produce(1, prompts=numbered([7]))) == [0, 1, 10, 11, 12, 13]
-        assert ns(as_future(group.call.start_produce(1))) == [0, 10, 11]
+        assert ns(future_of(group.call.start_produce(1))) == [0, 10, 11]
         assert ns(InlineWorkerGroup(Scorer, mesh=mesh).call.produce(2)) == [0, 1, 10, 11, 12, 13]
-        assert ns(as_future(group.call.produce_first(2))) == [0, 1]
+        assert ns(future_of(group.call.produce_first(2))) == [0, 1]
 
 
 def test_a_worker_may_be_given_a_batch_each() -> None:
@@ -442,7 +438,7 @@ def test_a_user_mode_may_join_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = InlineWorkerGroup(Mine, mesh=Mesh(dp=2, tp=2))
     data = numbered(range(5))
     assert ns(workers.call.by_name(data)) == [3, 4, 0, 1, 2]
-    assert ns(as_future(workers.call.by_functions(data))) == [3, 4, 0, 1, 2]
+    assert ns(future_of(workers.call.by_functions(data))) == [3, 4, 0, 1, 2]
     assert workers.call.heard(data) == 5
     with pytest.raises(ValueError, match="would drop all parts but the first"):
         register(dispatch_mode="backwards", execute_mode=Execute.RANK_ZERO)

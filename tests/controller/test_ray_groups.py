@@ -13,7 +13,7 @@ import ray
 import torch
 from ray_workers import CPUS, Doubler, batch, shared_cluster
 
-from strop.controller import Mesh, Partition, as_batch, as_future, as_list, role
+from strop.controller import Mesh, Partition, as_list, role
 from strop.controller.ray import (
     RayClassWithInitArgs,
     RayPending,
@@ -85,7 +85,7 @@ def test_any_number_of_rows_comes_back_in_order(stage: Stage, num_rows: int, siz
 
 def test_a_cut_gives_each_worker_its_rows_and_the_result_is_in_the_order_of_the_batch(stage: Stage) -> None:
     data = batch(7)
-    result = stage["actor"].call.double(as_batch(Partition(data, [[6, 0], [], [1, 2, 3, 5, 4]])))
+    result = stage["actor"].call.double(Partition(data, [[6, 0], [], [1, 2, 3, 5, 4]]))
     assert ids(result, "doubled") == [[2 * value for value in row] for row in ids(data, "ids")]
     assert result.non_tensor_batch["rank"].tolist() == [0, 2, 2, 2, 2, 2, 0]
 
@@ -163,10 +163,10 @@ def test_chained_calls_pass_references_and_no_rows(stage: Stage) -> None:
     # 40 rows of 1024 numbers are 160 KiB of rows; the controller must see none of them.
     data = DataProto.from_dict({"ids": torch.zeros(40, 1)})
     before = (stage.traffic.sent_bytes, stage.traffic.received_bytes)
-    future = as_future(stage["actor"].call.add_columns(data))
+    future = future_of(stage["actor"].call.add_columns(data))
     assert len(future) == 40
     assert future.wait() is future
-    result = stage["judge"].call.sum_heavy(as_batch(future.select(["heavy"])))
+    result = stage["judge"].call.sum_heavy(future.select(["heavy"]))
     sent, received = stage.traffic.sent_bytes - before[0], stage.traffic.received_bytes - before[1]
     assert 160 <= sent < 1000
     assert received == 160
@@ -178,7 +178,7 @@ def test_chained_calls_pass_references_and_no_rows(stage: Stage) -> None:
 
 
 def test_the_controller_fetches_the_columns_it_asks_for_and_no_others(stage: Stage) -> None:
-    future = as_future(stage["actor"].call.add_columns(DataProto.from_dict({"ids": torch.zeros(60, 1)})))
+    future = future_of(stage["actor"].call.add_columns(DataProto.from_dict({"ids": torch.zeros(60, 1)})))
     before = stage.traffic.received_bytes
     assert future.select(["light"], []).get().tensors()["light"].tolist() == [1.0] * 60
     assert stage.traffic.received_bytes - before == 60 * 4
@@ -188,12 +188,12 @@ def test_the_controller_fetches_the_columns_it_asks_for_and_no_others(stage: Sta
 
 def test_a_future_unites_with_a_batch_and_is_cut_for_another_number_of_workers(stage: Stage) -> None:
     data = batch(7)
-    future = as_future(stage["actor"].call.start_double(data))
+    future = future_of(stage["actor"].call.start_double(data))
     united = future.select(["doubled"], []).union(future_of(data.select(["ids"], ["uid"])))
-    again = stage["judge"].call.double(as_batch(united))
+    again = stage["judge"].call.double(united)
     assert ids(again, "doubled") == [[5 * value for value in row] for row in ids(data, "ids")]
     assert again.non_tensor_batch["rank"].tolist() == [0, 0, 0, 0, 1, 1, 1]
-    kinds = stage["judge"].call.kind(as_batch(future))
+    kinds = stage["judge"].call.kind(future)
     assert kinds.non_tensor_batch["kind"].tolist() == [DataProtoFuture.__name__] * 7
     assert ids(future.take([6, 0]).get(), "doubled") == [[12], [0]]
 

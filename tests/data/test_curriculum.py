@@ -10,7 +10,7 @@ import pytest
 
 from strop.base.randomness import permutation, random_key
 from strop.data import DataConfig, PromptSampler, RowResult, register_sampler, visit_uid
-from strop.data.curriculum import SAMPLERS, ordered_rows, sampler_object
+from strop.data.curriculum import SAMPLERS, ordered_rows
 
 ROWS = np.array([10, 11, 12, 13, 14], dtype=np.int64)
 
@@ -182,8 +182,7 @@ def test_a_class_in_the_fields_form_gives_positions_and_keeps_its_state() -> Non
     rows = [5, 6, 7]
 
     def make() -> PromptSampler:
-        own = sampler_object("rotating", rows, DataConfig(sampler="rotating"))
-        return PromptSampler(rows, 2, 0, "rotating", instance=own)
+        return PromptSampler(rows, 2, 0, "rotating", data=DataConfig(sampler="rotating"))
 
     whole = make()
     visits = [whole.next() for _ in range(4)]
@@ -211,15 +210,17 @@ def test_a_class_without_a_state_is_refused() -> None:
             return {"rows": {1, 2}}
 
     register_sampler("odd")(Odd)
-    own = sampler_object("odd", [1], DataConfig(sampler="odd"))
     with pytest.raises(ValueError, match="Odd.state_dict returned what a checkpoint cannot hold"):
-        PromptSampler([1], 1, 0, "odd", instance=own).progress()
+        PromptSampler([1], 1, 0, "odd", data=DataConfig(sampler="odd")).progress()
 
 
 @pytest.mark.usefixtures("samplers", "core_alone")
-def test_without_the_form_of_classes_functions_are_registered_and_classes_are_refused() -> None:
-    register_sampler("backwards")(lambda rows: rows[::-1])
-    assert PromptSampler([1, 2, 3], 3, 0, "backwards").next() == [(0, 3), (0, 2), (0, 1)]
+def test_without_the_form_of_classes_classes_are_refused_and_without_guests_all_but_two_orders() -> None:
+    assert PromptSampler([3, 1, 2], 3, 0, "in_order").next() == [(0, 3), (0, 1), (0, 2)]
+    with pytest.raises(
+        ValueError, match="data.sampler is 'easy_first', but the part of strop for that is missing"
+    ):
+        PromptSampler([3, 1, 2], 3, 0, "easy_first")
     with pytest.raises(
         ValueError, match="sampler 'rotating' is a class, but the part of strop for that is missing"
     ):

@@ -7,9 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.engines.packing import Row, make_rows, pack, split_rows
+from references.token_passes import TEXT_MODEL
+from strop.engines.packing import Row, make_rows, split_rows
+from strop.engines.parallel import Parallel
+from strop.engines.tokens import pack
 
-CPU = torch.device("cpu")
+
+def cut(rows: list[Row], max_tokens: int, *, sp_size: int = 1) -> list[list[Row]]:
+    parallel = Parallel(device=torch.device("cpu"), sp_size=sp_size)
+    return split_rows(rows, max_tokens=max_tokens, parallel=parallel)
 
 
 def rows_of(shapes: list[tuple[int, int]]) -> list[Row]:
@@ -27,64 +33,64 @@ def rows_of(shapes: list[tuple[int, int]]) -> list[Row]:
 def test_budget_is_never_exceeded_and_no_row_is_lost(shapes: list[tuple[int, int]], extra: int) -> None:
     rows = rows_of(shapes)
     max_tokens = max((row.num_tokens for row in rows), default=1) + extra
-    parts = split_rows(rows, max_tokens=max_tokens)
+    parts = cut(rows, max_tokens)
     assert sorted(r.first_token for part in parts for r in part) == [r.first_token for r in rows]
     for part in parts:
-        micro_batch = pack(part, device=CPU)
+        micro_batch = pack(part, TEXT_MODEL)
         assert micro_batch.num_tokens <= max_tokens
         assert micro_batch.position_ids.shape == micro_batch.input_ids.shape == (1, micro_batch.num_tokens)
 
 
 def test_rows_of_one_prompt_stay_together_when_they_fit() -> None:
     rows = rows_of([(4, 3), (2, 3), (4, 3), (2, 3)])  # prompts of 5 and 3 tokens; 5 + 2 + 2 and 3 + 2 + 2
-    parts = split_rows(rows, max_tokens=9)
+    parts = cut(rows, 9)
     assert [{len(r.prompt) for r in part} for part in parts] == [{5}, {3}]
 
 
 def test_a_group_above_the_budget_is_cut() -> None:
     rows = rows_of([(4, 3)] * 5)  # 5 + 5 * 2 = 15 tokens
-    parts = split_rows(rows, max_tokens=9)
+    parts = cut(rows, 9)
     assert [len(part) for part in parts] == [2, 2, 1]
 
 
 def test_small_groups_fill_the_room_that_larger_ones_leave() -> None:
     rows = rows_of([(7, 3), (1, 1), (5, 3), (1, 2)])  # 10, then a pair of 2 + 0 + 1, and 8 tokens
-    assert [sum(len(r.prompt) for r in part) for part in split_rows(rows, max_tokens=12)] == [8, 10]
-    assert len(split_rows(rows, max_tokens=21)) == 1
+    assert [sum(len(r.prompt) for r in part) for part in cut(rows, 12)] == [8, 10]
+    assert len(cut(rows, 21)) == 1
 
 
 def test_devices_that_share_a_sequence_share_the_budget() -> None:
     rows = rows_of([(4, 3)] * 5)
-    assert split_rows(rows, max_tokens=3, num_devices=3) == split_rows(rows, max_tokens=9)
+    assert cut(rows, 3, sp_size=3) == cut(rows, 9)
     with pytest.raises(
         ValueError,
         match=r"13 tokens \(5 of prompt\), but engine.max_tokens_per_device is 6 on each of the 2 that share it: "
         r"raise it to at least 7, or lower data.max_prompt_tokens or data.max_response_tokens by 1",
     ):
-        split_rows(rows_of([(4, 9)]), max_tokens=6, num_devices=2)
+        cut(rows_of([(4, 9)]), 6, sp_size=2)
 
 
 def test_a_sample_that_fits_nowhere_is_named_with_what_to_do() -> None:
     rows = rows_of([(1, 1), (4, 9)])  # 5 + 8 = 13 tokens: the last one is no input
-    assert len(split_rows(rows, max_tokens=13)) == 2
+    assert len(cut(rows, 13)) == 2
     with pytest.raises(
         ValueError,
         match=r"a sample has 13 tokens \(5 of prompt\), but engine.max_tokens_per_device is 12: raise it to at "
         r"least 13, or lower data.max_prompt_tokens or data.max_response_tokens by 1",
     ):
-        split_rows(rows, max_tokens=12)
+        cut(rows, 12)
 
 
 def test_pack_by_hand() -> None:
     # Rows a and c share the prompt 1 2; b is alone. Responses: a = 10 11 12, b = 20, c = 30 31.
     prompts = [torch.tensor([1, 2]), torch.tensor([3]), torch.tensor([1, 2])]
     responses = [torch.tensor([10, 11, 12]), torch.tensor([20]), torch.tensor([30, 31])]
-    micro_batch = pack(make_rows(prompts, responses), device=CPU)
+    micro_batch = pack(make_rows(prompts, responses), TEXT_MODEL)
     assert micro_batch.input_ids.tolist() == [[1, 2, 10, 11, 30, 3]]
     assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 2, 0]]
     assert micro_batch.hidden_index.tolist() == [1, 2, 3, 1, 4, 5]
     assert micro_batch.targets.tolist() == [10, 11, 12, 30, 31, 20]
-    assert micro_batch.token_index.tolist() == [0, 1, 2, 4, 5, 3]
+    assert micro_batch.index.tolist() == [0, 1, 2, 4, 5, 3]
 
 
 @pytest.mark.parametrize(("prompt", "response"), [(0, 3), (3, 0)])

@@ -16,7 +16,9 @@ from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
-from strop.engines.packing import Row, make_rows, pack, split_rows
+from strop.engines.packing import Row, make_rows, split_rows
+from strop.engines.parallel import alone
+from strop.engines.tokens import pack
 from strop.engines.training import TrainEngine
 
 pytestmark = pytest.mark.usefixtures("float64_models")
@@ -134,7 +136,7 @@ def test_shared_prompt_equals_separate_prompts(tiny: Tiny, kind: str) -> None:
     model = tiny(kind)
     shared = rows_of(PAIRS)
     separate = [Row(r.prompt, r.response, r.first_token, index) for index, r in enumerate(shared)]
-    packed, apart = pack(shared, device=model.device), pack(separate, device=model.device)
+    packed, apart = pack(shared, model), pack(separate, model)
     # Two copies of A (9 tokens) and one of D (6) are saved.
     assert apart.num_tokens - packed.num_tokens == 2 * 9 + 6
     value, grad = gradient(model, shared, max_tokens=10_000)
@@ -162,7 +164,7 @@ def test_any_token_budget_and_order_gives_the_same_numbers(
     scale = float(grad.abs().max())
     for max_tokens in (25, 26, 31, 50):
         for order in (rows, rows[::-1], [*rows[3:], *rows[:3]]):
-            assert len(split_rows(order, max_tokens=max_tokens)) > 1
+            assert len(split_rows(order, max_tokens=max_tokens, parallel=alone("cpu"))) > 1
             other_value, other_grad = gradient(model, order, max_tokens=max_tokens)
             assert other_value == pytest.approx(value, abs=tolerance * NUM_TOKENS)
             torch.testing.assert_close(other_grad, grad, atol=tolerance * max(1, scale), rtol=tolerance)

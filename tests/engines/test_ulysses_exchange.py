@@ -18,8 +18,10 @@ from torch import Tensor
 
 from references import packed_attention
 from references.rank_processes import Ranks, run_ranks
+from references.token_passes import TEXT_MODEL
 from strop.engines.attention import AttentionForm, Segment
-from strop.engines.packing import MicroBatch, Row, make_rows, pack
+from strop.engines.packing import Row, make_rows
+from strop.engines.tokens import Tokens, pack
 from strop.engines.ulysses.shards import shard_micro_batch, tokens_per_rank
 
 DIM = 3
@@ -60,8 +62,8 @@ def rows_of(prompts: Lengths) -> list[Row]:
     return make_rows([p for p, _ in pairs], [r for _, r in pairs])
 
 
-def micro_batch_of(case: Case) -> MicroBatch:
-    return pack(rows_of(case.prompts), device=torch.device("cpu"))
+def micro_batch_of(case: Case) -> Tokens:
+    return pack(rows_of(case.prompts), TEXT_MODEL)
 
 
 def tensors_of(case: Case, num_tokens: int) -> tuple[Tensor, ...]:
@@ -217,7 +219,7 @@ def test_attention_over_two_ranks_of_any_rows(cases: list[Case]) -> None:
 
 def head_pieces(ranks: Ranks, prompts: Lengths) -> tuple[Tensor, ...]:
     """In a rank: what is predicted from, the gathered result, and the gradients of hidden states and weight."""
-    micro_batch = pack(rows_of(prompts), device=torch.device("cpu"))
+    micro_batch = pack(rows_of(prompts), TEXT_MODEL)
     shard = shard_micro_batch(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
     hidden, weight, bias, loss_weight = head_tensors(micro_batch)
     local = piece(hidden, ranks.rank, ranks.world_size).requires_grad_()
@@ -231,7 +233,7 @@ def head_pieces(ranks: Ranks, prompts: Lengths) -> tuple[Tensor, ...]:
     return out.detach(), local.grad, weight.grad, bias.grad
 
 
-def head_tensors(micro_batch: MicroBatch) -> tuple[Tensor, ...]:
+def head_tensors(micro_batch: Tokens) -> tuple[Tensor, ...]:
     """Hidden states [N, D], a head's weight [D, 2] and bias [2], the loss's weight of each result [M, 2]."""
     generator = torch.Generator().manual_seed(1)
     shapes = ((micro_batch.num_tokens, 5), (5, 2), (2,), (len(micro_batch.targets), 2))
@@ -246,7 +248,7 @@ def head(hidden: Tensor, weight: Tensor, bias: Tensor, targets: Tensor) -> Tenso
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.dist)])
 @pytest.mark.parametrize("prompts", [UNEVEN, EVEN, TWO_TOKENS, ONE_TOKEN])
 def test_each_rank_computes_its_share_of_the_head(prompts: Lengths, size: int) -> None:
-    micro_batch = pack(rows_of(prompts), device=torch.device("cpu"))
+    micro_batch = pack(rows_of(prompts), TEXT_MODEL)
     hidden, weight, bias, loss_weight = head_tensors(micro_batch)
     leaves = [t.requires_grad_() for t in (hidden, weight, bias)]
     wanted = head(hidden[micro_batch.hidden_index], weight, bias, micro_batch.targets)
@@ -264,7 +266,7 @@ def test_each_rank_computes_its_share_of_the_head(prompts: Lengths, size: int) -
 
 
 def shard_sizes(ranks: Ranks, prompts: Lengths) -> tuple[int, ...]:
-    micro_batch = pack(rows_of(prompts), device=torch.device("cpu"))
+    micro_batch = pack(rows_of(prompts), TEXT_MODEL)
     shard = shard_micro_batch(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
     hidden = shard.predicting(torch.zeros(shard.input_ids.shape[1], 1))
     return shard.input_ids.shape[1], len(shard.targets), len(hidden)

@@ -25,8 +25,8 @@ from references.weight_digest import slow_digest
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.digest import digest_tensor, finish, word_sum
-from strop.engines.fsdp import shard
 from strop.engines.model import load_model
+from strop.engines.sharding.fsdp import shard
 from strop.engines.weights import (
     TensorMetadata,
     WeightsMetadata,

@@ -1,6 +1,6 @@
 """Mutation testing of the formulas: which small mistakes in them, and in their checks, would the tests not see?
 
-    python tests/mutation/run.py                          its PACKAGES; continues where it stopped
+    python tests/mutation/run.py                          its FORMULAS; continues where it stopped
     python tests/mutation/run.py --module algorithms.losses --sample 100 --seed 1
     python tests/mutation/run.py --report                 what the session holds, without a run
 
@@ -36,10 +36,11 @@ WORK = ROOT / "build" / "mutation"
 TREE = WORK / "tree"
 SESSION = WORK / "session.jsonl"
 EQUIVALENT = HERE / "equivalent.txt"
-PACKAGES = ("algorithms", "recipes", "checks/functions")
+FORMULAS = ("algorithms/**/*.py", "recipes/**/*.py", "checks/functions/**/*.py", "evaluation/votes.py")
 TESTS = (
     "tests/algorithms", "tests/checks/functions", "tests/cli/test_cli_check.py", "tests/workers/test_metrics.py",
-    "tests/workers/test_batch_estimates.py",
+    "tests/workers/test_batch_estimates.py", "tests/evaluation/test_votes.py",
+    "tests/evaluation/test_votes_boundaries.py",
 )  # fmt: skip
 """Unit tests of the formulas; no training run takes part."""
 FIRST_BATCH_S = 3.0
@@ -228,7 +229,7 @@ def digest(paths: Iterable[Path]) -> str:
 def module_paths() -> dict[str, Path]:
     """Files of the packages in the copy, by dotted name below strop."""
     package = TREE / "strop"
-    paths = sorted(path for name in PACKAGES for path in (package / name).rglob("*.py"))
+    paths = sorted(path for name in FORMULAS for path in package.glob(name))
     return {module_name(path, package): path for path in paths}
 
 

@@ -34,7 +34,7 @@ import pytest
 import torch
 
 PACKAGE = "strop"
-TESTED = ("strop.algorithms", "strop.recipes", "strop.checks.functions")
+TESTED = ("strop.algorithms", "strop.recipes", "strop.checks.functions", "strop.evaluation.votes")
 HEAVY = (
     "numpy", "torch", "torch.distributed", "hypothesis.strategies", "tensordict", "datasets", "transformers",
     "transformers.models.qwen3.modeling_qwen3", "yaml", "hydra", "omegaconf", "rich", "jinja2", "safetensors",

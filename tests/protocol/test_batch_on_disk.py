@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.protocol import BatchError, DataProto, jagged, rows
+from strop.protocol.disk.plain import from_json, to_json
 from strop.protocol.merging import same
-from strop.protocol.plain import from_json, to_json
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),

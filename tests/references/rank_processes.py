@@ -167,7 +167,7 @@ def _serve(connection: Connection, parent: int) -> None:
 
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    from strop.engines.parallel import leave_ranks
+    from strop.engines.sharding.ranks import leave_ranks
 
     connection.send("ready")
     while True:

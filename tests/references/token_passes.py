@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
@@ -11,6 +14,9 @@ from strop.engines.config import EngineConfig
 from strop.engines.packing import Row
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine, TrainEngine
+
+TEXT_MODEL: Any = SimpleNamespace(device=torch.device("cpu"), media=None)
+"""What packing asks of a model."""
 
 
 def log_probs_of(

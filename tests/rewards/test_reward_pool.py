@@ -269,7 +269,7 @@ def test_pool_that_is_not_running_says_so() -> None:
 
 
 def test_cheap_functions_score_thousands_of_samples_per_second(tmp_path: Path) -> None:
-    # 15000 to 20000 per second on two idle cores; the bound leaves room for a busy machine.
+    # 20000 to 30000 per second on two idle cores; the bound leaves room for a busy machine.
     path = write_reward(
         tmp_path, "def compute_score(solution_str, ground_truth):\n    return solution_str == ground_truth"
     )

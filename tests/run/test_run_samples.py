@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from strop.run import RunError, SampleStore, sample_files
-from strop.run.sample_files import GROUP_ROWS, MAX_VALUES, MEMORY_SHARE
-from strop.run.samples import COLUMNS
+from strop.run import RunError, SampleStore, reading
+from strop.run.reading import MAX_VALUES, MEMORY_SHARE
+from strop.run.samples import COLUMNS, GROUP_ROWS
 
 FULL: dict[str, Any] = {
     "id": "e0-000003/1", "uid": "e0-000003", "sample_index": 1, "data_source": "gsm8k", "prompt": "2+2?",
@@ -179,8 +179,8 @@ def test_what_is_written_can_be_read_a_few_rows_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limits of a reader are those of 64 rows, or of memory; of a step there is no largest size."""
-    monkeypatch.setattr(sample_files, "MAX_VALUES", 64 * 100)
-    monkeypatch.setattr(sample_files, "_max_bytes", lambda: 64 * 1000)
+    monkeypatch.setattr(reading, "MAX_VALUES", 64 * 100)
+    monkeypatch.setattr(reading, "_max_bytes", lambda: 64 * 1000)
     store = SampleStore(tmp_path)
     wide = {"response_ids": [7] * 100, "rollout_log_probs": [-1.0] * 100}
     path = store.write(1, [row(f"a/{number}", **wide) for number in range(300)])

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from template_family import FAMILIES, family_tokenizer
 from transformers.utils import chat_template_utils
 
-from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template, budget
+from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template
+from strop.chat_template.bounded import budget
 from strop.data.chat import Chat, render
 from strop.tools.templates import ChatTemplate
 

@@ -26,7 +26,8 @@ from strop.data.prompts import PromptDataset
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer
-from strop.engines.packing import make_rows, pack
+from strop.engines.packing import make_rows
+from strop.engines.tokens import pack
 from strop.environments.credit import with_turn_rewards
 from strop.interactions import BaseInteraction
 from strop.rollout.native.engine import NativeEngine
@@ -416,7 +417,7 @@ def test_positions_after_an_image_of_a_tool_by_hand(folder: Path) -> None:
     setup = setup_of(folder, Camera(ToolResponse(image=[png(WIDE)])), max_assistant_turns=2)
     one, _ = episode(setup, "a", "b")
     model = load_model(ModelConfig(path=str(folder)), device="cpu")
-    packed = pack(rows_of([one]), device=torch.device("cpu"), inputs=model.media)
+    packed = pack(rows_of([one]), model)
     # Text counts up to the border before the image, at n. The image has time n + 1, height n + 1 and n + 2, width n + 1
     # to n + 3; what follows it goes on at n + 4. The last token of the response is no input.
     n = len(one.prompt_ids) + 3
@@ -439,7 +440,7 @@ def test_positions_are_the_models_own_also_where_samples_share_a_prompt(
     trajectories = played(model, prompts_of(path, ("a<image>b", [HIGH])), setup_of(path, camera), samples=3)
     assert len({one.media for one in trajectories}) > 1, "samples of the group carry different images"
     rows = rows_of(trajectories)
-    packed = pack(rows, device=torch.device("cpu"), inputs=model.media)
+    packed = pack(rows, model)
     num_prompt = len(trajectories[0].prompt_ids)
     assert packed.num_tokens == num_prompt + sum(row.suffix_length for row in rows), (
         "the prompt stands there once"

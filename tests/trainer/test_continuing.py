@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import strop
-from strop.config import ConfigError, load_config, save_config
-from strop.config.describe import describe
+from strop.config import ConfigError, describe, load_config, save_config
 from strop.trainer.config import Config
 from strop.trainer.continuing import NEUTRAL, STEERING, changeable_keys, is_changeable, settings_to_continue
 

@@ -16,7 +16,7 @@ from strop.run import RunFolder
 from strop.supervised.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
-from strop.trainer.roles import _specs, check_models
+from strop.trainer.roles import check_models, playing_of, role_specs
 
 CONSTANT = '''\
 """A reward that tells nothing apart, and the truth beside it."""
@@ -175,7 +175,8 @@ ON = ("algorithm.distillation.kind=reverse_kl", "teacher.path=there")
 
 def test_a_teacher_is_a_role_with_a_place_of_its_own_choice() -> None:
     apart = ("resources.runtime=ray", "resources.apart={teacher: 4}", "teacher.engine.sequence_parallel=2")
-    specs = _specs(config(*ON, *apart), num_steps=1, checkpoint=None, version=0, samples=None, logs=None)
+    settings = config(*ON, *apart)
+    specs = role_specs(settings, playing_of(settings), num_steps=1)
     assert list(specs) == ["actor", "teacher", "rollout"]
     assert specs["teacher"].mesh == Mesh(dp=2, sp=2)
 

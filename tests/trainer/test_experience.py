@@ -56,7 +56,12 @@ def experience(episodes: Sequence[Episode] = EPISODES) -> Experience:
     kept = [(one, reward) for one, reward in zip(episodes, rewards, strict=True) if reward is not None]
     rows = episode_rows([one for one, _ in kept], [reward for _, reward in kept], temperature=0.7)
     kept_reports = [row for report in reports if report.reward() is not None for row in report.rows()]
-    return Experience.of(future_of(rows), kept_reports, rows.tensors())
+    return Experience(
+        rows=future_of(rows),
+        reports=tuple(kept_reports),
+        column_names=frozenset(rows.tensors()),
+        num_trained=tuple(report.num_sampled_tokens for report in kept_reports),
+    )
 
 
 def test_rows_hold_the_tokens_as_they_were_sampled() -> None:

@@ -12,8 +12,8 @@ from strop.config import ConfigError
 from strop.data.sampler import PromptSampler, parse_visit_uid
 from strop.run import RunError, RunFolder
 from strop.trainer.loop import Trainer
-from strop.trainer.phases import Stages
 from strop.trainer.records import StepRecord
+from strop.trainer.stages import Stages
 
 GENERATOR = '''\
 from strop.data import AbstractDataGenerator

@@ -18,11 +18,12 @@ import pytest
 from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in
 
 from strop.config import save_config
+from strop.quickstart.starting import start_or_resume
 from strop.run import CheckpointError, RunError, RunFolder
 from strop.supervised.trainer import fine_tune
 from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
-from strop.trainer.launch import start_or_resume, start_run
+from strop.trainer.launch import start_run
 from strop.trainer.trackers import read_metrics
 
 NUM_STEPS = 12

@@ -13,7 +13,7 @@ from tiny_runs import Project, resume_in, train_in
 from strop.data.sampler import visit_uid
 from strop.run import CheckpointError
 from strop.trainer.collecting import RolloutCollector
-from strop.trainer.lengths import FILE, Lengths
+from strop.trainer.rounds.lengths import Lengths
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
 
@@ -73,13 +73,13 @@ def test_no_prompt_is_lost_or_doubled(known: dict[int, int], asked: set[int], ra
 def test_a_checkpoint_keeps_them_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     one, two = Lengths(), Lengths()
     one.note([report(0, 10), report(1, 30)])
-    (tmp_path / FILE).write_text(one.text())
-    two.restore(tmp_path / FILE)
+    (tmp_path / Lengths.FILE).write_text(one.text())
+    two.restore(tmp_path / Lengths.FILE)
     assert two.text() == one.text()
     two.restore(tmp_path / "nothing")
-    (tmp_path / FILE).write_text('{"0": "x"}')
+    (tmp_path / Lengths.FILE).write_text('{"0": "x"}')
     with pytest.raises(CheckpointError, match=r"lengths.json is damaged \(ValueError"):
-        two.restore(tmp_path / FILE)
+        two.restore(tmp_path / Lengths.FILE)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tiny_runs import Done, Project, check_records, resume_in, train_in
 from strop.ahead.overlap import GroupColumns
 from strop.controller import as_list
 from strop.trainer.experience import Experience
-from strop.trainer.phases import Phases, Stages
+from strop.trainer.stages import Stages
 
 OVERLAP = ["rollout.overlap_log_probs=true"]
 SYNCHRONOUS = ["algorithm.correction.weights=token", "trainer.max_steps=2", "data.val_files=[]"]
@@ -100,17 +100,17 @@ def test_with_a_group_filter_what_is_left_out_is_not_looked_at(
     assert len(made) == 8
 
 
-def test_a_phase_inside_another_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_inside_another_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(100))
-    monkeypatch.setattr("strop.trainer.phases.time.perf_counter", lambda: float(next(now)))
-    phases = Phases()  # 0
-    with phases.phase("gen"):  # 1
-        with phases.phase("old_log_prob"):  # 2 to 3
+    monkeypatch.setattr("strop.trainer.stages.time.perf_counter", lambda: float(next(now)))
+    stages = Stages()  # 0
+    with stages.stage("gen"):  # 1
+        with stages.stage("old_log_prob"):  # 2 to 3
             pass
-        with phases.phase("ref"):  # 4 to 5
+        with stages.stage("ref"):  # 4 to 5
             pass
-    assert phases.seconds == {"old_log_prob": 1.0, "ref": 1.0, "gen": 3.0}  # until 6
-    assert phases.current == ""
+    assert stages.seconds == {"old_log_prob": 1.0, "ref": 1.0, "gen": 3.0}  # until 6
+    assert stages.current == ""
 
 
 @pytest.mark.dist

@@ -8,11 +8,10 @@ import pytest
 from tiny_runs import Done, Project, train_in
 
 from strop.config import ConfigError
+from strop.replay.samples import open_recording
 from strop.rewards.config import OnFailureConfig, RewardConfig
 from strop.run import RunError, RunFolder
 from strop.trajectory import Prompt
-from strop.workers.player import Player
-from strop.workers.recording import open_recording
 
 KL = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"]
 """Of the run that is recorded."""
@@ -25,7 +24,7 @@ def never(*_: object, **__: object) -> None:
 def test_the_recorded_run_is_the_same_run_again_without_an_answer_played(
     on_policy: Done, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Player, "_played", never)
+    monkeypatch.setattr("strop.workers.player.play_episode", never)
     recorded = f"trainer.skip_rollout='{on_policy.folder}'"
     done = train_in(
         tmp_path / "run", project.config(*KL, recorded, "eval.before_train=false", "data.val_files=[]")

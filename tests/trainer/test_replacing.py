@@ -19,7 +19,8 @@ from strop.ahead.pacing import Pace
 from strop.ahead.replacing import FILE, Replacing
 from strop.algorithms.config import FilterGroupsConfig
 from strop.run import CheckpointError, RunFolder
-from strop.trainer.collecting import SURPLUS, TooFewGroups
+from strop.trainer.collecting import TooFewGroups
+from strop.trainer.rounds.collector import SURPLUS
 
 HALF = """
 import zlib

@@ -12,9 +12,9 @@ from tiny_runs import Project, check_records, resume_in, train_in
 
 from strop.algorithms.config import AlgorithmConfig
 from strop.config.errors import ConfigError
+from strop.recipes.choosing import NOT_DRAWN
 from strop.recipes.resampling import drawn_rows
 from strop.run import RunFolder
-from strop.trainer.learning import NOT_DRAWN
 
 SHORT = ["trainer.max_steps=2", "data.val_files=[]"]
 

@@ -11,7 +11,7 @@ from strop.config import ConfigError, load_config
 from strop.controller import Mesh, RoleSpec
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
-from strop.trainer.roles import _specs, check_models
+from strop.trainer.roles import check_models, playing_of, role_specs
 
 
 def config(*overrides: str) -> Config:
@@ -19,7 +19,8 @@ def config(*overrides: str) -> Config:
 
 
 def roles(*overrides: str) -> dict[str, RoleSpec]:  # type: ignore[type-arg]
-    return dict(_specs(config(*overrides), num_steps=10, checkpoint=None, version=0, samples=None, logs=None))
+    settings = config(*overrides)
+    return dict(role_specs(settings, playing_of(settings), num_steps=10))
 
 
 def test_grpo_has_an_actor_and_a_rollout() -> None:

@@ -24,8 +24,8 @@ from strop.run import RunFolder
 from strop.supervised.trainer import SupervisedTrainer, fine_tune
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loop import Trainer, train
-from strop.trainer.phases import Stages
 from strop.trainer.records import StepRecord
+from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest, Terminated
 
 DEADLINE_S = 120.0

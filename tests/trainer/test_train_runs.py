@@ -13,13 +13,13 @@ from torch import Tensor
 
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
 from strop.base.metrics import metric_values
-from strop.engines import fsdp
+from strop.engines import offloading
 from strop.engines.causal_lm import CausalLM
 from strop.engines.model import _Loading
 from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
 from strop.run import RunFolder, compare
-from strop.trainer.roles import Roles
+from strop.trainer.policy_sync import PolicySync
 from strop.workers.reports import StaleSamples
 from strop.workers.tally import ended_and_scored
 
@@ -65,7 +65,7 @@ def test_samples_of_an_older_policy_are_refused_unless_they_are_corrected_for(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Weights that never reach generation: from the second step on, samples are those of version 0.
-    monkeypatch.setattr(Roles, "update_weights", lambda self, version: None)
+    monkeypatch.setattr(PolicySync, "update", lambda self, version: None)
     sentence = (
         r"16 of 16 samples are older than the policy: e0-\d+/0 was sampled by version 0, and version 1 is trained\. "
         r"The loss would take them for its own: set algorithm\.correction"
@@ -356,9 +356,9 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
         "actor.samples_per_update=8",
     ]
     stays = train_in(tmp_path / "stays", project.config(*settings))
-    offload, moved = fsdp.offload, []
+    offload, moved = offloading.offload, []
 
-    def counted(model: CausalLM) -> fsdp.HostCopies:
+    def counted(model: CausalLM) -> offloading.HostCopies:
         copies = offload(model)
         moved.append(copies.num_bytes > 0)
         return copies
@@ -371,8 +371,8 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
         return finish(loading, module)
 
     monkeypatch.setattr(_Loading, "finish", in_own_memory)
-    monkeypatch.setattr(fsdp, "_on_device", iter)
-    monkeypatch.setattr(fsdp, "offload", counted)
+    monkeypatch.setattr(offloading, "_on_device", iter)
+    monkeypatch.setattr(offloading, "offload", counted)
     leaves = train_in(tmp_path / "leaves", project.config(*settings, "resources.offload_idle=true"))
     assert [one.chain for one in leaves.chain] == [one.chain for one in stays.chain]
     # Both validations, and per step: generation, old log-probs, reference, values, critic, actor.

@@ -15,9 +15,9 @@ from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loading import load
 from strop.trainer.loop import Trainer
-from strop.trainer.phases import Stages
 from strop.trainer.records import StepRecord
 from strop.trainer.results import TrainResult
+from strop.trainer.stages import Stages
 from strop.trainer.trackers import read_metrics
 
 REWARD = '''\

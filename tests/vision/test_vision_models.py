@@ -19,8 +19,8 @@ from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_tokenizer
-from strop.engines.packing import Row, make_rows, pack
-from strop.engines.tokens import run_tokens
+from strop.engines.packing import Row, make_rows
+from strop.engines.tokens import pack, run_tokens
 from strop.engines.training import TrainEngine
 from strop.trajectory import Media
 from strop.vision.families import load_media_processor
@@ -181,7 +181,7 @@ def test_positions_of_prompt_and_response_are_the_models_own(
     path = folder(kind)
     rows = samples(path)[:3]
     model = load(path)
-    packed = pack(rows, device=torch.device("cpu"), inputs=model.media)
+    packed = pack(rows, model)
     for row in rows:
         ids = torch.cat([row.prompt, row.response])[None]
         expected, _ = model.module.base_model.get_rope_index(
@@ -189,7 +189,7 @@ def test_positions_of_prompt_and_response_are_the_models_own(
             mm_token_type_ids=(ids == IMAGE_ID).int(),
             image_grid_thw=torch.tensor([one.grid for one in row.media]),
         )
-        places = packed.hidden_index[torch.isin(packed.token_index, row.first_token + torch.arange(99))]
+        places = packed.hidden_index[torch.isin(packed.index, row.first_token + torch.arange(99))]
         places = places[: len(row.response)]  # what predicts the response: from the last prompt token on
         torch.testing.assert_close(
             packed.position_ids[:, 0, places], expected[:, 0, len(row.prompt) - 1 : -1]
@@ -229,7 +229,7 @@ def test_the_image_decides_what_is_said(folder: Callable[[str], Path]) -> None:
     ids, media = prompt(path, 4, "blue", 21)
     _, other = prompt(path, 4, "wide", 21)
     rows = make_rows([ids, ids], [torch.tensor([40])] * 2, [media, other])
-    packed = pack(rows, device=torch.device("cpu"), inputs=load(path).media)
+    packed = pack(rows, load(path))
     assert packed.num_tokens == 2 * len(ids), "equal tokens with different images are different prompts"
     log_probs, _ = log_probs_of(load(path), rows, temperature=1.0, max_tokens=100)
     assert abs(log_probs[0] - log_probs[1]) > 1e-3

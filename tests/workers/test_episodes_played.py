@@ -160,7 +160,7 @@ def test_episodes_are_a_value_that_later_calls_take() -> None:
     columns = {"report": [report_of(one) for one in played], "episode": played}
     made = DataProto.from_dict({}, non_tensors=columns)
     first, second = (
-        Experience.of(future_of(part), part.non_tensor_batch["report"])
+        Experience(rows=future_of(part), reports=tuple(part.non_tensor_batch["report"]))
         for part in (made.slice(0, 2), made.slice(2, 4))
     )
     both = Experience.concat([second, first])

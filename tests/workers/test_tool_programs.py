@@ -29,8 +29,9 @@ from strop.tools.agent import tool_agent
 from strop.tools.python_sandbox import PythonSandboxTool, SandboxFailed
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.playing import Playing
-from strop.workers.reports import Decided, EpisodeReport
+from strop.workers.reports import EpisodeReport
 from strop.workers.rollout import RolloutWorker
+from strop.workers.sample_rows import Decided
 
 REWARD = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

@@ -26,11 +26,10 @@ Rules that hold for every loss here, unless its docstring says otherwise:
 
 from strop.algorithms.losses import clipped, sequence, weighted  # noqa: F401  (they register their functions)
 from strop.algorithms.losses.policy import (
-    PolicyBatch,
     PolicyLoss,
     note_policy_loss,
-    policy_batch,
     policy_loss,
+    rows_that_move,
 )
 from strop.algorithms.losses.spec import LossSpec, aggregation_of, loss_spec
 from strop.algorithms.losses.terms import (
@@ -48,16 +47,15 @@ load_recipes()
 __all__ = [
     "POLICY_LOSS_REGISTRY",
     "LossSpec",
-    "PolicyBatch",
     "PolicyLoss",
     "PolicyLossTerms",
     "aggregation_of",
     "get_policy_loss_fn",
     "loss_spec",
     "note_policy_loss",
-    "policy_batch",
     "policy_loss",
     "policy_loss_terms",
     "prepare_columns",
     "register_policy_loss",
+    "rows_that_move",
 ]

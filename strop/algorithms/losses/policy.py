@@ -7,16 +7,15 @@ micro-batches and ranks, whose tokens bring weights that were computed once for 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
-from strop.algorithms.aggregation import BatchTotals, row_numbers, valid_tokens_per_row, weighted_sum
+from strop.algorithms.aggregation import BatchTotals, valid_tokens_per_row, weighted_sum
 from strop.algorithms.kl import kl_penalty
 from strop.algorithms.losses.distillation import DISTILLATION_STATISTIC, reverse_kl_terms, topk_forward_kl
 from strop.algorithms.losses.spec import LossSpec
-from strop.algorithms.losses.terms import PolicyLossTerms, policy_loss_terms, prepare_columns
+from strop.algorithms.losses.terms import PolicyLossTerms, policy_loss_terms
 from strop.algorithms.registry import verl_convention
 from strop.base.metrics import Metric
 from strop.base.tensor_metrics import TensorMetrics
@@ -37,70 +36,6 @@ DISTILLATION_EXTREME = Metric(
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyBatch:
-    """The rows of one optimizer batch that this rank has, their tokens end to end, as the loss takes them."""
-
-    columns: Mapping[str, Tensor]
-    """[N] (or [N, K]) by the loss's own names, `row_ids` among them."""
-    weights: Tensor
-    """[N]: of each token in the loss of the whole optimizer batch; 0 where it is not trained on."""
-    num_trained: int
-    """Tokens of these rows that are trained on."""
-    row_lengths: Tensor
-    """[B] int64, in host memory: tokens of each row."""
-    totals: BatchTotals
-    """Counts of the whole optimizer batch, over all ranks."""
-
-    def rows_that_move(self, spec: LossSpec) -> list[bool]:
-        """[B]: which rows have a term that depends on the policy."""
-        if spec.moves_every_row:
-            return [True] * len(self.row_lengths)
-        moving = (self.columns["advantages"] * self.weights) != 0
-        per_row: list[int] = valid_tokens_per_row(moving, self.row_lengths).tolist()
-        return [count > 0 for count in per_row]
-
-    def prepared(self, spec: LossSpec, whole: Mapping[str, Tensor], mask: Tensor, own: slice) -> PolicyBatch:
-        """With what the loss computes once from all tokens of the optimizer batch, over all ranks.
-
-        Args:
-            whole: log_probs (before the update), old_log_probs and advantages [N of all ranks], end to end.
-            mask: [N of all ranks], true on tokens that are trained on.
-            own: where the tokens of these rows are among them.
-        """
-        made = prepare_columns(spec.name, mask=mask, columns=whole, settings=spec.settings)
-        return replace(self, columns={**self.columns, **{name: made[name][own] for name in made}})
-
-    def to(self, device: torch.device) -> PolicyBatch:
-        """On a device, without waiting for it."""
-        columns = {name: column.to(device, non_blocking=True) for name, column in self.columns.items()}
-        return replace(self, columns=columns, weights=self.weights.to(device, non_blocking=True))
-
-    def at(self, index: Tensor) -> PolicyTokens:
-        """The tokens at these places [M], in host memory, of whole rows."""
-        here = index.to(self.weights.device, non_blocking=True)
-        return PolicyTokens(
-            columns={name: column[here] for name, column in self.columns.items()},
-            weights=self.weights[here],
-            batch=self,
-            index=index,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolicyTokens:
-    """Some tokens of whole rows of an optimizer batch."""
-
-    columns: Mapping[str, Tensor]
-    """[M] by name."""
-    weights: Tensor
-    """[M]."""
-    batch: PolicyBatch
-    """Which they are of."""
-    index: Tensor
-    """[M], in host memory: their places in it."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
     """The loss of some tokens, and what is seen on the way, without gradient and on the device."""
 
@@ -118,39 +53,29 @@ class PolicyLoss:
     """Scalars by metric name: means over these tokens that a user's loss returned."""
 
 
-def policy_batch(
-    spec: LossSpec,
-    columns: Mapping[str, Tensor],
-    *,
-    mask: Tensor,
-    row_lengths: Tensor,
-    totals: BatchTotals,
-) -> PolicyBatch:
-    """Rows of an optimizer batch, with the weight of each token.
+def rows_that_move(spec: LossSpec, columns: Mapping[str, Tensor], row_lengths: Tensor) -> list[bool]:
+    """[B]: which rows have a term that depends on the policy.
 
     Args:
         spec: of the loss.
-        columns: [N] (or [N, K]) by the loss's own names, in host memory.
-        mask: [N], true on tokens that are trained on.
+        columns: advantages and weights [N], of all tokens of the rows.
         row_lengths: [B] int64.
-        totals: counts of the whole optimizer batch, over all ranks.
     """
-    weights = spec.aggregation.weights(mask, totals, row_lengths, dtype=columns["advantages"].dtype)
-    return PolicyBatch(
-        columns={**columns, "row_ids": row_numbers(row_lengths)},
-        weights=weights,
-        num_trained=int((weights != 0).sum()),
-        row_lengths=row_lengths,
-        totals=totals,
-    )
+    if spec.moves_every_row:
+        return [True] * len(row_lengths)
+    moving = (columns["advantages"] * columns["weights"]) != 0
+    per_row: list[int] = valid_tokens_per_row(moving, row_lengths).tolist()
+    return [count > 0 for count in per_row]
 
 
 def policy_loss(
     spec: LossSpec,
     log_probs: Tensor,
     entropies: Tensor,
-    tokens: PolicyTokens,
+    columns: Mapping[str, Tensor],
     *,
+    row_ids: Tensor,
+    totals: BatchTotals,
     chosen_log_probs: Tensor | None = None,
     is_likely: Tensor | None = None,
 ) -> PolicyLoss:
@@ -159,27 +84,33 @@ def policy_loss(
     Args:
         spec: the loss.
         log_probs, entropies: [M], of the current policy, with gradient.
-        tokens: their columns and weights, on the same device; without old_log_probs, the log-probs are the old ones
-            (ratio 1 in value, not in gradient).
+        columns: [M] (or [M, K]) by the loss's own names, on the same device; among them `weights`, that of each token
+            in the loss of the whole optimizer batch, 0 where it is not trained on. Without old_log_probs, the
+            log-probs are the old ones (ratio 1 in value, not in gradient).
+        row_ids: [M], in host memory: the row of each token; the tokens are those of whole rows.
+        totals: counts of the whole optimizer batch, over all ranks.
         chosen_log_probs: [M, K], with gradient: of `teacher_ids`, where the loss takes them.
         is_likely: [M, K] bool: which of those are among the policy's own K most likely tokens.
     """
-    here = {name: _like(column, log_probs) for name, column in tokens.columns.items()}
-    weights = tokens.weights.to(log_probs)
+    here = {
+        name: column.to(log_probs) if column.is_floating_point() else column
+        for name, column in columns.items()
+    }
+    weights = here.pop("weights")
     here["log_probs"] = log_probs
+    here["row_ids"] = row_ids.to(log_probs.device, non_blocking=True)
     here.setdefault("old_log_probs", log_probs.detach())
     trained = weights != 0
     seen: dict[str, Tensor] = {ENTROPY.last: entropies}
     own_means: Mapping[str, Tensor] = {}
-    if not len(log_probs):  # of a rank without rows; a user's loss need not expect that
-        loss = 0.0 * log_probs.sum()
-    elif spec.declaration.is_user_convention:
+    if spec.declaration.is_user_convention and len(
+        log_probs
+    ):  # such a loss need not expect a rank without rows
         convention = verl_convention(f"policy loss {spec.name!r}")
-        loss, own_means = convention.loss_of_tokens(spec, here, trained, tokens)
+        loss, own_means = convention.loss_of_tokens(spec, here, trained, row_ids, totals)
     else:
-        policy = policy_loss_terms(spec.name, mask=trained, columns=here, settings=spec.settings)
-        seen |= policy.statistics
-        loss = weighted_sum(policy.terms, weights * here.get("rollout_is_weights", 1.0))
+        loss, statistics = _policy_term(spec, here, weights)
+        seen |= statistics
     shares: dict[str, Tensor] = {PG_LOSS: loss.detach()}
     algorithm = spec.algorithm
     if algorithm.policy_coef != 1:
@@ -206,19 +137,19 @@ def policy_loss(
     )
 
 
-def note_policy_loss(metrics: TensorMetrics, seen: PolicyLoss, batch: PolicyBatch, *, share: float) -> None:
+def note_policy_loss(metrics: TensorMetrics, seen: PolicyLoss, *, num_trained: int, share: float) -> None:
     """Add what was seen on some tokens to the metrics of their optimizer batch, under the names that people chart.
 
     Args:
         metrics: of the optimizer batch.
         seen: on some of its tokens.
-        batch: all its rows that this rank has.
+        num_trained: all tokens of it that are trained on and that this rank has.
         share: weight of this rank in the mean of losses: 1 where it counts, 0 where another rank has the same rows.
     """
     for name, total in seen.shares.items():
         metrics.add_mean(name, total, share)
     for name, values in seen.tokens.items():
-        metrics.add_tokens(name, values, seen.trained, count=batch.num_trained)
+        metrics.add_tokens(name, values, seen.trained, count=num_trained)
     if seen.distances is not None:
         metrics.add_extremes(
             DISTILLATION_EXTREME.of("min"), DISTILLATION_EXTREME.of("max"), seen.distances, seen.trained
@@ -226,6 +157,16 @@ def note_policy_loss(metrics: TensorMetrics, seen: PolicyLoss, batch: PolicyBatc
     count = seen.trained.sum()
     for name, mean in seen.own_means.items():
         metrics.add_mean(name, mean.to(count.device) * count, count)
+
+
+def _policy_term(
+    spec: LossSpec, here: Mapping[str, Tensor], weights: Tensor
+) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The policy's term of the loss of these tokens, and what is seen of each."""
+    if not len(weights):  # of a rank without rows
+        return 0.0 * here["log_probs"].sum(), {}
+    policy = policy_loss_terms(spec.name, mask=weights != 0, columns=here, settings=spec.settings)
+    return weighted_sum(policy.terms, weights * here.get("rollout_is_weights", 1.0)), policy.statistics
 
 
 def _distance(
@@ -246,8 +187,3 @@ def _distance(
         with_tail=distillation.with_tail,
         is_likely=is_likely,
     )
-
-
-def _like(column: Tensor, other: Tensor) -> Tensor:
-    """Of the dtype of the other, unless it is a mask or counts something."""
-    return column.to(other) if column.is_floating_point() else column

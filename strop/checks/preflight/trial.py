@@ -30,10 +30,10 @@ from strop.protocol import columns
 from strop.rewards import RewardPool
 from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
-from strop.trainer.phases import Stages
 from strop.trainer.producers import StepContext, produced
-from strop.trainer.roles import Roles, check_models, make_roles, start_runtime
+from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.setup import TrainingData, load_training_data, training_sampling
+from strop.trainer.stages import Stages
 from strop.trainer.threads import set_threads
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -111,9 +111,7 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
     data = load_training_data(config, reads_media=True)
     check_models(config)
     with start_runtime(config, log_dir=None) as runtime:
-        roles = make_roles(
-            config, runtime, num_steps=data.num_steps, checkpoint=None, version=0, samples=None
-        )
+        roles = make_roles(config, runtime, playing_of(config), num_steps=data.num_steps)
         return try_out(config, data, roles, prompts_per_round=num_prompts, max_rounds=1)
 
 

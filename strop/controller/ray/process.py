@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -117,8 +118,14 @@ class WorkerProcess:
             (value,) = fetch([arg.reference], wait_s, "an argument of several workers")
             return value
 
+        def run() -> Any:
+            kwargs = {name: here(arg) for name, arg in order.kwargs.items()}
+            return replace(order, args=[here(arg) for arg in order.args], kwargs=kwargs).run(
+                self._workers[role]
+            )
+
         with doing(f"{role}.{order.method}"):
-            return _answered(lambda: order.run(self._workers[role], here))
+            return _answered(run)
 
     def close(self) -> CallResponse:
         """Close the workers, last made first; all of them, whatever one of them raises."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from strop.base.durable import replace_text
 from strop.base.foreign_files import lines_of, open_regular
 from strop.base.guests import needed
 from strop.base.metrics import Metric
@@ -19,7 +20,6 @@ from strop.data.sampler import PromptSampler
 from strop.protocol import DataProto
 from strop.rewards.wire import decode, encode
 from strop.run import RunError, RunFolder
-from strop.run.durable import replace_text
 from strop.run.folder import GROWN_FILE
 
 GROWN = Metric("training/grown_rows", "rows", "that `data.datagen` or `on_batch_end` added so far")

@@ -34,9 +34,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strop.engines.attention import AttentionContext, AttentionForm
-from strop.engines.packing import MicroBatch
 from strop.engines.parallel import exchanged
 from strop.engines.recurrent import CARRIED, Run
+from strop.engines.tokens import Tokens
 
 
 def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, section: str = "engine") -> None:
@@ -208,7 +208,7 @@ def tokens_per_rank(num_tokens: int, num_ranks: int) -> int:
     return max(1, math.ceil(num_tokens / num_ranks))
 
 
-def shard_micro_batch(micro_batch: MicroBatch, group: dist.ProcessGroup) -> SequenceShard:
+def shard_micro_batch(micro_batch: Tokens, group: dist.ProcessGroup) -> SequenceShard:
     """This rank's part of a micro-batch that all ranks of the group packed alike. Communicates nothing."""
     size, rank = dist.get_world_size(group), dist.get_rank(group)
     n = tokens_per_rank(micro_batch.num_tokens, size)

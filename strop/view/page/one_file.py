@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from strop.base.durable import replace_text
 from strop.run import RunError
-from strop.run.durable import replace_text
 from strop.view.page import answers
 from strop.view.page.catalog import Catalog
 from strop.view.page.server import PLOTLY, static_files

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.base.foreign_files import parse_json
 from strop.border import printable
-from strop.run.sample_files import tables_of
+from strop.run.reading import tables_of
 from strop.run.samples import SampleStore, schema_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,102 @@
+"""How sure a rate is: intervals of success probabilities, in closed form and float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+
+def wilson_interval(
+    num_successes: float, num_trials: float, *, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Ends of Wilson's score interval of a success probability; sensible at 0 %, at 100 % and for few trials.
+
+    Counts may be fractional, e.g. a sum of per-prompt pass rates over the number of prompts. Several
+    samples of one prompt are not independent: see `clustered_interval`.
+
+    Raises:
+        ValueError: no trials, more successes than trials, or a confidence outside (0, 1).
+
+    Source: Wilson 1927, "Probable inference, the law of succession, and statistical inference".
+    """
+    if not (num_trials > 0 and 0 <= num_successes <= num_trials):
+        raise ValueError(f"{num_successes} successes in {num_trials} trials have no interval: count again")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}: use a number between 0 and 1, such as 0.95")
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    rate = num_successes / num_trials
+    shrink = 1 + z**2 / num_trials
+    center = (rate + z**2 / (2 * num_trials)) / shrink
+    half = z * math.sqrt(rate * (1 - rate) / num_trials + (z / (2 * num_trials)) ** 2) / shrink
+    low = 0.0 if num_successes == 0 else max(0.0, center - half)
+    high = 1.0 if num_successes == num_trials else min(1.0, center + half)
+    return low, high
+
+
+def clustered_interval(
+    successes: Sequence[float], trials: Sequence[float], *, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Wilson's interval of a success probability where the trials of one cluster (the answers to one prompt) are alike.
+
+    The interval is that of n* = p (1 - p) / v independent trials, with v = sum_g (s_g - p n_g)^2 / n^2 the variance of
+    the rate p = sum_g s_g / n between clusters: n* is n where each cluster has one trial, and the number of clusters
+    where all trials of a cluster of equal size agree. A variance that few clusters show is itself unsure, so n* is
+    multiplied by (t(n - 1) / t(G - 1))^2 (1 - 1/G) / (1 - 1/n), with G clusters and quantiles t of Student's
+    distribution; but not below the number of clusters by that. It is at most n; at a rate of 0 or 1, where v says
+    nothing, it is the number of clusters.
+
+    Args:
+        successes: s_g of each cluster; fractions are allowed.
+        trials: n_g of each cluster.
+        confidence: of the interval.
+
+    Raises:
+        ValueError: as `wilson_interval`, or lists of different lengths.
+
+    Source: clustered standard errors: Miller 2024, arXiv:2411.00640; the number of independent trials of
+        the same variance in the interval of a proportion: Korn and Graubard 1998, Survey Methodology 24.
+    """
+    clusters = list(zip(successes, trials, strict=True))
+    total, count = sum(successes), sum(trials)
+    num_clusters = sum(n > 0 for n in trials)
+    num_effective = float(num_clusters)
+    if 0 < total < count:
+        rate = total / count
+        squares = sum((s - rate * n) ** 2 for s, n in clusters)
+        alike = rate * (1 - rate) * count**2 / squares if squares else float(count)
+        sure = alike * _sureness(num_clusters, count, confidence)
+        num_effective = min(count, max(sure, min(alike, num_clusters)))
+        total = rate * num_effective
+    elif total == count:
+        total = num_effective
+    return wilson_interval(total, num_effective, confidence=confidence)
+
+
+def _sureness(num_clusters: int, num_trials: float, confidence: float) -> float:
+    """How much less a variance of so many clusters is worth than one of so many trials; 1 where they are as many."""
+    if num_clusters < 2 or num_clusters >= num_trials:
+        return 1.0
+    few, many = (student_quantile(n - 1, confidence) for n in (num_clusters, num_trials))
+    return (many / few) ** 2 * (1 - 1 / num_clusters) / (1 - 1 / num_trials)
+
+
+def student_quantile(freedom: float, confidence: float) -> float:
+    """The t that Student's distribution of these degrees of freedom exceeds, either way, with 1 - confidence.
+
+    Exact for 1 and 2; otherwise an expansion whose error at 95 % is below 0.8 % from 3 on and 0.1 % from 5 on.
+
+    Source: Abramowitz and Stegun 1964, 26.7.5.
+    """
+    if freedom <= 1:
+        return math.tan(math.pi * confidence / 2)
+    if freedom == 2:
+        return confidence * math.sqrt(2 / (1 - confidence**2))
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / freedom ** (power + 1) for power, term in enumerate(terms))

@@ -1,0 +1,57 @@
+"""Writes that survive a crash: files appear whole under their name, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from strop.base.foreign_files import open_regular
+
+
+def fsync_path(path: Path) -> None:
+    """Return once the content of a file, or the names in a folder, have reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Return once the names in a folder have reached the disk, where its file system knows of that."""
+    with suppress(OSError):  # some network file systems know no fsync of a folder
+        fsync_path(folder)
+
+
+def write_durable(path: Path, text: str) -> None:
+    """Write a new file in the place of what has the name, and wait for the disk."""
+    path.unlink(missing_ok=True)  # a link of that name would lead what is written elsewhere
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Give `path` this content in one step: a reader sees the old text or the whole of the text given.
+
+    Raises:
+        OSError: the disk refused; the old content is still there.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        write_durable(temporary, text)
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):  # the first error is the one to tell
+            temporary.unlink()
+        raise
+    fsync_path(path.parent)
+
+
+def sha256_of_file(path: Path) -> str:
+    """Hex digest of a file, read in chunks: memory does not grow with the file."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,4 @@
+"""What a user changes about a model folder without writing into it.
+
+changes.py  settings, chat template, modules of their own
+"""

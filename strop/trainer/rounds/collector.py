@@ -1,0 +1,119 @@
+"""Dynamic sampling (DAPO): algorithm.filter_groups.
+
+A step goes on asking for prompts until it has as many groups that can teach as data.prompts_per_step, or has asked
+`max_rounds` times. The batch that is trained has a constant number of prompts then, except at that limit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
+from strop.base.metrics import Metric
+from strop.data.sampler import parse_visit_uid
+from strop.trainer.collecting import CollectedSamples, RolloutCollector, TooFewGroups
+from strop.trainer.experience import Experience
+from strop.trainer.groups import sample_groups
+from strop.trainer.stages import Stages
+from strop.workers.reports import EpisodeReport
+
+LOWEST_RATE = 0.1
+"""Share of groups that is expected to teach at least, when it is chosen how many are begun."""
+
+SURPLUS = "surplus of dynamic sampling"
+"""Why a group that can teach is left out."""
+FILTER = Metric(
+    "training/filter_groups/<what>",
+    "rounds; samples; tokens",
+    "with dynamic sampling: `rounds`, `evicted_samples`, `discarded_surplus_samples` and `discarded_surplus_tokens`, "
+    "samples by cause",
+)
+
+
+class RoundsCollector(RolloutCollector):
+    """Fills steps with groups that can teach, where there is a filter."""
+
+    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> CollectedSamples:
+        """As RolloutCollector, in rounds.
+
+        Raises:
+            TooFewGroups: filter_groups.at_limit is stop, and the limit was reached.
+        """
+        settings = self._config.algorithm.filter_groups
+        if not settings.enable:
+            return super().collect(step, stages, num_prompts)
+        wanted = self._config.data.prompts_per_step
+        rounds: list[CollectedSamples] = []
+        causes: dict[str, str] = {}
+        found, rate = 0, 1.0
+        while found < wanted and len(rounds) < settings.max_rounds:
+            missing = min(wanted, math.ceil((wanted - found) / rate))
+            rounds.append(super().collect(step, stages, settings.prompts_per_round or missing))
+            causes |= self._filter(rounds[-1].episodes.reports, at_most=wanted - found)
+            found = sum(not cause for cause in causes.values())
+            rate = max(found / sum(len(one.prompts) for one in rounds), LOWEST_RATE)
+        dropped = {uid: cause for uid, cause in causes.items() if cause}
+        if found < wanted and settings.at_limit == "stop":
+            raise TooFewGroups(
+                f"only {found} of {wanted} groups could teach after {len(rounds)} rounds "
+                f"({', '.join(f'{n} {cause}' for cause, n in Counter(dropped.values()).items())}): use data "
+                f"of another difficulty, raise algorithm.filter_groups.max_rounds, or set at_limit=train"
+            )
+        reports = [report for one in rounds for report in one.episodes.reports]
+        return self._joined(rounds, dropped, self._counts(dropped, reports, len(rounds)))
+
+    def _joined(
+        self, rounds: Sequence[CollectedSamples], dropped: Mapping[str, str], metrics: Mapping[str, float]
+    ) -> CollectedSamples:
+        """All rounds, without the samples of dropped groups."""
+        num_refused = sum(one.num_refused for one in rounds)
+        experience = Experience.concat([one.experience for one in rounds])
+        if dropped:
+            kept = [row for row, report in enumerate(experience.reports) if report.uid not in dropped]
+            experience = experience.take(kept)
+        return CollectedSamples(
+            prompts=tuple(prompt for one in rounds for prompt in one.prompts),
+            num_refused=num_refused,
+            episodes=Experience.concat([one.episodes for one in rounds]),
+            experience=experience,
+            dropped=dropped,
+            metrics={**metrics, **self._passed_over(num_refused)},
+        )
+
+    def _filter(self, reports: Sequence[EpisodeReport], *, at_most: int) -> dict[str, str]:
+        """By uid of each group of a round, why it is left out (empty: it is not); the sampler hears of it."""
+        settings = self._config.algorithm.filter_groups
+        causes: dict[str, str] = {}
+        num_kept = 0
+        for group in sample_groups(reports):
+            cause = left_out_for(group, settings)
+            causes[group.uid] = cause or (SURPLUS if num_kept == at_most else "")
+            num_kept += not causes[group.uid]
+            epoch, row = parse_visit_uid(group.uid)
+            if cause == SOLVED and settings.retire_solved:
+                self._data.sampler.retire(row, epoch)
+            if cause == FAILED and settings.defer_failed:
+                self._data.sampler.defer(row, epoch, epochs=settings.defer_failed)
+        return causes
+
+    def _counts(
+        self, dropped: Mapping[str, str], reports: Sequence[EpisodeReport], num_rounds: float
+    ) -> dict[str, float]:
+        """Metrics of the filter."""
+        uids = [report.uid for report in reports]
+        causes = Counter(dropped[uid] for uid in uids if uid in dropped)
+        surplus = causes.pop(SURPLUS, 0)
+        tokens = sum(one.num_sampled_tokens for one in reports if dropped.get(one.uid) == SURPLUS)
+        counts = {
+            FILTER.of("rounds"): float(num_rounds),
+            FILTER.of("evicted_samples"): float(causes.total()),
+            FILTER.of("discarded_surplus_samples"): float(surplus),
+            FILTER.of("discarded_surplus_tokens"): float(tokens),
+        }
+        own = self._config.algorithm.filter_groups.filter
+        for cause in [*CAUSES, *([f"filter {own}"] if own else []), *causes]:
+            counts[FILTER.of(re.sub(r"[^0-9A-Za-z]+", "_", cause))] = float(causes[cause])
+        return counts
