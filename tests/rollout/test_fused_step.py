@@ -204,6 +204,18 @@ def test_models_of_another_form_go_through_their_own_forward_pass(tiny_folder: C
     assert fused_step(load(tiny_folder("qwen3"), lora=LoraConfig(rank=2))) is None
 
 
+@pytest.mark.parametrize("sizes", [{"hidden_size": 35}, {"intermediate_size": 51}], ids=str)
+def test_sizes_that_have_no_pairs(tmp_path: Path, sizes: dict[str, int]) -> None:
+    """bfloat16 is multiplied in pairs; a rotary embedding makes heads even."""
+    make_tiny_model(
+        tmp_path / "model", seed=0, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=16, **sizes
+    )
+    assert fused_step(load(tmp_path / "model", "bfloat16")) is None
+    model = load(tmp_path / "model")
+    logits, expected, *_ = both(model, step_of(model))
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
+
+
 def played(model: CausalLM, *, max_tokens: int = 12) -> list[list[int]]:
     batch = DecodeBatch(model, max_running=4)
     requests = [Request(f"{i}", (1, 2, 3 + i), Sampling(key=i, max_tokens=max_tokens)) for i in range(4)]

@@ -43,8 +43,8 @@ class Packed:
     """Projections side by side, as decode.c reads them."""
 
     panels: Tensor
-    """[ceil(N / W), K, W]: W columns lie together, with zeros behind the last one; of bfloat16 [ceil(N / W), K / 2, 2 W],
-    both numbers of a column side by side."""
+    """[ceil(N / W), K, W]: W columns lie together, with zeros behind the last one; of bfloat16
+    [ceil(N / W), K / 2, 2 W], both numbers of a column side by side."""
     bias: Tensor | None
     """[ceil(N / W) W] float32."""
 
@@ -192,22 +192,24 @@ def fused_step(model: CausalLM) -> FusedStep | None:
         return None
     if model.config.hidden_act != "silu" or not all(map(_is_plain, layers)):
         return None
+    is_bfloat16 = model.compute_dtype == torch.bfloat16
+    if is_bfloat16 and (model.config.hidden_size % 2 or model.config.intermediate_size % 2):
+        return None  # its numbers go into products in pairs
     attention = layers[0].self_attn
     dim = attention.head_dim
     kv_heads = attention.k_proj.out_features // dim
     group = attention.q_proj.out_features // attention.k_proj.out_features
-    kernel = compiled(dim, kv_heads, group, model.compute_dtype == torch.bfloat16)
+    kernel = compiled(dim, kv_heads, group, is_bfloat16)
     head_kernel = compiled(dim, kv_heads, group, False)  # logits are made in float32
     return None if kernel is None or head_kernel is None else FusedStep(model, kernel, head_kernel)
 
 
 def _is_plain(layer: Any) -> bool:
-    """Its projections are ordinary ones, without adapters, with biases in all or none of those that are joined, of an even
-    number of inputs."""
+    """Its projections are ordinary ones, without adapters, with biases in all or none of those that are joined."""
     attention, mlp = layer.self_attn, layer.mlp
     joined = [[attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]]
     parts = [*joined[0], *joined[1], attention.o_proj, mlp.down_proj]
-    if any(type(one) is not nn.Linear or one.in_features % 2 for one in parts):
+    if any(type(one) is not nn.Linear for one in parts):
         return False
     return all(len({one.bias is None for one in parts}) == 1 for parts in joined)
 
