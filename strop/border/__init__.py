@@ -6,11 +6,11 @@ given (`read_json` says with ValueError that a text is no JSON), and each takes 
 
 secrets.py  remember_secret, redacted: keys that appear in no record
 text.py     encodable: text that strop works with; storable_text: text that is written; printable: text for a terminal
-control_text.py  ControlText: text that spells out control tokens of a tokenizer, and stays text
 values.py   read_json: JSON from outside; storable: any value as plain JSON; real, finite, usable, as_number: numbers
+
+The guest `control` below it has ControlText: text that spells out control tokens of a tokenizer, and stays text.
 """
 
-from strop.border.control_text import ControlText, any_of, without_common_control_text
 from strop.border.secrets import REDACTED, redacted, remember_named, remember_secret
 from strop.border.text import described, encodable, printable, storable_text
 from strop.border.values import (
@@ -26,8 +26,6 @@ from strop.border.values import (
 
 __all__ = [
     "REDACTED",
-    "ControlText",
-    "any_of",
     "as_number",
     "described",
     "encodable",
@@ -43,5 +41,4 @@ __all__ = [
     "storable",
     "storable_text",
     "usable",
-    "without_common_control_text",
 ]

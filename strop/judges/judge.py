@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from strop.border import encodable, storable, without_common_control_text
+from strop.border import encodable, storable
+from strop.border.control import without_common_control_text
 from strop.judges.client import CallFailed, RemoteClient, Reply
 from strop.judges.comparing import orders, tallied
 from strop.judges.config import JudgeConfig

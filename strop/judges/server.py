@@ -24,7 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.border import ControlText, storable_text, usable, without_common_control_text
+from strop.border import storable_text, usable
+from strop.border.control import ControlText, without_common_control_text
 from strop.border.values import MAX_NUMBER
 from strop.chat_template import TemplateRefused, TemplateTooCostly, apply_template
 from strop.judges.client import CallFailed, RemoteClient

@@ -5,7 +5,6 @@ columns      dense and jagged tensor columns, and what is done to their rows
 batch        DataProto
 future       DataProtoFuture: a batch that workers still hold
 pieces       what a future is made of: pending batches, rows wanted of them, their order
-folding      rows regrouped along a second axis; rows added until a number divides them
 unfolding    wide columns cut into several narrower rows
 indices      row numbers, masks, equal ranges, mini-batch order
 merging      columns and facts of the same name that meet
@@ -16,6 +15,7 @@ The guest `disk` below it keeps a batch as a folder of safetensors and JSON.
 
 from __future__ import annotations
 
+from strop.base.lazy_names import lazy_names
 from strop.protocol.batch import DataProto, DataProtoItem
 from strop.protocol.columns import (
     BatchError,
@@ -31,12 +31,6 @@ from strop.protocol.columns import (
     take_rows,
     to_padded,
 )
-from strop.protocol.folding import (
-    fold_batch_dim,
-    pad_dataproto_to_divisor,
-    unfold_batch_dim,
-    unpad_dataproto,
-)
 from strop.protocol.future import DataProtoFuture, future_of
 from strop.protocol.pieces import Done, Pending, PendingColumns, PendingRows
 
@@ -51,18 +45,16 @@ __all__ = [
     "PendingRows",
     "cat_columns",
     "flat",
-    "fold_batch_dim",
     "from_flat",
     "from_padded",
     "future_of",
     "is_jagged",
     "jagged",
     "jagged_like",
-    "pad_dataproto_to_divisor",
     "row_lengths",
     "rows",
     "take_rows",
     "to_padded",
-    "unfold_batch_dim",
-    "unpad_dataproto",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, {})

@@ -64,12 +64,14 @@ class _Results(asyncio.Protocol):
         self.lines: deque[bytes] = deque()
         self.has_ended = False
         self.came = asyncio.Event()
+        """There are lines."""
         self._rest = b""
 
     def data_received(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
-        self.lines.extend(lines)
-        self.came.set()
+        if lines:
+            self.lines.extend(lines)
+            self.came.set()
         if len(self._rest) > _MAX_LINE_BYTES:
             self.connection_lost(None)
 
@@ -193,12 +195,13 @@ class WorkerProcess:
                     if self.since is not None and is_away:
                         self.since += now - away_since
                         is_away, until = False, now + left_s
-                case ["grading", (int() | None) as comparison] if self.since is not None:
+                case ["grading", (int() | None) as comparison]:
                     self.grading = comparison
                 case ["done", *_] if self.since is not None:
+                    outcome = outcome_of(message)
                     self.since = None
                     self.calls_done += 1
-                    return outcome_of(message)
+                    return outcome
                 case _:
                     raise ValueError(f"no message of a reward worker: {str(message)[:200]}")
 

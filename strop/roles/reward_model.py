@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from strop.border import ControlText
+from strop.border.control import ControlText
 from strop.controller import Dispatch, RoleSpec, register, role
 from strop.data.chat import Chat, encode, render
 from strop.engines.causal_lm import CausalLM

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from strop.border import ControlText, any_of
+from strop.border.control import ControlText, any_of
 from strop.chat_template import TemplateRefused, apply_template
 from strop.tools.template_profile import (
     EXAMPLE_NAME,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from judge_cases import Handler, completion, serve
 from reward_cases import make_prompt, score_all, write_reward
 
-from strop.border import without_common_control_text
+from strop.border.control import without_common_control_text
 from strop.judges.config import JudgeConfig, ServerConfig
 from strop.judges.judge import fill, verdict
 from strop.net.token_bucket import TokenBucket

@@ -247,6 +247,15 @@ def test_text_of_any_kind_arrives_unchanged(tmp_path: Path) -> None:
     assert [outcome.score for outcome in score_all(RewardConfig(path=path), texts)] == expected
 
 
+def test_a_result_that_comes_in_pieces_is_waited_for(tmp_path: Path) -> None:
+    source = """
+        def compute_score(solution_str, **_):
+            return {"score": 1.0, "text": "x" * 1_000_000}
+    """
+    outcomes = score_all(RewardConfig(path=write_reward(tmp_path, source), num_workers=1), ["a", "b"])
+    assert [(one.error, len(str(one.parts["text"]))) for one in outcomes] == [("", 1_000_000)] * 2
+
+
 def test_worker_that_dies_while_idle_is_replaced(tmp_path: Path) -> None:
     config = RewardConfig(path=write_reward(tmp_path, FAULTS), num_workers=1)
 

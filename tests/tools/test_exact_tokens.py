@@ -12,7 +12,7 @@ from template_family import BY_NAME, FAMILIES, Call, Family, family_tokenizer
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from strop.border import ControlText
+from strop.border.control import ControlText
 from strop.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
 from strop.tools.session import EMPTY_RESULT
 from strop.tools.templates import ChatTemplate

@@ -18,7 +18,8 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from strop.border import ControlText, encodable, read_json
+from strop.border import encodable, read_json
+from strop.border.control import ControlText
 
 BYTES_PER_TOKEN = 32
 """More than the tokens of other models have on average: what bounds an answer is its number of tokens there."""
