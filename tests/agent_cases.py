@@ -9,11 +9,11 @@ from typing import Any
 
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
-from strop.agents.images import ImageEncoder
 from strop.agents.setup import AgentSetup
 from strop.base.sections import section_of
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 from strop.tools.base import BaseTool
+from strop.tools.images import ImageEncoder
 from strop.tools.kit import ToolKit
 from strop.tools.session import ToolLimits, ToolSession
 from strop.tools.settings import ToolSettings

@@ -3,7 +3,6 @@
 registry.py      agents by name, and the decorator that registers one
 context.py       what an agent may use: generate, chat template, limits, and what guests bring (kits.py)
 single_turn.py   one generation, no tools
-answers.py       an answer in its parts
 setup.py         everything a run names, loaded and checked; rows.py: rows with their agent and schemas
 episodes.py      plays an agent for one sample: its random stream, its token budget, its deadline
 """
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING
 from strop.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from strop.agents.answers import FunctionCall
     from strop.agents.config import AgentConfig
     from strop.agents.context import AgentContext, Generate
     from strop.agents.registry import agents, register
@@ -25,7 +23,6 @@ __all__ = [
     "AgentConfig",
     "AgentContext",
     "AgentSetup",
-    "FunctionCall",
     "Generate",
     "agents",
     "register",
@@ -34,7 +31,6 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        ".answers": "FunctionCall",
         ".config": "AgentConfig",
         ".context": "AgentContext Generate",
         ".registry": "agents register",

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from strop.agents.answers import AnswerParser
 from strop.agents.config import AgentConfig
-from strop.agents.images import ImageEncoder, ImageSource
 from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.trajectory import Media
 
@@ -47,8 +45,8 @@ class AgentContext:
     tokenizer: PreTrainedTokenizerBase
     chat: Callable[[], Any]
     """Makes `template`."""
-    parser: AnswerParser | None
-    """Reads calls; None where there is nothing to call."""
+    parser: Any
+    """Reads calls, a strop.tools.answers.AnswerParser; None where there is nothing to call."""
     tool_schemas: tuple[Mapping[str, Any], ...]
     """Schemas of what the model can call, as the prompt shows them."""
     sampling: Sampling
@@ -60,8 +58,9 @@ class AgentContext:
     keep_deadline: Callable[[], None] = lambda: None
     """The agent itself ends what it plays at the deadline, and the episode counts: what it releases after that has the
     time of agent.tool_timeout_s a call."""
-    images: ImageEncoder | None = None
-    """Puts images that an agent comes by into token ids; None where the model takes text alone."""
+    images: Any = None
+    """Puts images that an agent comes by into token ids, a strop.tools.images.ImageEncoder; None where the model takes
+    text alone."""
     kits: Mapping[str, Any] = field(default_factory=dict)
     """What kits give the episode, by their names; the guest that brings a kit knows its type."""
 
@@ -77,8 +76,8 @@ class AgentContext:
         """The chat template with the row's variables, for conversations that go on (place "chat of agents")."""
         return self.chat()
 
-    def read_images(self, images: Sequence[ImageSource]) -> list[Media]:
-        """Images for the model.
+    def read_images(self, images: Sequence[Any]) -> list[Media]:
+        """Images for the model: encoded bytes, paths of files, or Pillow images.
 
         Raises:
             ValueError: the model takes text alone, or one of them cannot be read.

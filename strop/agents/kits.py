@@ -6,8 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from strop.agents.answers import AnswerParser
-
 if TYPE_CHECKING:
     from strop.agents.setup import AgentSetup
 
@@ -20,8 +18,8 @@ class Given:
     """Found in the agent's context under the name of the kit; None for nothing."""
     schemas: tuple[Mapping[str, Any], ...] = ()
     """Of what the model can call, as the prompt shows it."""
-    parser: AnswerParser | None = None
-    """Reads the calls; None where there is nothing to call."""
+    parser: Any = None
+    """Reads the calls, a strop.tools.answers.AnswerParser; None where there is nothing to call."""
 
 
 class Kit:

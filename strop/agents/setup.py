@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from strop.agents import single_turn
 from strop.agents.config import AgentConfig
 from strop.agents.context import AgentContext
-from strop.agents.images import ImageEncoder
 from strop.agents.kits import Kit
 from strop.agents.registry import agents
 from strop.base.guests import all_joined, needed
@@ -47,7 +46,7 @@ class AgentSetup:
         """
         self.config = config
         self.tokenizer = tokenizer
-        self.images: ImageEncoder | None = None
+        self.images: Any = None
         """Reads images that agents come by; None where the model takes text alone, or nothing is played yet."""
         self.template_options = dict(template_options or {})
         self.max_prompt_tokens = max_prompt_tokens

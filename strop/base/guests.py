@@ -125,6 +125,8 @@ PLACES = {
     "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
     "a checkpoint as a folder that a run can begin with",
     "beginning of a run": "a word for it: a class as strop.trainer.beginning.Beginning, for --from",
+    "settings given anew": "a word for it: a function (config.yaml of a run, overrides, its settings, text=) that "
+    "gives the strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
     "order of prompts": "a word for it: a class as strop.trainer.rounds.lengths.Lengths, for rollout.longest_first",
     "dynamic sampling": "for algorithm.filter_groups: `check`, a function (config); `collector`, a "
     "strop.trainer.collecting.RolloutCollector",

@@ -42,7 +42,7 @@ class MediaReader(Protocol):
         """How many tokens stand for the largest medium of this kind; None: any number."""
 
     def image_encoder(self) -> Any:
-        """Images of tools for this model (`strop.agents.images.ImageEncoder`); None where it cannot be shown any."""
+        """Images of tools for this model (`strop.tools.images.ImageEncoder`); None where it cannot be shown any."""
 
 
 class MediaInputs(MediaReader, Protocol):

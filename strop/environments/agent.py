@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from strop.agents.answers import ParsedTurn
 from strop.agents.context import AgentContext, Generate
 from strop.base.sections import section_of
 from strop.border import described
@@ -17,6 +16,7 @@ from strop.environments.config import CreditSettings, EnvironmentConfig
 from strop.environments.credit import with_turn_rewards
 from strop.environments.loading import choose_environment
 from strop.environments.playing import PlayedEnvironment, episode_seed
+from strop.tools.answers import ParsedTurn
 from strop.tools.conversation import Conversation
 from strop.tools.turns import Replies, take_turns
 from strop.trajectory import Prompt, Trajectory

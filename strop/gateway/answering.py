@@ -8,13 +8,13 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from strop.agents.answers import CLOSE, OPEN, FunctionCall, ParsedTurn, split_thinking
 from strop.gateway.asking import Ask
 from strop.gateway.messages import Call, Message
 from strop.gateway.samplers import Sampler
 from strop.gateway.session import ChatModel, Session
 from strop.gateway.streams import StreamedText
 from strop.rollout.types import TokenOutput
+from strop.tools.answers import CLOSE, OPEN, FunctionCall, ParsedTurn, split_thinking
 
 OnText = Callable[[int, str], None]
 """Hears of text as it comes: the choice, and what its answer has grown by."""

@@ -14,14 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.agents.answers import AnswerParser
-from strop.agents.images import ImageEncoder
 from strop.chat_template import TemplateRefused
 from strop.gateway.errors import ApiError, wrong
 from strop.gateway.messages import Message, Trail, as_template, trail_of
 from strop.rollout.types import TokenOutput
+from strop.tools.answers import AnswerParser
 from strop.tools.conversation import CONTINUED
 from strop.tools.formats import parser_for_template
+from strop.tools.images import ImageEncoder
 from strop.tools.templates import ChatTemplate, Reply
 from strop.trajectory import Media, MediaTokens, Trajectory, media_of
 

@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from strop.agents.answers import ParsedTurn
 from strop.agents.context import AgentContext, Generate
 from strop.agents.user_code import contained
 from strop.border import encodable, storable_text, usable
 from strop.interactions.base import BaseInteraction
 from strop.interactions.loading import interaction_of_row
 from strop.tools.agent import tool_replies
+from strop.tools.answers import ParsedTurn
 from strop.tools.conversation import Conversation
 from strop.tools.kit import tool_session
 from strop.tools.turns import Replies, take_turns

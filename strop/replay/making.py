@@ -11,9 +11,10 @@ from strop.replay.schedule import read_schedule
 from strop.run import RunError, RunFolder
 from strop.trainer import threads as threads_of_runs
 from strop.trainer.beginning import take_optimizer
-from strop.trainer.continuing import NEUTRAL, is_among, settings_to_continue
+from strop.trainer.continuing import settings_to_continue
 from strop.trainer.launch import CONFIG_FILE, Say, Start, start_run
 from strop.trainer.models import read_models
+from strop.trainer.steering import NEUTRAL, is_among
 
 
 def replay_run(
@@ -30,7 +31,7 @@ def replay_run(
     Args:
         folder: of the recorded run.
         out: absent or empty.
-        overrides: settings that may be given anew (NEUTRAL of `strop.trainer.continuing`).
+        overrides: settings that may be given anew (NEUTRAL of `strop.trainer.steering`).
         command: the command line.
         say: takes lines for the person who watches.
         admit: raises for a content of config.yaml that may not be used.

@@ -2,6 +2,7 @@
 
 schemas.py     schemas and calls in the function form of OpenAI
 base.py        BaseTool and ToolResponse
+answers.py     an answer of the model in its parts; images.py: images that tools return
 arguments.py   arguments of a call against the tool's schema
 functions.py   @function_tool: plain functions as tools
 loading.py     tools of a run, from YAML, files and the registry

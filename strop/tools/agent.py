@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strop.agents.answers import ParsedTurn
 from strop.agents.context import AgentContext, Generate
+from strop.tools.answers import ParsedTurn
 from strop.tools.conversation import Conversation
 from strop.tools.kit import tool_session
 from strop.tools.results import CallResult

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from strop.agents.answers import CLOSE, FunctionCall, ParsedTurn, split_thinking
 from strop.agents.context import AgentContext
-from strop.agents.images import as_read
 from strop.border import encodable, read_json
 from strop.chat_template import TemplateRefused
 from strop.rollout.types import TokenOutput
+from strop.tools.answers import CLOSE, FunctionCall, ParsedTurn, split_thinking
+from strop.tools.images import ImageEncoder, as_read
 from strop.tools.templates import MAX_CHARS_PER_TOKEN
 from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
 
@@ -180,7 +180,7 @@ class Conversation:
         return (*self._done, last.finish(stop_reason))
 
     def _expanded(self, token_ids: Sequence[int], images: Sequence[Media]) -> MediaTokens:
-        encoder = self._context.images
+        encoder: ImageEncoder | None = self._context.images
         assert encoder is not None, "whoever read the images has it"
         return encoder.expand(token_ids, images)
 

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from strop.agents.images import as_read
 from strop.border import storable
 from strop.tools.base import ToolResponse
+from strop.tools.images import as_read
 from strop.trajectory import Media
 
 

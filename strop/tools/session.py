@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
 from typing import Any, Literal, Self, TypeVar
 
-from strop.agents.answers import FunctionCall, MalformedCall
-from strop.agents.images import ImageEncoder
 from strop.agents.spans import SPANS, add_span
 from strop.agents.user_code import contained
 from strop.border import described, encodable, read_json, storable, storable_text, usable
+from strop.tools.answers import FunctionCall, MalformedCall
 from strop.tools.base import BaseTool, ToolResponse, ToolUnavailable, create_arguments
+from strop.tools.images import ImageEncoder
 from strop.tools.results import CallResult, call_numbers
 from strop.tools.templates import MAX_CHARS_PER_TOKEN
 from strop.trajectory import Media

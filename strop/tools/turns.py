@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from strop.agents.answers import ParsedTurn, split_thinking
 from strop.agents.context import AgentContext
 from strop.agents.registry import Generate
 from strop.rollout.types import TokenOutput
+from strop.tools.answers import AnswerParser, ParsedTurn, split_thinking
 from strop.tools.conversation import Conversation
 from strop.trajectory import Media
 
@@ -123,8 +123,9 @@ def _limit(context: AgentContext, num_answers: int, num_sequences: int) -> str:
 
 async def _read(output: TokenOutput, context: AgentContext) -> ParsedTurn:
     """The answer without thinking and control tokens, and its calls."""
-    if context.parser is not None:
-        return await context.parser.parse(
+    parser: AnswerParser | None = context.parser
+    if parser is not None:
+        return await parser.parse(
             output.token_ids, context.tool_schemas, begins_in_thinking=context.begins_in_thinking
         )
     text = str(context.tokenizer.decode(list(output.token_ids), skip_special_tokens=True))

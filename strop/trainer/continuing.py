@@ -1,105 +1,24 @@
-"""How a run is continued: from which checkpoint, and with which settings anew (the one place that says so).
+"""How a run is continued: from which checkpoint, and with which settings anew.
 
 A run that is continued with its own settings makes the samples and weights that it would have made without the break.
-NEUTRAL settings say where it happens, how long it waits, what it may cost, how work is cut into pieces and what is
-saved: with another value it is still the same run, up to the last bits of floating point. Some are limits that a run
-ends at: it has never passed one, so a higher limit changes nothing of what was done.
-
-STEERING settings are a person's to change while it runs: how long it trains, its learning rate, how it is
-validated. What was done stays as it is, and the log says from which step on they hold.
-
-`config.yaml` of the run is written anew with all of them but those of the machine, which hold for one continuation.
+Which settings may be given anew, the guest steering/ says.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base.guests import all_joined
-from strop.config import ConfigError, to_flat_dict
+from strop.base.guests import needed
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
-from strop.trainer.loading import load, read
-
-_ENGINES = "actor reference teacher critic prm reward_model"
-
-NEUTRAL: Mapping[str, tuple[str, ...]] = {
-    "where it runs": ("resources.",),
-    "what is saved and shown": (
-        "run.",
-        "trainer.trackers",
-        "trainer.project_name",
-        "trainer.experiment_name",
-        "trainer.preflight",
-    ),
-    "how work is cut into pieces": (
-        *(f"{role}.engine." for role in _ENGINES.split()),
-        "model.gradient_checkpointing",
-        "rollout.max_running",
-        "rollout.deterministic",
-        "agent.num_workers",
-        "reward.num_workers",
-        "data.cache_dir",
-        "data.cache_max_bytes",
-    ),
-    "how long it waits": (
-        "rollout.timeout_s",
-        "agent.timeout_s",
-        "agent.tool_timeout_s",
-        "reward.timeout_s",
-        "reward.start_timeout_s",
-    ),
-    "what ends it": (
-        "reward.max_failed_share",
-        "reward.retries",
-        "reward.max_memory_gib",
-        "reward_model.max_tokens",
-        "reward_model.truncation",
-        "algorithm.filter_groups.max_rounds",
-        "algorithm.filter_groups.at_limit",
-    ),
-    **all_joined("changeable settings"),
-}
-"""Keys, and sections (with a dot at the end), by what they are about."""
-
-STEERING: Mapping[str, tuple[str, ...]] = {
-    "how long it trains": (
-        "trainer.max_steps",
-        "trainer.num_epochs",
-        "trainer.max_hours",
-        "trainer.target_pass_rate",
-        "trainer.patience",
-    ),
-    "how it learns": ("actor.optim.", "critic.optim.", "prm.optim."),
-    "how it is validated": ("eval.",),
-    **all_joined("steering settings"),
-}
-"""The same, of those that steer it. What is about `how long` ends it."""
+from strop.trainer.loading import read
 
 OF_THE_MACHINE = "resources."
 """What holds for one continuation alone."""
-
-_OPTIMIZER = ".optim.name"
-
-_REASONS: Mapping[str, str] = {
-    "model.": "its weights and tokens are those of the model that it began with",
-    "data.": "which prompts it has seen, and which come next, is counted in its own data",
-    "trainer.seed": "which prompts come next, and every sample, follow from the seed",
-    "rollout.": "its samples would be drawn in another way from one step to the next",
-    "agent.": "its samples would be played in another way from one step to the next",
-    "reward.": "rewards of one run must be comparable",
-    "prm.": "rewards of one run must be comparable",
-    "reward_model.": "rewards of one run must be comparable",
-    "algorithm.": "its loss would be another one from one step to the next",
-    "sft.": "what it has seen, and what comes next, is counted in its own data",
-    "prefer.": "what it has seen, and what comes next, is counted in its own data",
-}
-"""Why other settings cannot be given anew, by the beginning of their keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,12 +33,10 @@ class Continuation:
     """What was changed, as it was: full key to value."""
     after: Mapping[str, Any]
     """What was changed, as it is now."""
-
-    @property
-    def is_longer(self) -> bool:
-        """Something of what ends a run was changed, so one that is finished goes on."""
-        ends = {about: keys for about, keys in STEERING.items() if about.startswith("how long")}
-        return any(is_among(key, ends) for key in self.after)
+    is_longer: bool = False
+    """Something of what ends a run was changed, so one that is finished goes on."""
+    check_reach: Callable[[int], None] = lambda step: None
+    """Refuses, by a ConfigError, to continue from this step, which is after the end that was given anew."""
 
     def lines(self, step: int) -> Iterator[str]:
         """What the person who resumes at this step should know of the changes."""
@@ -142,70 +59,9 @@ def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> 
     before = read(file, text=text)
     if not overrides:
         return Continuation(config=before, own=before, before={}, after={})
-    was = to_flat_dict(before)
-    config = load(file, text=text, overrides=overrides)
-    after = {key: value for key, value in to_flat_dict(config).items() if was[key] != value}
-    for key, value in after.items():
-        if not is_changeable(key):
-            raise ConfigError(
-                f"{key} is {was[key]!r} in this run, and {value!r} would make it another one, which --resume cannot: "
-                f"{_reason(key)}. Leave it out, or begin a run with the weights of this one: --from "
-                f"{file.parent} {key}=… --out DIR. May be given anew: {changeable_keys()}"
-            )
-    own = dataclasses.replace(config, resources=before.resources)
-    return Continuation(config=config, own=own, before={key: was[key] for key in after}, after=after)
-
-
-def is_changeable(key: str) -> bool:
-    """Whether a run may be continued with another value of this full key."""
-    return is_among(key, {**NEUTRAL, **STEERING}) and not key.endswith(_OPTIMIZER)
-
-
-def is_among(key: str, listed: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a list of keys and sections (with a dot at the end) has this full key."""
-    return any(
-        key == known or (known.endswith(".") and key.startswith(known))
-        for keys in listed.values()
-        for known in keys
-    )
-
-
-def changeable_keys() -> str:
-    """All of them in one line; a section ends with an ellipsis."""
-    return "; ".join(
-        f"{about}: {', '.join(f'{key}…' if key.endswith('.') else key for key in keys)}"
-        for about, keys in {**STEERING, **NEUTRAL}.items()
-    )
-
-
-def _reason(key: str) -> str:
-    if key.endswith(_OPTIMIZER):
-        return "its checkpoints hold the state of another optimizer"
-    found = [reason for start, reason in _REASONS.items() if key.startswith(start)]
-    return found[0] if found else "what was done so far was done with that value"
-
-
-def check_reach(continuation: Continuation, step: int, *, folder: Path) -> None:
-    """Refuse to continue where settings given anew end the run before what it has done.
-
-    Args:
-        continuation: with these settings.
-        step: of the checkpoint that it would continue from.
-        folder: of the run, for the message.
-
-    Raises:
-        ConfigError: the sentence says which.
-    """
-    for key, value in continuation.after.items():
-        was = continuation.before[key]
-        is_below = (key.endswith(".max_steps") and value is not None and value < step) or (
-            key.endswith(".num_epochs") and value < was
-        )
-        if is_below:
-            raise ConfigError(
-                f"{key}={value} ends before step {step}, which {folder} has done: give a larger number (it was "
-                f"{was}), or begin a run from an earlier checkpoint, with --from {folder}@STEP --out DIR"
-            )
+    anew = needed("settings given anew", f"{overrides[0]} is given beside --resume")
+    continuation: Continuation = anew(file, overrides, before, text=text)
+    return continuation
 
 
 def roll_back(run: RunFolder, continuation: Continuation) -> tuple[Checkpoint | None, list[str]]:
@@ -227,7 +83,7 @@ def roll_back(run: RunFolder, continuation: Continuation) -> tuple[Checkpoint | 
             f"again in another folder with --out"
         )
     step = 0 if checkpoint is None else checkpoint.step
-    check_reach(continuation, step, folder=run.path)
+    continuation.check_reach(step)
     before = run.ledger.counts()
     run.rollback(step, settings=continuation.after, before=continuation.before)
     after = run.ledger.counts()

@@ -121,7 +121,7 @@ def resume_run(
 
     Args:
         folder: of the run.
-        overrides: settings that may be given anew (`strop.trainer.continuing`).
+        overrides: settings that may be given anew (`strop.trainer.steering`).
         say: takes lines for the person who watches.
         admit: raises for a content of config.yaml that may not be used. The file is read once, since others may write
             in the folder.

@@ -132,7 +132,7 @@ def measured_media(
 
 
 class ToolImages:
-    """Images that tools return, for one model (`strop.agents.images.ImageEncoder`)."""
+    """Images that tools return, for one model (`strop.tools.images.ImageEncoder`)."""
 
     def __init__(self, processor: MediaProcessor) -> None:
         self._processor = processor

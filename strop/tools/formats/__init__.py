@@ -10,7 +10,7 @@ bare.py       calls without tags: llama3_json, pythonic
 
 from __future__ import annotations
 
-from strop.agents.answers import FunctionCall, MalformedCall, ParsedTurn
+from strop.tools.answers import FunctionCall, MalformedCall, ParsedTurn
 from strop.tools.formats import bare, sections, tagged
 from strop.tools.formats.parser import ToolParser, formats, parser_for_template
 

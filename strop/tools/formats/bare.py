@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from strop.agents.answers import FunctionCall, MalformedCall
 from strop.border import read_json_at
+from strop.tools.answers import FunctionCall, MalformedCall
 from strop.tools.formats.calls import (
     Read,
     ToolSchemas,

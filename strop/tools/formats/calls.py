@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strop.agents.answers import FunctionCall, MalformedCall
 from strop.border import read_json
+from strop.tools.answers import FunctionCall, MalformedCall
 
 Read = tuple[str, list[FunctionCall | MalformedCall]]
 """Content without calls, and the calls in order."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
-from strop.agents.answers import FunctionCall, MalformedCall, ParsedTurn, split_thinking
+from strop.tools.answers import FunctionCall, MalformedCall, ParsedTurn, split_thinking
 from strop.tools.formats.calls import Read, ToolSchemas
 from strop.tools.template_profile import CallExample
 

@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from strop.agents.answers import FunctionCall, MalformedCall
 from strop.border.values import MAX_JSON_DEPTH
+from strop.tools.answers import FunctionCall, MalformedCall
 
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t\f\r\n]+|\#[^\n]*|\\\n)

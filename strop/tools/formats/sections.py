@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Iterator
 
-from strop.agents.answers import FunctionCall, MalformedCall
 from strop.border import read_json_at
+from strop.tools.answers import FunctionCall, MalformedCall
 from strop.tools.formats.calls import (
     Read,
     ToolSchemas,

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 
-from strop.agents.answers import FunctionCall, MalformedCall
+from strop.tools.answers import FunctionCall, MalformedCall
 from strop.tools.formats.calls import (
     Read,
     ToolSchemas,
