@@ -42,7 +42,8 @@ def plain(slots: SlotCache, query: Tensor, key: Tensor, value: Tensor, window: i
             given = torch.cat(
                 [values[row, at, :length], value[row, at].to(slots.layer(1, 1, 1)[0].dtype).double()[None]]
             )
-            weights = torch.softmax(seen[first:] @ query[row, head].double() * 0.3, 0)
+            asked = query[row, head].to(slots.layer(1, 1, 1)[0].dtype)  # as the precision of the cache has it
+            weights = torch.softmax(seen[first:] @ asked.double() * 0.3, 0)
             out[row, head] = weights @ given[first:]
     return out
 

@@ -6,17 +6,24 @@
  *
  * Compiled by kernel.py with DIM (numbers per head), KV_HEADS, GROUP (query heads of each key head), and BF16 where
  * weights and cache are bfloat16: a `cell` is a number of those. Sums are float; with BF16 what goes into and comes out
- * of a matrix product is rounded to bfloat16, as in a model of that precision.
+ * of a matrix product is rounded to bfloat16, as in a model of that precision, and numbers go into it in pairs.
  *
  * What becomes of a sequence in a step does not depend on the others: every sum is made in an order of its own, and
  * none is reordered (-fno-associative-math) but where `omp simd` says so, by the length of the sum alone.
  */
 #include <float.h>
+#include <linux/futex.h>
 #include <math.h>
 #include <omp.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 #ifdef BF16
 typedef uint16_t cell;
@@ -34,8 +41,31 @@ static inline float rounded(float x) { return wide(narrow(x)); }
 typedef float cell;
 static inline float wide(cell x) { return x; }
 static inline cell narrow(float x) { return x; }
-static inline float rounded(float x) { return x; }
 #endif
+
+/* Where the threads of a step wait for each other. Those of OpenMP turn for milliseconds before they sleep: beside another
+ * busy process, which then has the core of the one that is waited for, a step with its forty meetings took fifteen times
+ * as long. */
+#define TURNS 1000 /* before a thread sleeps: tens of microseconds */
+struct meeting {
+  _Atomic int arrived, round, asleep;
+};
+static void meet(struct meeting *at) {
+  const int round = atomic_load_explicit(&at->round, memory_order_relaxed);
+  if (atomic_fetch_add(&at->arrived, 1) == omp_get_num_threads() - 1) {
+    atomic_store_explicit(&at->arrived, 0, memory_order_relaxed);
+    atomic_store(&at->round, round + 1);
+    if (atomic_load(&at->asleep)) syscall(SYS_futex, &at->round, FUTEX_WAKE_PRIVATE, omp_get_num_threads(), NULL, NULL, 0);
+    return;
+  }
+  for (int i = 0; i < TURNS; i++) {
+    if (atomic_load_explicit(&at->round, memory_order_acquire) != round) return;
+    __builtin_ia32_pause();
+  }
+  atomic_fetch_add(&at->asleep, 1);
+  while (atomic_load(&at->round) == round) syscall(SYS_futex, &at->round, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0);
+  atomic_fetch_sub(&at->asleep, 1);
+}
 
 /* A tile of a product is ROWS rows of two vectors, as many as fit into the registers. */
 #ifndef LANES
@@ -54,7 +84,8 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint16_t halves __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef uint32_t words __attribute__((vector_size(4 * LANES), aligned(4)));
 
-/* Numbers of a panel: weights are packed as panels [ceil(n / WIDTH), k, WIDTH], zeros behind the last column. */
+/* Columns of a panel: weights are packed as panels [ceil(n / WIDTH), k, WIDTH], zeros behind the last column; with BF16
+ * as [ceil(n / WIDTH), k / 2, WIDTH, 2], k even. */
 int64_t panel_width(void) { return WIDTH; }
 
 static inline vec load(const cell *from) {
@@ -65,8 +96,19 @@ static inline vec load(const cell *from) {
 #endif
 }
 
+#if defined(BF16) && defined(__AVX512BF16__) && LANES == 16
+#define HAS_PAIRS 1 /* instructions that multiply and add pairs of bfloat16 */
+#else
+#define HAS_PAIRS 0
+#endif
+
 #if DIM % LANES == 0
 #define PARTS (DIM / LANES)
+#if HAS_PAIRS && PARTS % 2 == 0
+typedef cell number; /* of a query: a product of keys and queries takes pairs */
+#else
+typedef float number;
+#endif
 
 /* Of a and b in turn, `width` numbers each, those of the lower or upper half of every lane: with these added, a vector holds
  * partial sums of both. */
@@ -95,7 +137,7 @@ static inline __attribute__((always_inline)) vec sums_of(vec *v) {
 
 /* scores [GROUP, ...], with rows `stride` apart: queries [GROUP, DIM] times keys [count, DIM], LANES keys at once; behind
  * the last key stands its score again. */
-static inline void score(const float *restrict queries, const cell *restrict keys, int64_t count, float *restrict scores,
+static inline void score(const number *restrict queries, const cell *restrict keys, int64_t count, float *restrict scores,
                          int64_t stride) {
   for (int64_t t = 0; t < count; t += LANES)
     for (int r = 0; r < GROUP; r++) {
@@ -103,9 +145,17 @@ static inline void score(const float *restrict queries, const cell *restrict key
 #pragma GCC unroll 16
       for (int j = 0; j < LANES; j++) {
         const cell *key = keys + (t + j < count ? t + j : count - 1) * DIM;
+#if HAS_PAIRS && PARTS % 2 == 0
+        v[j] = (vec){0};
+#pragma GCC unroll 8
+        for (int x = 0; x < DIM; x += 2 * LANES)
+          v[j] = (vec)_mm512_dpbf16_ps((__m512)v[j], (__m512bh)_mm512_loadu_si512(key + x),
+                                       (__m512bh)_mm512_loadu_si512(queries + r * DIM + x));
+#else
         v[j] = load(key) * *(const vec *)(queries + r * DIM);
 #pragma GCC unroll 16
         for (int x = 1; x < PARTS; x++) v[j] += load(key + x * LANES) * *(const vec *)(queries + r * DIM + x * LANES);
+#endif
       }
       *(vec *)(scores + r * stride + t) = sums_of(v);
     }
@@ -115,6 +165,17 @@ static inline void score(const float *restrict queries, const cell *restrict key
  * factor of the row. */
 #define TOGETHER (PARTS < 4 ? PARTS : 4) /* vectors of a row that are summed in registers, for some queries at once */
 #define QUERIES (12 / TOGETHER < GROUP ? 12 / TOGETHER : GROUP)
+#if defined(BF16) && PARTS % 2 == 0 /* numbers at even places are summed in one vector, those at odd places in the next */
+#define IN_TURN 1
+#define TURN_4(x) (x), (x) + LANES, (x) + 1, (x) + 1 + LANES
+#if LANES == 16
+#define TURN(x) ((words){TURN_4(x), TURN_4((x) + 2), TURN_4((x) + 4), TURN_4((x) + 6)})
+#else
+#define TURN(x) ((words){TURN_4(x), TURN_4((x) + 2)})
+#endif
+#else
+#define IN_TURN 0
+#endif
 static inline void gather(const float *restrict weights, int64_t stride, const float *factors, const cell *restrict values,
                           int64_t count, float *restrict out) {
   for (int part = 0; part < PARTS; part += TOGETHER)
@@ -122,18 +183,32 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
       vec sums[QUERIES][TOGETHER] = {{{0}}};
       for (int64_t t = 0; t < count; t++) {
         vec row[TOGETHER] = {{0}};
+#if IN_TURN
+        for (int x = 0; x < TOGETHER && part + x < PARTS; x += 2) {
+          const words both = *(const words *)(values + t * DIM + (part + x) * LANES);
+          row[x] = (vec)(both << 16), row[x + 1] = (vec)(both & 0xffff0000);
+        }
+#else
         for (int x = 0; x < TOGETHER && part + x < PARTS; x++) row[x] = load(values + t * DIM + (part + x) * LANES);
+#endif
         for (int r = 0; r < QUERIES; r++) {
           const float weight = weights[(from + r < GROUP ? from + r : GROUP - 1) * stride + t];
           for (int x = 0; x < TOGETHER && part + x < PARTS; x++) sums[r][x] += weight * row[x];
         }
       }
       for (int r = 0; r < QUERIES && from + r < GROUP; r++)
-        for (int x = 0; x < TOGETHER && part + x < PARTS; x++)
-          *(vec *)(out + (from + r) * DIM + (part + x) * LANES) = sums[r][x] * factors[from + r];
+        for (int x = 0; x < TOGETHER && part + x < PARTS; x++) {
+#if IN_TURN
+          const vec now = __builtin_shuffle(sums[r][x / 2 * 2], sums[r][x / 2 * 2 + 1], x % 2 ? TURN(LANES / 2) : TURN(0));
+#else
+          const vec now = sums[r][x];
+#endif
+          *(vec *)(out + (from + r) * DIM + (part + x) * LANES) = now * factors[from + r];
+        }
     }
 }
 #else
+typedef float number;
 static inline void score(const float *restrict queries, const cell *restrict keys, int64_t count, float *restrict scores,
                          int64_t stride) {
   for (int64_t t = 0; t < (count + LANES - 1) / LANES * LANES; t++)
@@ -162,15 +237,23 @@ static inline void gather(const float *restrict weights, int64_t stride, const f
 static void attend(const float *query, int64_t query_stride, const cell *restrict keys, const cell *restrict values,
                    int64_t count, float scaling, float *restrict scores, int64_t stride, float *restrict out) {
   const int64_t filled = (count + LANES - 1) / LANES * LANES;
-  float scaled[GROUP][DIM], factors[GROUP];
+  float factors[GROUP];
+  number queries[GROUP][DIM];
+#ifdef BF16 /* a query goes into the product as it is */
   for (int r = 0; r < GROUP; r++)
-    for (int x = 0; x < DIM; x++) scaled[r][x] = query[r * query_stride + x] * scaling;
-  score(scaled[0], keys, count, scores, stride);
+    for (int x = 0; x < DIM; x++)
+      queries[r][x] = sizeof(number) == sizeof(cell) ? narrow(query[r * query_stride + x]) : rounded(query[r * query_stride + x]);
+#else
+  for (int r = 0; r < GROUP; r++)
+    for (int x = 0; x < DIM; x++) queries[r][x] = query[r * query_stride + x] * scaling;
+  scaling = 1;
+#endif
+  score(queries[0], keys, count, scores, stride);
   for (int r = 0; r < GROUP; r++) {
     float *restrict row = scores + r * stride, most = -FLT_MAX, total = 0;
 #pragma omp simd reduction(max : most)
     for (int64_t t = 0; t < filled; t++) most = row[t] > most ? row[t] : most;
-    for (int64_t t = 0; t < filled; t++) row[t] = expf(row[t] - most);
+    for (int64_t t = 0; t < filled; t++) row[t] = expf((row[t] - most) * scaling);
     for (int64_t t = count; t < filled; t++) row[t] = 0;
 #pragma omp simd reduction(+ : total)
     for (int64_t t = 0; t < filled; t++) total += row[t];
@@ -232,16 +315,41 @@ static void turned(const float *from, const float *weight, float eps, const floa
   }
 }
 
+#ifdef BF16
+/* sums + the products of both numbers of a pair with those of each lane. */
+static inline vec with_pairs(vec sums, uint32_t pair, words lanes) {
+#if HAS_PAIRS
+  return (vec)_mm512_dpbf16_ps((__m512)sums, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)lanes);
+#else
+  sums += wide(pair) * (vec)(lanes << 16);
+  return sums + wide(pair >> 16) * (vec)(lanes & 0xffff0000);
+#endif
+}
+#endif
+
 /* out [m, WIDTH], rows n apart, = a [m, k] times one panel, plus bias; m is a constant wherever this is inlined. */
-static inline __attribute__((always_inline)) void tile(const int m, const float *restrict a, int64_t k,
+static inline __attribute__((always_inline)) void tile(const int m, const cell *restrict a, int64_t k,
                                                        const cell *restrict panel, const float *restrict bias,
                                                        float *restrict out, int64_t n) {
   vec sums[MOST_ROWS][2], start[2] = {{0}, {0}};
   if (bias != NULL) start[0] = *(const vec *)bias, start[1] = *(const vec *)(bias + LANES);
 #pragma GCC unroll 12
   for (int i = 0; i < m; i++) sums[i][0] = start[0], sums[i][1] = start[1];
+#ifdef BF16
+  for (int64_t x = 0; x < k; x += 2) {
+    for (int64_t at = 0; at < 2 * WIDTH; at += 32) __builtin_prefetch(panel + (x + AHEAD) * WIDTH + at);
+    const words left = *(const words *)(panel + x * WIDTH), right = *(const words *)(panel + x * WIDTH + WIDTH);
+#pragma GCC unroll 12
+    for (int i = 0; i < m; i++) {
+      uint32_t pair;
+      memcpy(&pair, a + i * k + x, sizeof(pair));
+      sums[i][0] = with_pairs(sums[i][0], pair, left);
+      sums[i][1] = with_pairs(sums[i][1], pair, right);
+    }
+  }
+#else
   for (int64_t x = 0; x < k; x++) {
-    for (int64_t at = 0; at < WIDTH; at += 64 / sizeof(cell)) __builtin_prefetch(panel + (x + AHEAD) * WIDTH + at);
+    for (int64_t at = 0; at < WIDTH; at += 16) __builtin_prefetch(panel + (x + AHEAD) * WIDTH + at);
     const vec left = load(panel + x * WIDTH), right = load(panel + x * WIDTH + LANES);
 #pragma GCC unroll 12
     for (int i = 0; i < m; i++) {
@@ -250,6 +358,7 @@ static inline __attribute__((always_inline)) void tile(const int m, const float 
       sums[i][1] += one * right;
     }
   }
+#endif
 #pragma GCC unroll 12
   for (int i = 0; i < m; i++) {
     *(vec *)(out + i * n) = sums[i][0];
@@ -258,7 +367,7 @@ static inline __attribute__((always_inline)) void tile(const int m, const float 
 }
 
 /* In tiles of about the same height: a low one takes as long as one of four rows. */
-static void rows_of_panel(int64_t m, const float *a, int64_t k, const cell *panel, const float *bias, float *out,
+static void rows_of_panel(int64_t m, const cell *a, int64_t k, const cell *panel, const float *bias, float *out,
                           int64_t n) {
   for (int64_t left = (m + ROWS - 1) / ROWS; left > 0; left--) {
     const int64_t now = (m + left - 1) / left;
@@ -278,10 +387,10 @@ static void rows_of_panel(int64_t m, const float *a, int64_t k, const cell *pane
 
 /* out [batch, n] = a [batch, k] times packed weights, plus bias (its numbers as many as the panels have; none where it is
  * NULL). Called by all threads of a parallel region, like what follows. */
-static void product(const float *a, const cell *panels, const float *bias, float *out, int64_t batch, int64_t k,
+static void product(const cell *a, const cell *panels, const float *bias, float *out, int64_t batch, int64_t k,
                     int64_t n) {
   const int64_t num_panels = (n + WIDTH - 1) / WIDTH, num_blocks = (batch + BLOCK - 1) / BLOCK;
-#pragma omp for collapse(2) schedule(static)
+#pragma omp for collapse(2) schedule(static) nowait
   for (int64_t p = 0; p < num_panels; p++)
     for (int64_t block = 0; block < num_blocks; block++) {
       const int64_t first = p * WIDTH, width = n - first < WIDTH ? n - first : WIDTH;
@@ -298,10 +407,10 @@ static void product(const float *a, const cell *panels, const float *bias, float
     }
 }
 
-/* The same, by threads of its own. */
-void multiply(const float *a, const cell *panels, const float *bias, float *out, int64_t batch, int64_t k, int64_t n,
+/* The same, by threads of its own where that is worth their meeting. */
+void multiply(const cell *a, const cell *panels, const float *bias, float *out, int64_t batch, int64_t k, int64_t n,
               int num_threads) {
-#pragma omp parallel num_threads(num_threads)
+#pragma omp parallel num_threads(num_threads) if (batch * k * n > 1 << 21)
   product(a, panels, bias, out, batch, k, n);
 }
 
@@ -316,17 +425,18 @@ struct layer { /* as Layer of kernel.py has it */
 
 /* out [batch, KV_HEADS * GROUP * DIM] from queries, keys and values side by side in rows; a token's position is the
  * length of its slot. strides: from slot to slot and from head to head of the cache. scores: room of this thread. */
-static void attention(const struct layer *layer, const float *rows, const float *cosines, const float *sines, float *out,
+static void attention(const struct layer *layer, const float *rows, const float *cosines, const float *sines, cell *out,
                       cell *keys, cell *values, const int64_t *lengths, int64_t batch, int64_t stride,
                       const int64_t *strides, float *scores) {
   const int heads = KV_HEADS * GROUP;
-#pragma omp for collapse(2) schedule(static)
+#pragma omp for collapse(2) schedule(static) nowait
   for (int64_t i = 0; i < batch; i++)
     for (int64_t h = 0; h < KV_HEADS; h++) {
       const int64_t at = i * strides[0] + h * strides[1], last = lengths[i];
       const float *row = rows + i * (heads + 2 * KV_HEADS) * DIM;
       const float *cosine = cosines + last * DIM, *sine = sines + last * DIM;
-      float query[GROUP][DIM], key[DIM], *into = out + (i * heads + h * GROUP) * DIM;
+      float query[GROUP][DIM], key[DIM], attended[GROUP * DIM];
+      cell *into = out + (i * heads + h * GROUP) * DIM;
       turned(row + (heads + h) * DIM, layer->key_norm, layer->eps, cosine, sine, key);
       for (int r = 0; r < GROUP; r++)
         turned(row + (h * GROUP + r) * DIM, layer->query_norm, layer->eps, cosine, sine, query[r]);
@@ -336,35 +446,37 @@ static void attention(const struct layer *layer, const float *rows, const float 
       }
       const int64_t first = layer->window > 0 && last + 1 > layer->window ? last + 1 - layer->window : 0;
       attend(query[0], DIM, keys + at + first * DIM, values + at + first * DIM, last + 1 - first, layer->scaling, scores,
-             stride, into);
-      for (int x = 0; x < GROUP * DIM; x++) into[x] = rounded(into[x]);
+             stride, attended);
+      for (int x = 0; x < GROUP * DIM; x++) into[x] = narrow(attended[x]);
     }
 }
 
-/* stream [batch, size] += added (none where it is NULL); out = its root-mean-square norm times weight. */
-static void add_norm(float *stream, const float *added, const float *weight, float eps, float *out, int64_t batch,
-                     int64_t size, int is_last) {
-#pragma omp for schedule(static)
+/* stream [batch, size] += added (none where it is NULL); its root-mean-square norm times weight goes to `out`, and to `last`
+ * alone where that is not NULL. */
+static void add_norm(float *stream, const float *added, const float *weight, float eps, cell *out, float *last,
+                     int64_t batch, int64_t size) {
+#pragma omp for schedule(static) nowait
   for (int64_t i = 0; i < batch; i++) {
-    float *restrict row = stream + i * size, *restrict to = out + i * size, total = 0;
+    float *restrict row = stream + i * size, total = 0;
     if (added != NULL)
       for (int64_t x = 0; x < size; x++) row[x] += added[i * size + x];
 #pragma omp simd reduction(+ : total)
     for (int64_t x = 0; x < size; x++) total += row[x] * row[x];
     const float factor = 1 / sqrtf(total / size + eps);
-    for (int64_t x = 0; x < size; x++) to[x] = row[x] * factor * weight[x];
-    if (!is_last)
-      for (int64_t x = 0; x < size; x++) to[x] = rounded(to[x]);
+    if (last != NULL)
+      for (int64_t x = 0; x < size; x++) last[i * size + x] = row[x] * factor * weight[x];
+    else
+      for (int64_t x = 0; x < size; x++) out[i * size + x] = narrow(row[x] * factor * weight[x]);
   }
 }
 
 /* out [batch, size] = silu(gate) * up, which lie side by side in rows [batch, 2 * size]. */
-static void silu_mul(const float *rows, float *out, int64_t batch, int64_t size) {
-#pragma omp for schedule(static)
+static void silu_mul(const float *rows, cell *out, int64_t batch, int64_t size) {
+#pragma omp for schedule(static) nowait
   for (int64_t i = 0; i < batch; i++) {
     const float *restrict gate = rows + 2 * i * size, *restrict up = gate + size;
-    float *restrict to = out + i * size;
-    for (int64_t x = 0; x < size; x++) to[x] = rounded(gate[x] / (1 + expf(-gate[x])) * up[x]);
+    cell *restrict to = out + i * size;
+    for (int64_t x = 0; x < size; x++) to[x] = narrow(gate[x] / (1 + expf(-gate[x])) * up[x]);
   }
 }
 
@@ -383,24 +495,35 @@ void step(const struct layer *layers, int64_t num_layers, const float *first_nor
           int num_threads) {
   const int64_t heads = KV_HEADS * GROUP * DIM, rows_size = heads + 2 * KV_HEADS * DIM;
   const int64_t stride = scores_stride(num_tokens);
-  float *normed = room + num_threads * GROUP * stride, *added = normed + batch * size, *rows = added + batch * size;
-  float *attended = rows + batch * rows_size, *both = attended + batch * heads, *gated = both + batch * 2 * inner;
+  float *added = room + num_threads * GROUP * stride, *rows = added + batch * size, *both = rows + batch * rows_size;
+  cell *normed = (cell *)(both + batch * 2 * inner), *attended = normed + batch * size, *gated = attended + batch * heads;
+  struct meeting at = {0};
 #pragma omp parallel num_threads(num_threads)
   {
     float *scores = room + omp_get_thread_num() * GROUP * stride;
-    add_norm(stream, NULL, first_norm, layers[0].eps, normed, batch, size, 0);
+    add_norm(stream, NULL, first_norm, layers[0].eps, normed, NULL, batch, size);
+    meet(&at);
     for (int64_t number = 0; number < num_layers; number++) {
       const struct layer *layer = layers + number;
       const int is_last = number == num_layers - 1;
       product(normed, layer->qkv, layer->qkv_bias, rows, batch, size, rows_size);
+      meet(&at);
       attention(layer, rows, cosines, sines, attended, keys + number * strides[0], values + number * strides[0], lengths,
                 batch, stride, strides + 1, scores);
+      meet(&at);
       product(attended, layer->out, layer->out_bias, added, batch, heads, size);
-      add_norm(stream, added, layer->next_norm, layer->eps, normed, batch, size, 0);
+      meet(&at);
+      add_norm(stream, added, layer->next_norm, layer->eps, normed, NULL, batch, size);
+      meet(&at);
       product(normed, layer->gate_up, layer->gate_up_bias, both, batch, size, 2 * inner);
+      meet(&at);
       silu_mul(both, gated, batch, inner);
+      meet(&at);
       product(gated, layer->down, layer->down_bias, added, batch, inner, size);
-      add_norm(stream, added, layer->next_layer_norm, layer->eps, is_last ? out : normed, batch, size, is_last);
+      meet(&at);
+      add_norm(stream, added, layer->next_layer_norm, layer->eps, normed, is_last ? out : NULL, batch,
+               size);
+      meet(&at);
     }
   }
 }

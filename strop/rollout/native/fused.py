@@ -43,7 +43,8 @@ class Packed:
     """Projections side by side, as decode.c reads them."""
 
     panels: Tensor
-    """[ceil(N / W), K, W]: W columns lie together, with zeros behind the last one."""
+    """[ceil(N / W), K, W]: W columns lie together, with zeros behind the last one; of bfloat16
+    [ceil(N / W), K / 2, 2 W], both numbers of a column side by side."""
     bias: Tensor | None
     """[ceil(N / W) W] float32."""
 
@@ -58,7 +59,9 @@ def packed(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int)
     """
     weight = torch.cat([part.weight.detach() for part in parts]).to(dtype)
     missing = -len(weight) % width
-    panels = F.pad(weight, (0, 0, 0, missing)).view(-1, width, weight.shape[1]).transpose(1, 2).contiguous()
+    columns = F.pad(weight, (0, 0, 0, missing)) if missing else weight
+    pairs = columns.view(torch.int32) if dtype == torch.bfloat16 else columns  # two numbers go together
+    panels = pairs.view(-1, width, pairs.shape[1]).transpose(1, 2).contiguous().view(dtype)
     biases = [part.bias.detach() for part in parts if part.bias is not None]
     if not biases:
         return Packed(panels, None)
@@ -101,8 +104,8 @@ class _Layer:
 class FusedStep:
     """What follows one new token per running sequence."""
 
-    def __init__(self, model: CausalLM, kernel: DecodeKernel) -> None:
-        self._model, self._kernel = model, kernel
+    def __init__(self, model: CausalLM, kernel: DecodeKernel, head_kernel: DecodeKernel) -> None:
+        self._model, self._kernel, self._head_kernel = model, kernel, head_kernel
         self._dtype = model.compute_dtype
         self._layers: list[_Layer] = []
         self._head: Packed | None = None
@@ -127,9 +130,10 @@ class FusedStep:
     def logits(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
         """Logits [B, V] of the next token; arguments as of `hidden`."""
         hidden, head = self.hidden(ids, lengths, cache, num_tokens=num_tokens), self._model.head
-        if self._head is None:
-            return head.logits(hidden)
-        products = self._kernel.multiply(hidden, self._head.panels, self._head.bias, width=len(head.weight))
+        assert self._head is not None
+        products = self._head_kernel.multiply(
+            hidden, self._head.panels, self._head.bias, width=len(head.weight)
+        )
         return head.formed(products)
 
     def hidden(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
@@ -166,10 +170,7 @@ class FusedStep:
         if made_of != self._made_of:
             self._layers = list(_layers_of(self._model, self._dtype, self._kernel.panel_width))
             self._at = (Layer * len(self._layers))(*(layer.at() for layer in self._layers))
-            if (
-                self._dtype == torch.float32
-            ):  # the head is computed in float32, and these panels are of its dtype
-                self._head = packed([self._model.head], torch.float32, width=self._kernel.panel_width)
+            self._head = packed([self._model.head], torch.float32, width=self._head_kernel.panel_width)
             self._embedding = module.get_input_embeddings().weight
             self._first_norm = _vector(module.base_model.layers[0].input_layernorm.weight)
             self._made_of = made_of
@@ -191,19 +192,24 @@ def fused_step(model: CausalLM) -> FusedStep | None:
         return None
     if model.config.hidden_act != "silu" or not all(map(_is_plain, layers)):
         return None
+    is_bfloat16 = model.compute_dtype == torch.bfloat16
+    if is_bfloat16 and (model.config.hidden_size % 2 or model.config.intermediate_size % 2):
+        return None  # its numbers go into products in pairs
     attention = layers[0].self_attn
     dim = attention.head_dim
     kv_heads = attention.k_proj.out_features // dim
     group = attention.q_proj.out_features // attention.k_proj.out_features
-    kernel = compiled(dim, kv_heads, group, model.compute_dtype == torch.bfloat16)
-    return None if kernel is None else FusedStep(model, kernel)
+    kernel = compiled(dim, kv_heads, group, is_bfloat16)
+    head_kernel = compiled(dim, kv_heads, group, False)  # logits are made in float32
+    return None if kernel is None or head_kernel is None else FusedStep(model, kernel, head_kernel)
 
 
 def _is_plain(layer: Any) -> bool:
     """Its projections are ordinary ones, without adapters, with biases in all or none of those that are joined."""
     attention, mlp = layer.self_attn, layer.mlp
     joined = [[attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]]
-    if any(type(one) is not nn.Linear for one in [*joined[0], *joined[1], attention.o_proj, mlp.down_proj]):
+    parts = [*joined[0], *joined[1], attention.o_proj, mlp.down_proj]
+    if any(type(one) is not nn.Linear for one in parts):
         return False
     return all(len({one.bias is None for one in parts}) == 1 for parts in joined)
 

@@ -57,7 +57,7 @@ int sample(const float *logits, const double *temperature, const double *uniform
            int64_t batch, int64_t n, int num_threads) {
   const int64_t num_blocks = (n + BLOCK - 1) / BLOCK;
   int failed = 0;
-#pragma omp parallel num_threads(num_threads) reduction(| : failed)
+#pragma omp parallel num_threads(num_threads) reduction(| : failed) if (batch * n > 1 << 14)
   {
     double *sums = malloc(num_blocks * (sizeof(double) + BLOCK * sizeof(float)));
     failed |= sums == NULL;
