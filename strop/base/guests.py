@@ -70,6 +70,8 @@ PLACES = {
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
     "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
+    "trial of a model": "a word for what is tried: a function (module, device, by_formula=) that raises a ValueError "
+    "where a loaded model computes something else on packed tokens than alone (strop.engines.trial.packed)",
     "refused models": "a word for how they are told: a module with check_type(settings, path) and check_family(config, "
     "auto_class, path), which raise a ValueError for models that are known not to run; any other is tried",
     "changes of a model": "a word for them: a module with import_external(config), overridden(given, known, override) "
