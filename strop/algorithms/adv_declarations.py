@@ -39,7 +39,6 @@ ADV_DECLARATIONS: Registry[Declaration] = Registry(
         "dr_grpo": _GROUP,
         "rloo": _GROUP,
         "rloo_vectorized": _GROUP,
-        "reinforce_plus_plus_baseline": _GROUP,
         **{name: asked for recipes in joined_recipes() for name, asked in recipes.estimators.items()},
     },
 )

@@ -33,19 +33,12 @@ PG_CLIPFRAC_LOWER = Metric(
 
 _TOKENS = frozenset({"log_probs", "old_log_probs", "advantages"})
 _CLIP = frozenset({"clip_low", "clip_high"})
-_PER_RESPONSE = Declaration(
-    needs=_TOKENS | {"response_mask", "row_ids"}, settings=_CLIP, aggregation="seq-mean-token-mean"
-)
-"""One ratio per response."""
 _PLAIN = Declaration(needs=_TOKENS)
 
 LOSS_DECLARATIONS: Registry[Declaration] = Registry(
     "policy loss",
     {
         "vanilla": Declaration(needs=_TOKENS, settings=_CLIP | {"clip_c"}),
-        "gspo": _PER_RESPONSE,
-        "gspo_token": _PER_RESPONSE,
-        "cispo": Declaration(needs=_TOKENS, settings=_CLIP),
         "gpg": _PLAIN,
         "reinforce": _PLAIN,
         **{name: asked for recipes in joined_recipes() for name, asked in recipes.losses.items()},

@@ -5,7 +5,6 @@ config.py           ModelConfig, LoraConfig, OptimizerConfig, EngineConfig
 The model
 causal_lm.py        CausalLM: one model object for training, scoring and native generation
 model.py            Hugging Face folders loaded for packed tokens; model_folder.py: checked before they are read
-probe.py            a loaded model compared with its own forward pass
 media.py            what is asked of a guest that knows models with media
 adapters.py         what is asked of a guest that knows adapters
 
@@ -34,6 +33,7 @@ role_checkpoint.py  what a role saves
 
 Guests: lora/ (adapters), optimizers/ (Muon, 8-bit AdamW), sharding/ (a model on several ranks),
 ulysses/ (one packed row over several ranks), liger/ (fused
-kernels), flops/ (how much there is to compute), families/ (models refused by name), options/ (a folder's settings and
+kernels), flops/ (how much there is to compute), trial/ (a loaded model
+compared with its own forward pass), families/ (models refused by name), options/ (a folder's settings and
 template changed).
 """

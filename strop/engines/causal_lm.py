@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from strop.engines.attention import AttentionContext, AttentionForm
+from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext, AttentionForm
 from strop.engines.head import Head
 from strop.engines.media import MediaInputs
 from strop.engines.recurrent import Run, attend_apart
@@ -219,6 +219,12 @@ class _Uncompiled:
         return output
 
 
+def use_packed_attention(module: Any, media: MediaInputs | None, *, by_formula: bool) -> None:
+    """Give a model attention over packed tokens; with `by_formula` also the part that reads media computes by it."""
+    name = FORMULA_NAME if by_formula else ATTENTION_NAME
+    module.set_attn_implementation(name if media is None else media.attention(name, by_formula=by_formula))
+
+
 def max_positions(config: Any) -> int | None:
     """Longest sequence that a model's positions are made for; None when its configuration names none.
 
@@ -238,7 +244,7 @@ def max_positions(config: Any) -> int | None:
 def logit_form(module: Any) -> tuple[float, float | None]:
     """Scale and cap of a model's logits (`Head`), by the names that its configuration has for them.
 
-    Whether that is all that happens to them is asked when the model is loaded (`probe.check_packed`).
+    Whether that is all that happens to them is asked when the model is loaded (place "trial of a model").
     """
     text = module.config.get_text_config()
     if module.get_output_embeddings() is None:  # a value head

@@ -25,12 +25,11 @@ from strop.base.elsewhere import fetch_copy
 from strop.base.guests import needed, optional
 from strop.chat_template import render_with
 from strop.engines.adapters import adapters
-from strop.engines.causal_lm import CausalLM
+from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
 from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.parallel import Parallel
-from strop.engines.probe import check_packed
 from strop.engines.weights import WeightsMetadata, weights_metadata
 
 
@@ -202,8 +201,11 @@ class _Loading:
         place = torch.device("cpu") if self._is_sharded_later else self._place
         module.to(place)
         module.eval()
-        check_packed(module, place, by_formula=self._config.attn_implementation == "eager")
+        by_formula = self._config.attn_implementation == "eager"
+        if (check_packed := optional("trial of a model")) is not None:
+            check_packed(module, place, by_formula=by_formula)
         media = media_inputs(module, self._config.path)
+        use_packed_attention(module, media, by_formula=by_formula)
         if self._config.gradient_checkpointing:
             # The second name is that of older versions of transformers.
             later = hasattr(module, "activation_checkpointing_enable")

@@ -3,6 +3,7 @@
 declarations.py     what each asks for, and what may be set for it (torch-free)
 functions.py        importing it registers all of them
 
+batch_whitened.py   reinforce_plus_plus_baseline: compared, then whitened over the batch
 group_baselines.py  grpo_passk, opo, gpg, maxrl: samples of a prompt compared
 reward_parts.py     gdpo: the parts of a reward compared one by one
 anchored.py         gigpo: episodes compared, and answers given in the same state
@@ -10,6 +11,8 @@ greedy_baseline.py  remax: a greedy answer as the baseline
 imitation.py        raft: every sample that is kept counts the same
 token_baseline.py   optimal_token_baseline, tir_optimal_token_baseline: tokens at the same place compared
 
+sequence.py         gspo (gspo_token): one ratio per response
+weighted.py         cispo: log-probs under a weight without gradient
 geometric.py        gmpo (geo_mean): one ratio per response
 trust_region.py     dppo_tv, dppo_kl: tokens that moved too far are left out
 smooth.py           sapo, dro: no clipping

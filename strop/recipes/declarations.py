@@ -18,6 +18,7 @@ _ESTIMATORS = {
     "grpo_passk": Declaration(
         needs=_GROUP.needs, settings=frozenset({"norm_by_std"}), is_group_relative=True
     ),
+    "reinforce_plus_plus_baseline": _GROUP,
     "opo": _GROUP,
     "maxrl": _GROUP,
     "raft": Declaration(needs=frozenset({"rewards", "response_mask"})),
@@ -39,14 +40,18 @@ _ESTIMATORS = {
 
 _TOKENS = frozenset({"log_probs", "old_log_probs", "advantages"})
 _CLIP = frozenset({"clip_low", "clip_high"})
-_GEOMETRIC = Declaration(
+_PER_RESPONSE = Declaration(
     needs=_TOKENS | {"response_mask", "row_ids"}, settings=_CLIP, aggregation="seq-mean-token-mean"
 )
+"""One ratio per response."""
 _TRUNCATED = Declaration(needs=_TOKENS, settings=_CLIP, own={"truncation": 20.0})
 _SELECTED = frozenset({"cov_selected"})
 _LOSSES = {
-    "gmpo": _GEOMETRIC,
-    "geo_mean": _GEOMETRIC,
+    "gspo": _PER_RESPONSE,
+    "gspo_token": _PER_RESPONSE,
+    "gmpo": _PER_RESPONSE,
+    "geo_mean": _PER_RESPONSE,
+    "cispo": Declaration(needs=_TOKENS, settings=_CLIP),
     "dppo_tv": _TRUNCATED,
     "dppo_kl": _TRUNCATED,
     "sapo": Declaration(

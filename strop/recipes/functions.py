@@ -2,13 +2,16 @@
 
 from strop.recipes import (  # noqa: F401  (they register their functions)
     anchored,
+    batch_whitened,
     covariance,
     geometric,
     greedy_baseline,
     group_baselines,
     imitation,
     reward_parts,
+    sequence,
     smooth,
     token_baseline,
     trust_region,
+    weighted,
 )

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from strop.algorithms.kl import LOG_RATIO_BOUND
 from strop.algorithms.loss_declarations import PG_CLIPFRAC
-from strop.algorithms.losses.sequence import row_means
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
     implements,
     probability_ratio,
     ratio_statistics,
 )
+from strop.recipes.sequence import row_means
 
 
 @implements("gmpo", "geo_mean")

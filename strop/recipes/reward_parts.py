@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages.batch_whitened import whiten_samples
 from strop.algorithms.advantages.groups import center_groups, normalize_groups
 from strop.algorithms.advantages.registration import implements_outcome
+from strop.recipes.batch_whitened import whiten_samples
 
 
 @implements_outcome("gdpo")

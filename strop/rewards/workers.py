@@ -222,9 +222,11 @@ class Workers:
         if process.has_ended():
             self._calls.put_nowait(calls.pop())
             raise EOFError
-        ahead = min(_MAX_AHEAD, max(1, int(_AHEAD_S / max(self._mean_s, 1e-6))))
-        while len(calls) < ahead and not self._calls.empty():
-            calls.append(self._calls.get_nowait())
+        fair = (
+            self._calls.qsize() // self._config.num_workers
+        )  # the next ones may take longer than those before
+        ahead = min(_MAX_AHEAD, int(_AHEAD_S / max(self._mean_s, 1e-6)) - 1, fair)
+        calls.extend(self._calls.get_nowait() for _ in range(ahead))
         for call in [call for call in calls if call[2].cancelled()]:
             calls.remove(call)
         process.send(b"".join(line for _, line, _ in calls))

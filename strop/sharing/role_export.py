@@ -32,11 +32,11 @@ from strop.engines.media import language_model_class, media_models
 from strop.engines.model import load_model, load_value_model, read_settings
 from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.packing import make_rows
-from strop.engines.probe import PROBE_TOLERANCE, check_packed
 from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
 from strop.engines.saved_tensors import STATE_FILE, SavedTensors
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
+from strop.engines.trial.packed import PROBE_TOLERANCE, check_packed
 from strop.engines.weights import named_weights
 
 ACTOR, CRITIC, PRM = "actor", "critic", "prm"

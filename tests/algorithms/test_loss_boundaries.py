@@ -15,12 +15,12 @@ from strop.algorithms.loss_declarations import policy_loss_declaration
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, policy_loss_terms
 from strop.algorithms.losses.clipped import clipped_policy_loss
 from strop.algorithms.losses.distillation import reverse_kl_terms, topk_forward_kl
-from strop.algorithms.losses.sequence import gspo_loss, row_means
 from strop.algorithms.losses.terms import call_loss, call_prepare
 from strop.algorithms.registry import Declaration
 from strop.base.randomness import random_key, uniforms
 from strop.recipes.covariance import clip_cov_loss, select_clip_cov, select_kl_cov
 from strop.recipes.geometric import gmpo_loss
+from strop.recipes.sequence import gspo_loss, row_means
 from strop.recipes.smooth import dro_loss, sapo_loss
 from strop.recipes.trust_region import dppo_kl_loss, dppo_tv_loss
 

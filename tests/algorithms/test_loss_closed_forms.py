@@ -18,8 +18,6 @@ from strop.algorithms.losses import (
     prepare_columns,
 )
 from strop.algorithms.losses.clipped import policy_gradient_loss
-from strop.algorithms.losses.sequence import gspo_loss
-from strop.algorithms.losses.weighted import cispo_loss
 from strop.recipes.covariance import (
     clip_cov_loss,
     kl_cov_loss,
@@ -28,8 +26,10 @@ from strop.recipes.covariance import (
     token_covariances,
 )
 from strop.recipes.geometric import gmpo_loss
+from strop.recipes.sequence import gspo_loss
 from strop.recipes.smooth import dro_loss, sapo_loss
 from strop.recipes.trust_region import dppo_kl_loss, dppo_tv_loss
+from strop.recipes.weighted import cispo_loss
 
 LN2 = math.log(2)
 

@@ -24,13 +24,14 @@ from strop.algorithms import (
 from strop.algorithms.advantages import group_relative, returns
 from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.losses import distillation, sequence, terms
+from strop.algorithms.losses import distillation, terms
 from strop.checks.functions import estimators, policy_losses
 from strop.recipes import (
     covariance,
     group_baselines,
     resampling,
     reward_parts,
+    sequence,
     smooth,
     token_baseline,
     trust_region,

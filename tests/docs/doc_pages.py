@@ -194,7 +194,8 @@ def _stand_in_order(parts: list[str], line: str) -> bool:
 def declared_metrics() -> Mapping[str, Metric]:
     """All metrics, by name."""
     trainers = ("strop.trainer.loop", "strop.supervised.trainer", "strop.preferences.trainer")
-    for module in (*trainers, "strop.ahead.joining", "strop.data.growing.growth", "strop.roles.prm"):
+    parts = ("strop.ahead.joining", "strop.data.growing.growth", "strop.roles.prm", "strop.recipes.choosing")
+    for module in (*trainers, *parts, "strop.recipes.correction", "strop.evaluation.validation_metrics"):
         importlib.import_module(module)
     return METRICS
 

@@ -25,8 +25,8 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_value_model
 from strop.engines.packing import make_rows
-from strop.engines.probe import check_packed
 from strop.engines.training import TrainEngine
+from strop.engines.trial.packed import check_packed
 from strop.roles.reward_model import load_reward_model
 
 pytestmark = pytest.mark.usefixtures("float64_models")

@@ -247,6 +247,30 @@ def test_text_of_any_kind_arrives_unchanged(tmp_path: Path) -> None:
     assert [outcome.score for outcome in score_all(RewardConfig(path=path), texts)] == expected
 
 
+def test_slow_samples_after_quick_ones_are_shared_between_the_workers(tmp_path: Path) -> None:
+    # 200 quick samples teach the pool to hand out many at once; then 8 of 0.2 s take two workers 0.8 s, and one 1.6 s.
+    source = """
+        import time
+        def compute_score(solution_str, **_):
+            time.sleep(0.2 * (solution_str == "slow"))
+            return 1
+    """
+    config = RewardConfig(path=write_reward(tmp_path, source), num_workers=2)
+
+    async def run() -> float:
+        async with RewardPool(config) as pool:
+
+            async def score(texts: list[str]) -> None:
+                await asyncio.gather(*(pool.score(make_prompt(), make_trajectory(), text) for text in texts))
+
+            await score(["quick"] * 200)
+            started = time.monotonic()
+            await score(["slow"] * 8)
+            return time.monotonic() - started
+
+    assert asyncio.run(run()) < 1.5
+
+
 def test_a_result_that_comes_in_pieces_is_waited_for(tmp_path: Path) -> None:
     source = """
         def compute_score(solution_str, **_):

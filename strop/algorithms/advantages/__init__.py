@@ -3,7 +3,6 @@
     registration.py     the registry, and the one way to call an estimator
     groups.py           what estimators share: groups, checks, one number per sample onto its tokens
     group_relative.py   grpo, dr_grpo, rloo: samples of a prompt compared
-    batch_whitened.py   reinforce_plus_plus_baseline: compared, then whitened over the batch
     returns.py          gae, reinforce_plus_plus: rewards-to-go, token by token
 
 Those of further papers are guests (place "recipes").
@@ -21,7 +20,6 @@ Rules that hold for every estimator here, and that `strop.checks.functions.estim
 """
 
 from strop.algorithms.advantages import (  # noqa: F401  (they register their functions)
-    batch_whitened,
     group_relative,
     returns,
 )

@@ -2,8 +2,6 @@
 
     terms.py          what a loss is: PolicyLossTerms, the registry, and calling a loss by its name
     clipped.py        vanilla: PPO's clipped surrogate; gpg (reinforce): no clipping
-    sequence.py       gspo (gspo_token): one ratio per response
-    weighted.py       cispo: log-probs under a weight without gradient
     distillation.py   terms that pull the policy towards a teacher
     spec.py           the losses of a run, resolved from its configuration
     policy.py         the whole loss of some tokens: the policy's term, entropy, KL and teacher together
@@ -24,7 +22,7 @@ Rules that hold for every loss here, unless its docstring says otherwise:
 * A token of advantage 0 has no gradient.
 """
 
-from strop.algorithms.losses import clipped, sequence, weighted  # noqa: F401  (they register their functions)
+from strop.algorithms.losses import clipped  # noqa: F401  (it registers its functions)
 from strop.algorithms.losses.policy import (
     PolicyLoss,
     note_policy_loss,

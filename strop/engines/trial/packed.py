@@ -10,14 +10,12 @@ import torch
 from torch import Tensor
 
 from strop.engines.attention import (
-    ATTENTION_NAME,
-    FORMULA_NAME,
     AttentionForm,
     NoContext,
     PackedAttention,
     Segment,
 )
-from strop.engines.causal_lm import CausalLM, logit_form, max_positions
+from strop.engines.causal_lm import CausalLM, logit_form, max_positions, use_packed_attention
 from strop.engines.head import Head
 from strop.engines.media import MediaInputs, media_inputs
 from strop.engines.recurrent import LINEAR, Run
@@ -87,10 +85,7 @@ def check_packed(module: Any, device: torch.device, *, by_formula: bool = False)
         head = _LargeLogits(module)
         own = torch.cat([head.run_alone(ids) for ids in sequences])
         media_difference = None if media is None else media.probe(device)
-        name = FORMULA_NAME if by_formula else ATTENTION_NAME
-        module.set_attn_implementation(
-            name if media is None else media.attention(name, by_formula=by_formula)
-        )
+        use_packed_attention(module, media, by_formula=by_formula)
         model = CausalLM(module, compute_dtype=torch.float32, media=media)
         for is_training in (False, True):
             module.train(is_training)
