@@ -62,6 +62,7 @@ RANKS = (
         "rollout/transfer",
         "shell",
         "trainer/curve",
+        "trainer/healing",
         "trainer/rounds",
     },
     {"rollout/processes"},
@@ -93,8 +94,8 @@ GUESTS = (
     "health", "hub", "interactions", "judges", "net", "preferences", "protocol/disk", "python", "quickstart",
     "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/processes", "rollout/sglang",
     "rollout/transfer", "rollout/vllm", "run/reading", "sandbox", "scorers", "sharing", "shell", "supervised",
-    "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/rounds",
-    "trainer/steering", "view", "vision", "workers/agents",
+    "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/healing",
+    "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

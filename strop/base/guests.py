@@ -63,6 +63,9 @@ PLACES = {
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "batches on disk": "a word: a module that writes and reads a DataProto (write_batch, read_batch)",
     "samples read": "a word: a function from a file of the sample store to its rows",
+    "methods of batches": "tensordict, or unfolding: a module with what methods of DataProto need to convert to and "
+    "from a TensorDict, or to cut columns into narrower rows",
+    "interpolation": "a library: a class (root, values) whose value(given, key) puts in what ${...} stands for",
     "bound on templates": "a word: a function that has every chat template compiled within limits from then on",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
@@ -127,6 +130,8 @@ PLACES = {
     "beginning of a run": "a word for it: a class as strop.trainer.beginning.Beginning, for --from",
     "settings given anew": "a word for it: a function (config.yaml of a run, overrides, its settings, text=) that "
     "gives the strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
+    "mending of a run": "a word for it: a class as strop.trainer.healing.Healing, for worker processes that die",
+    "costs of services": "a word for it: a class as strop.judges.costs.CostTracker, where a service has a price",
     "order of prompts": "a word for it: a class as strop.trainer.rounds.lengths.Lengths, for rollout.longest_first",
     "dynamic sampling": "for algorithm.filter_groups: `check`, a function (config); `collector`, a "
     "strop.trainer.collecting.RolloutCollector",

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from strop.base.field_types import field_hints, is_section
-from strop.config.interpolation import Interpolation
+from strop.base.guests import needed
 from strop.config.overrides import Override
 from strop.config.schema import Key, flat, join, locate, tree, unknown_key
 from strop.config.sources import Layer, preset_names
@@ -98,8 +98,8 @@ class Layers:
         """Put values in the place of `${...}`, and find keys that a file leaves open with `???`."""
         for key, value in list(self._interpolated()):
             try:
-                resolve = Interpolation(self.root, self.values)
-                self.values[key] = resolve.value(value, key)
+                resolve = needed("interpolation", "${...} stands for another value")
+                self.values[key] = resolve(self.root, self.values).value(value, key)
             except ValueError as error:
                 self.problems.append(f"{key} is {value!r}{self.origin(key)}: {error}")
         for key, value in self.values.items():

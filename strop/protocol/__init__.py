@@ -5,10 +5,8 @@ columns      dense and jagged tensor columns, and what is done to their rows
 batch        DataProto
 future       DataProtoFuture: a batch that workers still hold
 pieces       what a future is made of: pending batches, rows wanted of them, their order
-unfolding    wide columns cut into several narrower rows
 indices      row numbers, masks, equal ranges, mini-batch order
 merging      columns and facts of the same name that meet
-conversion   to and from a TensorDict that carries everything
 
 The guest `disk` below it keeps a batch as a folder of safetensors and JSON.
 """

@@ -21,10 +21,8 @@ from torch import Tensor
 from strop.base.guests import needed
 from strop.protocol import columns as cols
 from strop.protocol.columns import BatchError
-from strop.protocol.conversion import columns_from_tensordict, tensordict_from_columns
 from strop.protocol.indices import Rows, balanced_ranges, mini_batch_rows, row_numbers
 from strop.protocol.merging import joined_meta_info, merged_meta_info, object_array, same
-from strop.protocol.unfolding import unfolded_array, unfolded_column
 
 
 @dataclass(eq=False)
@@ -98,12 +96,17 @@ class DataProto:
     @classmethod
     def from_tensordict(cls, tensordict: TensorDict, meta_info: Mapping[str, Any] | None = None) -> DataProto:
         """A batch from a TensorDict: per-row non-tensors become columns, single ones become meta_info."""
-        tensors, others, facts = columns_from_tensordict(tensordict)
+        convert = needed("methods of batches", "a batch is made of a TensorDict", "tensordict")
+        tensors, others, facts = convert.columns_from_tensordict(tensordict)
         return cls.from_dict(tensors, others, {**facts, **(meta_info or {})})
 
     def to_tensordict(self) -> TensorDict:
         """One TensorDict with all columns and facts; the inverse of `from_tensordict`."""
-        return tensordict_from_columns(self.tensors(), self.non_tensor_batch, self.meta_info, len(self))
+        convert = needed("methods of batches", "a TensorDict is made of a batch", "tensordict")
+        made: TensorDict = convert.tensordict_from_columns(
+            self.tensors(), self.non_tensor_batch, self.meta_info, len(self)
+        )
+        return made
 
     # ---------------------------------------------------------------- look
 
@@ -372,14 +375,15 @@ class DataProto:
         """Cut the named columns of width W into n rows of width W / n each; repeat the other columns."""
         chosen = set(split_keys or ())
         _chosen({**self.tensors(), **self.non_tensor_batch}, sorted(chosen), "batch or non_tensor_batch")
+        cut = needed("methods of batches", "columns are cut into narrower rows", "unfolding")
         repeated = self.repeat(n_split)
         tensors, others = repeated.tensors(), dict(repeated.non_tensor_batch)
         for name, column in self.tensors().items():
             if name in chosen:
-                tensors[name] = unfolded_column(column, n_split, name)
+                tensors[name] = cut.unfolded_column(column, n_split, name)
         for name, array in self.non_tensor_batch.items():
             if name in chosen:
-                others[name] = unfolded_array(array, n_split, name)
+                others[name] = cut.unfolded_array(array, n_split, name)
         batch = None if self.batch is None else _tensor_dict(tensors, len(self) * n_split)
         return DataProto(batch, others, self.meta_info)
 

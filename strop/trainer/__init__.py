@@ -24,9 +24,9 @@ Numbers
 reporting.py        metrics from reports of samples
 validation.py       answers on held-out prompts
 trackers.py         where numbers go; progress.py, tensorboard.py: the terminal, TensorBoard
-results.py          how a run ended; costs.py: what services of the reward have cost
+results.py          how a run ended
 watching.py         how far a long generation is
 
 checkpointing.py    what a checkpoint holds, for every kind of training; disk_watch.py: how long it takes to write;
-stopping.py         signals that ask a run to end; healing.py: worker processes that die
+stopping.py         signals that ask a run to end; the guest healing/: worker processes that die
 """

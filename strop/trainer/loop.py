@@ -30,18 +30,16 @@ from strop.run import Checkpoint, RunFolder
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
-from strop.trainer.costs import CostTracker
 from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.ending import Ending, MachineEnd, is_best
 from strop.trainer.groups import row_results, sampler_batch
-from strop.trainer.healing import Healing
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
 from strop.trainer.records import StepRecord
 from strop.trainer.reporting import episode_metrics
 from strop.trainer.results import TrainResult, result_of
-from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
+from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
 from strop.trainer.scorers import NUM_PROBES, probe_scorers
 from strop.trainer.setup import (
     TrainingData,
@@ -113,7 +111,7 @@ class Trainer:
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
-        self._costs = CostTracker(config.reward, run.path)
+        self._costs = costs_of(config, run.path)
         for line in [
             *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement()
         ]:  # fmt: skip
@@ -189,11 +187,13 @@ class Trainer:
             async with RewardPool(
                 self.config.reward, tokenizer=self.config.model.tokenizer_folder, logs=self._run.path / "logs"
             ) as pool:
-                pool.tell_spent(self._costs.totals)
+                if self._costs is not None:
+                    pool.tell_spent(self._costs.totals)
                 try:
                     await probe_scorers(pool, visited, self._say)
                 finally:
-                    self._costs.add(pool.spent())
+                    if self._costs is not None:
+                        self._costs.add(pool.spent())
 
         asyncio.run(probe())
 
@@ -435,7 +435,8 @@ def train(
         WorkerFailed, CallTimeout: workers raised an error, or died and did so again (run.max_restarts).
     """
     stop = stop or StopRequest()
-    healing = Healing(config, run, step=0 if checkpoint is None else checkpoint.step, say=say)
+    mending, step = optional("mending of a run"), 0 if checkpoint is None else checkpoint.step
+    healing = None if mending is None else mending(config, run, step=step, say=say)
     with stop.listening():
         while True:
             trainer = Trainer(
@@ -444,6 +445,6 @@ def train(
             try:
                 return trainer.fit()
             except (WorkerFailed, CallTimeout) as error:
-                if stop.number or not (trainer.has_begun or healing.is_mending):
+                if healing is None or stop.number or not (trainer.has_begun or healing.is_mending):
                     raise
                 checkpoint = healing.rolled_back(error)

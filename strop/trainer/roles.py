@@ -32,7 +32,6 @@ from strop.engines.tokens import sequence_parallelism
 from strop.protocol import DataProto, future_of
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.costs import CostTracker
 from strop.trainer.experience import Experience
 from strop.trainer.policy_sync import MAX_HEALS, PolicySync
 from strop.trainer.watching import PlayWatch
@@ -52,8 +51,9 @@ class Roles:
 
     actor: WorkerGroup[ActorWorker]
     rollout: WorkerGroup[RolloutWorker]
-    costs: CostTracker
-    """What services of the reward cost; generation is told before it works and asked after it."""
+    costs: Any
+    """Counts what services of the reward cost; generation is told before it works and asked after it. None where none
+    has a price."""
     watch: PlayWatch
     """Shows how far generation is."""
     sync: PolicySync
@@ -85,12 +85,13 @@ class Roles:
 
         A role that is not there (a reference that is the actor) does nothing here.
         """
-        if name == "rollout":
+        if name == "rollout" and self.costs is not None:
             self.costs.before(self.rollout)
         yield
         if name == "rollout":
             self.rollout.call.sleep()
-            self.costs.after(self.rollout)
+            if self.costs is not None:
+                self.costs.after(self.rollout)
         group: WorkerGroup[Any] | None = getattr(self, name)
         if self.offloads_idle and group is not None:
             group.call.offload()
@@ -288,6 +289,20 @@ def playing_of(
     )
 
 
+def costs_of(config: Config, folder: Path | None) -> Any:
+    """What counts the costs of services of the reward (place "costs of services"); None where none has a price.
+
+    Args:
+        config, folder: of the run; no folder: nothing is remembered.
+
+    Raises:
+        RunError: the count of an earlier start is damaged.
+    """
+    if not any(service.has_price for service in config.reward.services.values()):
+        return None
+    return needed("costs of services", "a service of the reward has a price")(config.reward, folder)
+
+
 def make_roles(
     config: Config,
     runtime: Runtime,
@@ -296,7 +311,7 @@ def make_roles(
     num_steps: int,
     checkpoint: Path | None = None,
     optimizer: Path | None = None,
-    costs: CostTracker | None = None,
+    costs: Any = None,
 ) -> Roles:
     """Start every role of a run.
 
@@ -307,7 +322,7 @@ def make_roles(
         num_steps: training steps of the whole run; learning-rate schedules end with it.
         checkpoint: folder to continue from.
         optimizer: folder with the optimizer's state that a new run takes over from another one.
-        costs: of the run; not given: a count that begins here and is kept nowhere.
+        costs: as `costs_of` gives it for the run; not given: a count that begins here and is kept nowhere.
     """
     specs = role_specs(config, playing, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer)
     apart = config.resources.apart
@@ -325,7 +340,7 @@ def make_roles(
             probes_weights=config.rollout.engine != "native",
             version=playing.version,
         ),
-        costs=costs or CostTracker(config.reward, None),
+        costs=costs or costs_of(config, None),
         watch=PlayWatch(playing.logs),
         offloads_idle=config.resources.offload_idle,
     )
