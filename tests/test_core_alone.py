@@ -109,7 +109,7 @@ sequence_parallelism()
     ),
     "recipes": (
         """
-from strop.algorithms.adv_declarations import adv_estimator_declaration
+from strop.algorithms.declarations import adv_estimator_declaration
 adv_estimator_declaration("gdpo")
 """,
         "unknown advantage estimator 'gdpo'; known: dr_grpo, gae, grpo, ",

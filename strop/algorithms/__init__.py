@@ -5,8 +5,7 @@
     distillation_config.py  DistillationConfig, those of learning from a teacher (torch-free)
     kl_kinds.py          names of the KL estimators (torch-free)
     registry.py          names from a config to functions, with what each function needs (torch-free)
-    adv_declarations.py, loss_declarations.py   what the built-in ones need and what may be set (torch-free)
-    extensions.py        files of the user's own that register functions (torch-free)
+    declarations.py      what the built-in ones need and what may be set (torch-free)
     stream_functions.py  filters and reward shaping of a user's own (torch-free); stream_calls.py calls them
 
     advantages/          credit per token: an estimator per paper, and their registry

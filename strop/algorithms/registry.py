@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from strop.algorithms.config import AGGREGATION_MODES
 from strop.base.guests import all_joined, needed
 from strop.base.registry import Registry, name_of
+from strop.base.user_files import load_user_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,6 +82,19 @@ def load_recipes() -> None:
     """Have the functions of all guests' recipes registered."""
     for recipes in joined_recipes():
         importlib.import_module(recipes.functions)
+
+
+def load_extensions(files: Iterable[str]) -> None:
+    """Import Python files that register estimators, losses, samplers, filters or shaping; each only the first time.
+
+    Args:
+        files: relative ones start at the current directory.
+
+    Raises:
+        ValueError: there is no such file, or importing it failed.
+    """
+    for name in files:
+        load_user_file(name, setting="algorithm.extensions")
 
 
 def verl_convention(who: str) -> Any:

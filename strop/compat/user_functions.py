@@ -22,11 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_declarations import SHARED_SETTINGS
 from strop.algorithms.advantages.registration import AdvantageFn, describe
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.loss_declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL
+from strop.algorithms.declarations import ADV_SHARED_SETTINGS, PG_CLIPFRAC, PG_CLIPFRAC_LOWER, PPO_KL
 from strop.algorithms.losses import LossSpec, get_policy_loss_fn
 from strop.algorithms.registry import Declaration
 from strop.base.registry import dotted, required_parameters
@@ -191,7 +190,7 @@ def estimate(
             gamma=cast(float, settings.get("gamma", 1.0)),
             lam=cast(float, settings.get("lam", 1.0)),
         )
-    own = {key: value for key, value in settings.items() if key not in SHARED_SETTINGS}
+    own = {key: value for key, value in settings.items() if key not in ADV_SHARED_SETTINGS}
     given_by_name = {"token_level_rewards", "rewards", "response_mask", "group_ids"} - declaration.needs
     index = np.array(columns["group_ids"].tolist() if uids is None else list(uids), dtype=object)
     return call_advantage_estimator(

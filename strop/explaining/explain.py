@@ -140,8 +140,7 @@ def _registered(key: str) -> Iterator[Registered]:
     kind = REGISTRY_KEYS.get(key)
     if kind is None:
         return
-    from strop.algorithms.adv_declarations import ADV_DECLARATIONS
-    from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
+    from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS
     from strop.algorithms.registry import Declaration
     from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
     from strop.data.curriculum import SAMPLERS

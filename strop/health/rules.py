@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from strop.algorithms.batch_metrics import ADVANTAGES, GROUPS, PROBS_DIFF, SCORE
-from strop.algorithms.loss_declarations import PG_CLIPFRAC, PPO_KL
+from strop.algorithms.declarations import PG_CLIPFRAC, PPO_KL
 from strop.algorithms.losses.policy import DISTILLATION_LOSS, ENTROPY, KL_LOSS
 from strop.health.history import RECENT, History
 from strop.health.side_rules import process_rewards_at_chance, process_rewards_swamp, useless_critic

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strop.algorithms.loss_declarations import PG_CLIPFRAC
+from strop.algorithms.declarations import PG_CLIPFRAC
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
     clipped_surrogate,

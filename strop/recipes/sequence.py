@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strop.algorithms.declarations import PG_CLIPFRAC
 from strop.algorithms.kl import LOG_RATIO_BOUND
-from strop.algorithms.loss_declarations import PG_CLIPFRAC
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
     clipped_surrogate,

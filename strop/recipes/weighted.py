@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.algorithms.loss_declarations import PG_CLIPFRAC
+from strop.algorithms.declarations import PG_CLIPFRAC
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
     implements,

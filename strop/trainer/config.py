@@ -6,10 +6,9 @@ from dataclasses import field, replace
 from itertools import pairwise
 
 from strop.agents.config import AgentConfig
-from strop.algorithms.adv_declarations import ADV_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.balance import even_bounds
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
+from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.registry import STEP_COLUMNS
 from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
 from strop.base.sections import section

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.algorithms.adv_declarations import check_estimator
-from strop.algorithms.loss_declarations import check_loss_settings
+from strop.algorithms.declarations import check_estimator, check_loss_settings
 from strop.algorithms.stream_functions import FILTERS, check_shaping
 from strop.base.guests import needed
 from strop.data.sampler import sees_results

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from strop.algorithms.extensions import load_extensions
+from strop.algorithms.registry import load_extensions
 from strop.base.trust import may_run
 from strop.config import ConfigError, build_config, load_layers, read_config
 from strop.trainer.config import Config

@@ -13,10 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.aggregation import BatchTotals, row_numbers
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.extensions import load_extensions
+from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.losses import (
     LossSpec,
     loss_spec,
@@ -25,6 +24,7 @@ from strop.algorithms.losses import (
     prepare_columns,
     rows_that_move,
 )
+from strop.algorithms.registry import load_extensions
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, Execute, register

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, weighted_sum
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.extensions import load_extensions
 from strop.algorithms.losses import aggregation_of
+from strop.algorithms.registry import load_extensions
 from strop.algorithms.value_loss import (
     EXPLAINED_VARIANCE,
     VALUE_STATISTIC,

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
 from strop.algorithms.batch_metrics import spread
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.kl_control import reward_kl, token_level_rewards
 from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
 from strop.base.guests import needed

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from strop.agents.setup import AgentSetup
-from strop.algorithms.extensions import load_extensions
+from strop.algorithms.registry import load_extensions
 from strop.base.call_loop import CallRunner, Runner
 from strop.base.guests import needed
 from strop.controller import Dispatch, Worker, register

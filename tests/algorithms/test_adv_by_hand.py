@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.advantages import estimate_advantages
+from strop.algorithms.declarations import adv_estimator_declaration
 from strop.checks.functions.estimators import TRAITS
 from strop.recipes.group_baselines import (
     gpg_advantages,

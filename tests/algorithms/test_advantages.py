@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from references import advantages as reference
-from strop.algorithms.adv_declarations import adv_estimator_declaration, check_adv_settings, check_estimator
 from strop.algorithms.advantages import (
     ADV_ESTIMATOR_REGISTRY,
     adv_estimator_columns,
@@ -22,6 +21,7 @@ from strop.algorithms.advantages import (
 )
 from strop.algorithms.advantages.group_relative import grpo_advantages, rloo_advantages
 from strop.algorithms.advantages.returns import reward_to_go
+from strop.algorithms.declarations import adv_estimator_declaration, check_adv_settings, check_estimator
 
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus")
 

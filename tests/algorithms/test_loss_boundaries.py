@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.loss_declarations import policy_loss_declaration
+from strop.algorithms.declarations import policy_loss_declaration
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, policy_loss_terms
 from strop.algorithms.losses.clipped import clipped_policy_loss
 from strop.algorithms.losses.distillation import reverse_kl_terms, topk_forward_kl

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.loss_declarations import check_loss_settings, policy_loss_declaration
+from strop.algorithms.declarations import check_loss_settings, policy_loss_declaration
 from strop.algorithms.losses import (
     POLICY_LOSS_REGISTRY,
     PolicyLossTerms,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from references import losses as reference
-from strop.algorithms.loss_declarations import policy_loss_declaration
+from strop.algorithms.declarations import policy_loss_declaration
 from strop.algorithms.losses import (
     POLICY_LOSS_REGISTRY,
     PolicyLossTerms,

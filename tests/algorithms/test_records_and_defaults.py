@@ -14,8 +14,8 @@ import strop.algorithms
 import strop.checks
 import strop.recipes
 from strop.algorithms import (
-    adv_declarations,
     batch_metrics,
+    declarations,
     intervals,
     kl_control,
     masked,
@@ -92,7 +92,7 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (token_baseline.token_baseline_advantages, {"handle_zero_tail": False}),
     (token_baseline.optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
     (token_baseline.tir_optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
-    (adv_declarations.check_estimator, {"norm_by_std": True, "gamma": 1.0, "lam": 1.0, "settings": None}),
+    (declarations.check_estimator, {"norm_by_std": True, "gamma": 1.0, "lam": 1.0, "settings": None}),
     (batch_metrics.group_metrics, {"lowest": 0.0, "highest": 1.0}),
     (intervals.wilson_interval, {"confidence": 0.95}),
     (intervals.clustered_interval, {"confidence": 0.95}),

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from strop.algorithms.adv_declarations import ADV_DECLARATIONS
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
-from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
+from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.algorithms.registry import (
     Declaration,

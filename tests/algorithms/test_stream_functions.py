@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from strop.algorithms.extensions import load_extensions
+from strop.algorithms.registry import load_extensions
 from strop.algorithms.stream_calls import filter_cause, shaped_rewards
 from strop.algorithms.stream_functions import (
     FILTERS,

@@ -8,8 +8,7 @@ import pytest
 import yaml
 from cli_calls import cli
 
-from strop.algorithms.adv_declarations import ADV_DECLARATIONS
-from strop.algorithms.loss_declarations import LOSS_DECLARATIONS
+from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS
 from strop.config import describe, explain, load_config, read_config
 from strop.explaining.readers import readers
 from strop.trainer.config import Config

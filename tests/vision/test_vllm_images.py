@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 T = TypeVar("T")
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 TOLERANCE = 1e-4
-LONG = 100
+LONG = 400
 GREENS = picture(24, 17, GREEN)
 
 
@@ -61,6 +61,20 @@ class Served:
                 return await work
 
         return self.runner.run(bounded())
+
+    async def begun(self, request_id: str, token_ids: Any, how: Sampling) -> asyncio.Task[TokenOutput]:
+        """A request that has some of its tokens; the engine is paused.
+
+        Held at once after each go: tokens come in bursts, of which one would be the rest of the answer.
+        """
+        seen: list[int] = []
+        task = asyncio.create_task(
+            self.engine.generate(request_id, token_ids, how, on_token=lambda token, *_: seen.append(token))
+        )
+        while len(seen) < 5 and not task.done():
+            await asyncio.gather(self.engine.resume(), self.engine.pause())
+            await asyncio.sleep(0.05)
+        return task
 
     def write(self, which: int) -> None:
         for bucket in parameter_stream(self.models[which].module):
@@ -174,17 +188,12 @@ def test_an_aborted_request_with_images_is_continued(served: Served) -> None:
     prompt = prompts_of(served.path)[2]
     token_ids, _ = asked(prompt)
     (whole,) = served.ask([asked(prompt, max_tokens=LONG)])
-    seen: list[int] = []
 
     async def abort() -> TokenOutput:
-        task = asyncio.create_task(
-            served.engine.generate(
-                "a", *asked(prompt, max_tokens=LONG), on_token=lambda token, *_: seen.append(token)
-            )
-        )
-        while len(seen) < 5:
-            await asyncio.sleep(0.005)
+        await served.engine.pause()
+        task = await served.begun("a", *asked(prompt, max_tokens=LONG))
         await served.engine.abort(["a"])
+        await served.engine.resume()
         return await task
 
     part = served.run(abort())
@@ -231,18 +240,16 @@ def test_new_weights_of_the_whole_model_and_of_a_frozen_tower_are_used_at_once(s
 
 
 def test_a_request_in_flight_sees_its_image_with_new_weights(served: Served) -> None:
-    old, seen = served.engine.version, []
+    old = served.engine.version
     prompt = prompts_of(served.path)[2]
-    token_ids, how = asked(prompt, key=3, temperature=1.0, max_tokens=4 * LONG)
+    token_ids, how = asked(prompt, key=3, temperature=1.0, max_tokens=LONG)
 
     async def update() -> TokenOutput:
-        task = asyncio.create_task(
-            served.engine.generate("u", token_ids, how, on_token=lambda token, *_: seen.append(token))
-        )
-        while len(seen) < 5:
-            await asyncio.sleep(0.005)
+        await served.engine.pause()
+        task = await served.begun("u", token_ids, how)
         await asyncio.to_thread(served.write, 1)
         await served.engine.set_version(old + 1)
+        await served.engine.resume()
         return await task
 
     try:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from strop.algorithms.aggregation import Aggregation
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.declarations import policy_loss_declaration
 from strop.algorithms.distillation_config import DistillationConfig
-from strop.algorithms.loss_declarations import policy_loss_declaration
 from strop.algorithms.registry import Declaration
 
 OPTIONAL_COLUMNS = ("advantages", "ref_log_prob", "rollout_log_probs", "rollout_is_weights")

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from strop.algorithms.declarations import LOSS_DECLARATIONS, PPO_KL, RATIO, policy_loss_declaration
 from strop.algorithms.kl import LOG_RATIO_BOUND
-from strop.algorithms.loss_declarations import LOSS_DECLARATIONS, PPO_KL, RATIO, policy_loss_declaration
 from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
 
 
@@ -33,7 +33,7 @@ POLICY_LOSS_REGISTRY: FunctionRegistry[PolicyLossFn] = FunctionRegistry(
 register_policy_loss = POLICY_LOSS_REGISTRY.register
 """Decorator: `@register_policy_loss(name, needs=[...], settings=[...])`; see `FunctionRegistry.register`."""
 implements = POLICY_LOSS_REGISTRY.implements
-"""Decorator of the built-in losses, whose declarations stand in `strop.algorithms.loss_declarations`."""
+"""Decorator of the built-in losses, whose declarations stand in `strop.algorithms.declarations`."""
 
 
 def get_policy_loss_fn(name: str) -> PolicyLossFn:

@@ -14,13 +14,13 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.advantages import (
     ADV_ESTIMATOR_REGISTRY,
     AdvantageFn,
     call_estimator,
     get_adv_estimator_fn,
 )
+from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.registry import Declaration
 from strop.base.registry import name_of
 from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.algorithms.adv_declarations import check_adv_settings
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
+from strop.algorithms.declarations import check_adv_settings
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.base.user_files import load_user_file
 from strop.checks.functions.estimators import SHARED_DEFAULTS, check_adv_estimator

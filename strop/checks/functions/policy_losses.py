@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.loss_declarations import SHARED_SETTINGS, policy_loss_declaration
+from strop.algorithms.declarations import LOSS_SHARED_SETTINGS, policy_loss_declaration
 from strop.algorithms.losses.spec import shared_settings
 from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, check_settings, with_own_settings
@@ -98,8 +98,8 @@ def _subject(
         name = names[0] if names else getattr(loss, "__name__", repr(loss))
         function = loss
         declaration = policy_loss_declaration(name) if names else _inferred(loss)
-    own = {key: value for key, value in settings.items() if key not in SHARED_SETTINGS}
-    check_settings("policy loss", name, declaration, own, elsewhere=SHARED_SETTINGS)
+    own = {key: value for key, value in settings.items() if key not in LOSS_SHARED_SETTINGS}
+    check_settings("policy loss", name, declaration, own, elsewhere=LOSS_SHARED_SETTINGS)
     unknown = sorted(declaration.needs - {*COLUMNS, "response_mask", "row_ids", *declaration.prepared})
     if unknown:
         raise ValueError(
@@ -127,7 +127,7 @@ def _inferred(function: Callable[..., object]) -> Declaration:
         if p.default is inspect.Parameter.empty and p.kind is not inspect.Parameter.VAR_KEYWORD
     }
     inferred = Declaration(
-        needs=frozenset(required - SHARED_SETTINGS.keys()),
-        settings=frozenset(p.name for p in parameters if p.name in SHARED_SETTINGS),
+        needs=frozenset(required - LOSS_SHARED_SETTINGS.keys()),
+        settings=frozenset(p.name for p in parameters if p.name in LOSS_SHARED_SETTINGS),
     )
     return with_own_settings(function, inferred)

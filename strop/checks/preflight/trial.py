@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from strop.agents.setup import AgentSetup
-from strop.algorithms.adv_declarations import adv_estimator_declaration
+from strop.algorithms.declarations import adv_estimator_declaration
 from strop.base.device import device_name
 from strop.checks.preflight.facts import token_facts
 from strop.checks.preflight.rules import Agreement, Probe, can_teach, examine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from strop.algorithms.adv_declarations import ADV_DECLARATIONS
+from strop.algorithms.declarations import ADV_DECLARATIONS
 from strop.compat.migration import verl_agent
 from strop.compat.migration.outcomes import Facts, Outcome, UnreadableError, many, number, refuse, skip
 from strop.compat.migration.verl_prime import is_prime

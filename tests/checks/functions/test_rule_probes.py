@@ -10,9 +10,9 @@ import torch
 from probing import CLAIMS, broken, ratio, sentences, terms
 from torch import Tensor
 
-from strop.algorithms.adv_declarations import adv_estimator_declaration
 from strop.algorithms.advantages import get_adv_estimator_fn
 from strop.algorithms.aggregation import agg_loss, batch_totals
+from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
 from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch
