@@ -59,6 +59,7 @@ RANKS = (
         "engines/ulysses",
         "hub",
         "replay",
+        "rollout/captured",
         "rollout/transfer",
         "shell",
         "trainer/curve",
@@ -93,10 +94,10 @@ GUESTS = (
     "engines/families", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/options",
     "engines/sharding", "engines/trial", "engines/ulysses", "environments", "evaluation", "explaining", "gateway",
     "health", "hub", "interactions", "judges", "net", "preferences", "protocol/disk", "python", "quickstart",
-    "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/processes", "rollout/sglang",
-    "rollout/transfer", "rollout/vllm", "run/reading", "sandbox", "scorers", "sharing", "shell", "supervised",
-    "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/healing",
-    "trainer/machine", "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
+    "recipes", "replay", "roles", "rollout/captured", "rollout/conformance", "rollout/endpoint",
+    "rollout/processes", "rollout/sglang", "rollout/transfer", "rollout/vllm", "run/reading", "sandbox", "scorers",
+    "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve",
+    "trainer/healing", "trainer/machine", "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

@@ -97,6 +97,8 @@ PLACES = {
     "strop.rollout.config.OwnProcesses",
     "engines apart": "a word for where: what makes and asks engines that are not the native one, a module as "
     "strop.workers.serving.EnginesApart describes",
+    "decode steps": "a word for the way: a function (model) that gives a strop.rollout.native.batch.OtherSteps, "
+    "or None for a model that has none",
     "weight transfer": "a word for where to: what brings weights to rollout workers in other processes, a module as "
     "strop.rollout.sync.transfer.WeightTransfer describes",
     "remote model": "name in rollout.engine of a server whose weights are not ours: a module as "

@@ -14,6 +14,7 @@ from references.token_passes import log_probs_of
 from strop.base.randomness import random_key
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import make_rows
+from strop.rollout.captured.steps import StaticStep
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.native.request import Request
@@ -110,7 +111,7 @@ def test_captured_steps_give_what_the_forward_pass_gives(tiny: Tiny) -> None:
         while not batch.is_idle:
             batch.step(0)
         found.append(made)
-    assert with_graphs._static is not None
+    assert isinstance(with_graphs._static, StaticStep)
     assert with_graphs._static.num_captured > 0
     assert not with_graphs._static.is_given_up
     assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]

@@ -56,7 +56,9 @@ def test_finished_leave_and_waiting_enter_step_by_step(model: CausalLM) -> None:
     batch.waiting.extend(requests)
     seen = []
     while not batch.is_idle:
-        ended = [(request.request_id, reason) for request, reason in batch.step(7)]
+        before = [request for request in requests if request.stop_reason is None]
+        batch.step(7)
+        ended = [(r.request_id, r.stop_reason) for r in before if r.stop_reason is not None]
         seen.append((ended, [r.request_id for r in batch.running], len(batch.waiting)))
     assert seen == [
         ([("a", "length")], ["b"], 2),
@@ -134,7 +136,7 @@ def test_abort_of_a_finished_request_keeps_its_result(model: CausalLM) -> None:
     async def body() -> None:
         engine = NativeEngine(model, max_running=2)
         (task,) = started(engine, [1])
-        while not engine._futures or not next(iter(engine._futures.values()))[1].done():
+        while not engine._requests or next(iter(engine._requests.values())).stop_reason is None:
             await turns(1)
         await engine.abort()
         assert (await task).stop_reason == "length"

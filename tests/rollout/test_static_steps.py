@@ -16,9 +16,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from strop.engines.causal_lm import CausalLM
-from strop.rollout.native import cache
-from strop.rollout.native.batch import DecodeBatch
-from strop.rollout.native.graphs import (
+from strop.rollout.captured.steps import (
     CAPTURE_AFTER,
     Capture,
     StaticStep,
@@ -26,6 +24,8 @@ from strop.rollout.native.graphs import (
     padded_tokens,
     static_step,
 )
+from strop.rollout.native import cache
+from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
 

@@ -6,8 +6,9 @@ prefixes.py  computed tokens that may begin a later request, the ones used last
 prefill.py   computes what requests begin with, in pieces of bounded size
 cache.py     keys and values of the running sequences, and decode attention over them
 states.py    states of the running sequences in layers that carry one
-graphs.py    decode steps of a few fixed shapes, captured once on a GPU and repeated
 kernel.py    decode attention and decode steps in C, compiled once for a machine (decode.c); fused.py: who takes a step
 batch.py     DecodeBatch: admits, decodes one token for every running sequence, releases
 engine.py    NativeEngine: the asyncio face of a DecodeBatch
+
+The guest `captured` has decode steps of a few fixed shapes, captured once on a GPU and repeated.
 """

@@ -1,8 +1,8 @@
 """Continuous batching: requests enter when there is room and leave when they end.
 
 One call of `step` admits waiting requests (each distinct prompt computed once, whatever the number of samples, and
-long ones piece by piece), decodes one token for every running sequence, and returns the requests that ended. Where
-memory is short, the sequences that came last wait again, with their tokens, until others have ended.
+long ones piece by piece), decodes one token for every running sequence, and ends those that are complete. Where memory
+is short, the shortest sequences wait again, with their tokens, until others have ended.
 """
 
 from __future__ import annotations
@@ -10,23 +10,48 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from strop.base.guests import optional
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.fused import agrees, fused_step
-from strop.rollout.native.graphs import static_step
 from strop.rollout.native.prefill import Given, Prefill
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
 from strop.rollout.native.states import SlotStates, num_bytes
-from strop.rollout.types import StopReason
 
 logger = logging.getLogger(__name__)
+
+
+class OtherSteps(Protocol):
+    """Decode steps in place of the model's own forward pass (place "decode steps")."""
+
+    is_given_up: bool
+    """They are not used any more."""
+
+    def logits(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        *,
+        num_tokens: int,
+        own: Callable[[], Tensor],
+    ) -> Tensor:
+        """Logits [B, V] behind one token of each sequence; `own` gives them by the model's own forward pass."""
+
+    def look_again(self) -> None:
+        """The weights may be others from now on."""
+
+    def free(self) -> None:
+        """Give memory back."""
 
 
 class DecodeBatch:
@@ -46,10 +71,10 @@ class DecodeBatch:
         self._states = SlotStates(max_running)
         self.prefill = Prefill(model, reuses=reuses)
         self._fused = fused_step(model)
-        self._static = static_step(model)
+        other_steps = optional("decode steps")
+        self._static: OtherSteps | None = None if other_steps is None else other_steps(model)
         self._is_checked = False  # the joined step gives what the model's own forward pass gives
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
-        self._num_admitted = 0
         self._is_short = False  # of memory: nothing enters beside those that run, until one of them ends
         self.num_decoded = 0
         """Tokens sampled so far."""
@@ -90,13 +115,12 @@ class DecodeBatch:
             self._static.free()
 
     @torch.inference_mode()
-    def step(self, version: int) -> list[tuple[Request, StopReason]]:
-        """Admit, decode one token each, and return what ended."""
-        ended = self._admit(version)
+    def step(self, version: int) -> None:
+        """Admit, decode one token each, and end what is complete."""
+        self._admit(version)
         self._make_room()
         if self.running:
-            ended += self._take(self._decode(), range(len(self.running)), version)
-        return ended
+            self._take(self._decode(), range(len(self.running)), version)
 
     @torch.inference_mode()
     def remove(self, requests: Sequence[Request]) -> None:
@@ -105,11 +129,11 @@ class DecodeBatch:
         self.waiting = deque(r for r in self.waiting if id(r) not in gone)
         self._release([slot for slot, request in enumerate(self.running) if id(request) in gone])
 
-    def _admit(self, version: int) -> list[tuple[Request, StopReason]]:
+    def _admit(self, version: int) -> None:
         """Move waiting requests, of which everything given is computed, into free slots; sample their next token."""
         count = self._num_admissible()
         if count == 0:
-            return []
+            return
         # Requests of one prompt take consecutive slots, in the order in which their prompt first came.
         groups: dict[Hashable, list[Request]] = {}
         for _ in range(count):
@@ -132,9 +156,8 @@ class DecodeBatch:
                 logits.append(given.logits.expand(entered, -1))
         self.waiting.extendleft(reversed(left))
         self.prefill.keep(self.waiting, max_bytes=self._spare_bytes)
-        if not logits:
-            return []
-        return self._take(torch.cat(logits), range(first, len(self.running)), version)
+        if logits:
+            self._take(torch.cat(logits), range(first, len(self.running)), version)
 
     def _num_admissible(self) -> int:
         """How many waiting requests may begin, as far as is known before they are computed.
@@ -257,13 +280,12 @@ class DecodeBatch:
         hidden = self._model.hidden(ids[None], (lengths + shifts)[None], attention)
         return self._model.head.logits(hidden)
 
-    def _take(self, logits: Tensor, slots: range, version: int) -> list[tuple[Request, StopReason]]:
+    def _take(self, logits: Tensor, slots: range, version: int) -> None:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""
         rows = self._rows[slots.start : slots.stop]
         tokens, log_probs = next_tokens(logits, rows)
         rows["last"] = tokens.cpu().numpy()
-        ended: list[tuple[Request, StopReason]] = []
-        released = []
+        ended = []
         for slot, token, log_prob in zip(slots, tokens.tolist(), log_probs.tolist(), strict=True):
             request = self.running[slot]
             request.token_ids.append(token)
@@ -272,14 +294,13 @@ class DecodeBatch:
             if request.on_token is not None:
                 request.on_token(token, log_prob, version)
             if token in request.sampling.stop_token_ids:
-                ended.append((request, "stop"))
-                released.append(slot)
+                request.end("stop")
+                ended.append(slot)
             elif len(request.token_ids) >= request.sampling.max_tokens:
-                ended.append((request, "length"))
-                released.append(slot)
+                request.end("length")
+                ended.append(slot)
         self.num_decoded += len(slots)
-        self._release(released)
-        return ended
+        self._release(ended)
 
     def _release(self, slots: Sequence[int]) -> None:
         """Free these slots of sequences that ended."""

@@ -17,7 +17,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
 from strop.rollout.requests import check_request, generate_one_token
-from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
+from strop.rollout.types import Ability, OnToken, Sampling, TokenOutput
 from strop.trajectory import media_of
 
 HEALTH_TIMEOUT_S = 60.0
@@ -53,7 +53,7 @@ class NativeEngine:
         self._media = model.media
         self._max_positions = model.max_positions
         self._version = version
-        self._futures: dict[str, tuple[Request, asyncio.Future[TokenOutput]]] = {}
+        self._requests: dict[str, Request] = {}
         self._driver: asyncio.Task[None] | None = None
         self._num_checks = 0
         self._gate, self._is_at_gate = gate, False
@@ -86,7 +86,7 @@ class NativeEngine:
                 for, an id that is already running, or media that do not fit the tokens or the model.
         """
         prompt = tuple(prompt_ids)
-        check_request(request_id, prompt, vocab_size=self._vocab_size, running=self._futures)
+        check_request(request_id, prompt, vocab_size=self._vocab_size, running=self._requests)
         # The last token is never an input.
         if self._max_positions is not None and len(prompt) + sampling.max_tokens - 1 > self._max_positions:
             raise ValueError(
@@ -102,16 +102,16 @@ class NativeEngine:
                 f"request {request_id} has {len(media)} images or videos, but the model takes text alone; use a "
                 f"vision-language model"
             )
-        request = Request(request_id, prompt, sampling, media, on_token)
         future: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
-        self._futures[request_id] = (request, future)
+        request = Request(request_id, prompt, sampling, media, on_token, future)
+        self._requests[request_id] = request
         self._batch.waiting.append(request)
         if self._driver is None or self._driver.done():
             self._driver = asyncio.create_task(self._drive())
         try:
             return await future
         finally:
-            if self._futures.pop(request_id, None) is not None and future.cancelled():
+            if self._requests.pop(request_id, None) is not None and future.cancelled():
                 self._batch.remove([request])
 
     async def set_version(self, version: int) -> None:
@@ -137,10 +137,11 @@ class NativeEngine:
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """End these requests, or all, with the tokens they have."""
-        wanted = list(self._futures) if request_ids is None else request_ids
-        found = [self._futures[name] for name in wanted if name in self._futures]
-        self._batch.remove([request for request, _ in found])
-        self._resolve([(request, "aborted") for request, _ in found])
+        wanted = list(self._requests) if request_ids is None else request_ids
+        found = [self._requests[name] for name in wanted if name in self._requests]
+        self._batch.remove(found)
+        for request in found:
+            request.end("aborted")
 
     async def flush_cache(self) -> None:
         """Forget computed prompts and sequences that ended; those that run keep what they have."""
@@ -211,13 +212,13 @@ class NativeEngine:
                 await self._running.wait()
                 if self._gate is not None:
                     await self._wait_at(self._gate)
-                self._resolve(self._batch.step(self._version))
+                self._batch.step(self._version)
         except Exception as error:  # noqa: BLE001  (handed to every request that waits)
-            held = list(self._futures.values())
-            self._batch.remove([request for request, _ in held])
-            for _, future in held:
-                if not future.done():
-                    future.set_exception(error)
+            held = list(self._requests.values())
+            self._batch.remove(held)
+            for request in held:
+                if request.future is not None and not request.future.done():
+                    request.future.set_exception(error)
 
     async def _wait_at(self, gate: Callable[[], Awaitable[None]]) -> None:
         self._is_at_gate = True
@@ -226,9 +227,3 @@ class NativeEngine:
         finally:
             self._is_at_gate = False
         self._batch.waiting = deque(sorted(self._batch.waiting, key=lambda request: request.request_id))
-
-    def _resolve(self, ended: Sequence[tuple[Request, StopReason]]) -> None:
-        for request, reason in ended:
-            _, future = self._futures[request.request_id]
-            if not future.done():
-                future.set_result(request.output(reason))

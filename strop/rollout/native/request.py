@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ class Request:
     """Images and videos that tokens of the prompt stand for."""
     on_token: OnToken | None = None
     """Hears of each token."""
+    future: asyncio.Future[TokenOutput] | None = None
+    """Gets the output once it has ended."""
     given_ids: tuple[int, ...] = field(init=False)
     """Tokens whose keys and values are computed before it runs: the prompt, and tokens that were sampled before it was
     put back."""
@@ -30,6 +33,8 @@ class Request:
     token_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    stop_reason: StopReason | None = None
+    """Why it ended."""
 
     def __post_init__(self) -> None:
         self.put_back()
@@ -50,11 +55,16 @@ class Request:
         """Tokens whose keys and values are known while it runs, or when it ended: all but the last one sampled."""
         return (*self.prompt_ids, *self.token_ids[:-1])
 
-    def output(self, stop_reason: StopReason) -> TokenOutput:
-        """What was generated so far."""
-        return TokenOutput(
-            token_ids=tuple(self.token_ids),
-            log_probs=tuple(self.log_probs),
-            versions=tuple(self.versions),
-            stop_reason=stop_reason,
-        )
+    def end(self, stop_reason: StopReason) -> None:
+        """Nothing more is to come: whoever waits gets what was generated. Only the first call counts."""
+        if self.stop_reason is not None:
+            return
+        self.stop_reason = stop_reason
+        if self.future is not None and not self.future.done():
+            output = TokenOutput(
+                token_ids=tuple(self.token_ids),
+                log_probs=tuple(self.log_probs),
+                versions=tuple(self.versions),
+                stop_reason=stop_reason,
+            )
+            self.future.set_result(output)
