@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from strop.ahead.recorded_schedule import RecordedSchedule
 from strop.replay.schedule import Spans, versions_in_spans
 from strop.rollout.client import GenerateClient
-from strop.rollout.open_request import OpenRequest
+from strop.rollout.processes.open_request import OpenRequest
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 
 

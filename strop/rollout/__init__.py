@@ -3,7 +3,6 @@
 config.py     RolloutConfig; registry.py: names of engines
 types.py      Sampling, TokenOutput, RolloutEngine: the contract every engine keeps
 client.py     GenerateClient: what agents talk to; EngineClient: an engine in this process, with deadlines
-open_request.py   the tokens so far of a request that is answered in parts
 native/       the in-process engine over any Hugging Face causal language model
 requests.py   what engines ask of a request
 sync/         how an engine with weights of its own holds those of the policy

@@ -4,7 +4,7 @@
     events.py         the event log; records.py: the form of its records
     ledger.py         every issued sample has one fate
     fingerprints.py   a hash chain per step and stage
-    samples.py        what the model wrote, as Parquet, which the guest `reading` reads
+    samples.py        what the model wrote, as Parquet; the guest `reading` reads it, and compares fingerprints
     checkpoints.py    saves that are whole or absent; pending.py, manifest.py: one while it is made, and what it says
     lock.py           one writer per folder; jsonable.py: plain JSON
 
@@ -19,11 +19,8 @@ from strop.run.errors import RunError
 from strop.run.events import EventLog
 from strop.run.fingerprints import (
     STAGES,
-    Difference,
     Fingerprint,
     FingerprintChain,
-    common_steps,
-    compare,
     digest,
 )
 from strop.run.folder import RunFolder, is_run, processes_of
@@ -38,7 +35,6 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "CheckpointStore",
-    "Difference",
     "EventLog",
     "Fate",
     "Fingerprint",
@@ -51,8 +47,6 @@ __all__ = [
     "RunError",
     "RunFolder",
     "SampleStore",
-    "common_steps",
-    "compare",
     "digest",
     "is_run",
     "processes_of",

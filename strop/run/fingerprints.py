@@ -37,16 +37,6 @@ class Fingerprint:
     """Hash over the chain of the step before and the stages of this one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """Where two runs part."""
-
-    step: int
-    stage: str
-    num_equal_steps: int
-    """Steps that both runs have and that are equal, all before `step`."""
-
-
 class FingerprintChain:
     """The hash chain of a run: a view over its event log."""
 
@@ -156,28 +146,3 @@ def _update(hasher: hashlib._Hash, part: Digestible) -> None:
             _update(hasher, item)
     else:
         raise TypeError(f"cannot hash a {type(part).__name__}; give arrays, strings, bytes or numbers")
-
-
-def common_steps(a: Sequence[Fingerprint], b: Sequence[Fingerprint]) -> list[int]:
-    """Steps that both runs have, in order."""
-    return sorted({one.step for one in a} & {one.step for one in b})
-
-
-def compare(a: Sequence[Fingerprint], b: Sequence[Fingerprint]) -> Difference | None:
-    """The first step and stage where two runs differ; None when all common steps are equal.
-
-    Raises:
-        ValueError: the runs have no step in common.
-    """
-    first, second = {one.step: one for one in a}, {one.step: one for one in b}
-    steps = common_steps(a, b)
-    if not steps:
-        raise ValueError(
-            f"the two runs have no step in common ({len(first)} and {len(second)} fingerprints), so there is "
-            f"nothing to compare"
-        )
-    for num_equal_steps, step in enumerate(steps):
-        for stage in STAGES:
-            if first[step].stages.get(stage) != second[step].stages.get(stage):
-                return Difference(step=step, stage=stage, num_equal_steps=num_equal_steps)
-    return None

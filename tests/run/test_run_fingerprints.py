@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strop.run import STAGES, Difference, EventLog, FingerprintChain, RunError, common_steps, compare, digest
+from strop.run import STAGES, EventLog, FingerprintChain, RunError, digest
+from strop.run.reading.comparing import Difference, common_steps, compare
 
 
 def make_chain(

@@ -18,7 +18,8 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.model import _Loading
 from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
-from strop.run import RunFolder, compare
+from strop.run import RunFolder
+from strop.run.reading.comparing import compare
 from strop.trainer.policy_sync import PolicySync
 from strop.workers.reports import StaleSamples
 from strop.workers.tally import ended_and_scored

@@ -1,6 +1,7 @@
 """Engines that are not the native one: in processes of their own, or a user's, so that they may be lost.
 
 client.py       RolloutClient: asks one or several, and takes requests of one that is lost elsewhere
+open_request.py the tokens so far of a request that is answered in parts
 replicas.py     which of several engines serve, and who gets the next request
 fleet.py        Fleet: the engines of a rollout worker, each started again where it is lost
 filling.py      how an engine is made, and given the weights of a model in this process

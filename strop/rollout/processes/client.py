@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from strop.rollout.client import NoEngine, RolloutTimeout, too_slow
-from strop.rollout.open_request import OpenRequest
+from strop.rollout.processes.open_request import OpenRequest
 from strop.rollout.processes.replicas import Attempt, Replica, Router
 from strop.rollout.types import OnToken, RolloutEngine, Sampling, TokenOutput
 
