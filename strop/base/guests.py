@@ -99,6 +99,8 @@ PLACES = {
     "strop.workers.serving.EnginesApart describes",
     "decode steps": "a word for the way: a function (model) that gives a strop.rollout.native.batch.OtherSteps, "
     "or None for a model that has none",
+    "kept prefixes": "a word for what is kept: a class, called without arguments, of computed tokens that may begin a "
+    "later request of the native engine (strop.rollout.native.prefill.KeptPrefixes)",
     "weight transfer": "a word for where to: what brings weights to rollout workers in other processes, a module as "
     "strop.rollout.sync.transfer.WeightTransfer describes",
     "remote model": "name in rollout.engine of a server whose weights are not ours: a module as "

@@ -2,7 +2,6 @@
 
 sampling.py  the next token of many rows, from counter-based random numbers
 request.py   one sequence: what was asked, and the tokens so far
-prefixes.py  computed tokens that may begin a later request, the ones used last
 prefill.py   computes what requests begin with, in pieces of bounded size
 cache.py     keys and values of the running sequences, and decode attention over them
 states.py    states of the running sequences in layers that carry one
@@ -10,5 +9,6 @@ kernel.py    decode attention and decode steps in C, compiled once for a machine
 batch.py     DecodeBatch: admits, decodes one token for every running sequence, releases
 engine.py    NativeEngine: the asyncio face of a DecodeBatch
 
-The guest `captured` has decode steps of a few fixed shapes, captured once on a GPU and repeated.
+Two guests make it faster: `captured` has decode steps of a few fixed shapes, captured once on a GPU and repeated, and
+`kept` keeps computed tokens that may begin a later request.
 """

@@ -1,26 +1,25 @@
-"""The tokens that requests begin with: computed in pieces of bounded size, or found among those computed before."""
+"""The tokens that requests begin with: computed in pieces of bounded size, each distinct beginning once."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from strop.base.guests import optional
 from strop.engines.attention import AttentionForm, PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import joined_positions, next_position
 from strop.engines.recurrent import LayerState, Run
-from strop.rollout.native.prefixes import Prefix, PrefixStore, beginnings
 from strop.rollout.native.request import Request
 from strop.rollout.native.states import States
 
 PREFILL_TOKENS = 4096
 """Given tokens computed in one step, beside one token of every running sequence; a prompt with media is never cut."""
-ENDED = 4096
-"""Sequences that ended are remembered by a number each, so many of them, until one is continued for the first time."""
 
 
 class PrefillAttention:
@@ -108,20 +107,38 @@ class _Piece:
     states: States = ()  # computed before
 
 
+class KeptPrefixes(Protocol):
+    """Keys and values [2, L, Hkv, P, D] that later requests may begin with (place "kept prefixes")."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+
+    def find(self, request: Request) -> Tensor | None:
+        """Those of most first tokens of a request, never of all."""
+
+    def keep(self, token_ids: tuple[int, ...], key_values: Tensor, *, max_bytes: int) -> None:
+        """Take what a request began with; of all that is kept, at most so much."""
+
+    def keep_ended(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
+        """The same of a request that ended, whose memory is used again."""
+
+    def clear(self) -> None:
+        """Give the memory back."""
+
+
 class Prefill:
     """Computes what requests begin with, each distinct beginning once."""
 
     def __init__(self, model: CausalLM, *, reuses: bool = True) -> None:
         """With `reuses`, a request may begin with tokens that were computed for others."""
         self._model = model
-        self._reuses = reuses and not model.num_recurrent  # states are known behind the last token alone
+        make = optional("kept prefixes")
+        reuses = reuses and not model.num_recurrent  # states are known behind the last token alone
+        self._kept: KeptPrefixes | None = make() if reuses and make is not None else None
         self._done: dict[Hashable, Given] = {}  # wanted by a request that waits
         # Keys and values, and states, of the first tokens of what is too long for a step.
         self._begun: dict[Hashable, tuple[Tensor, States]] = {}
-        self._store = PrefixStore()
-        # Hashes of the prompts of ended sequences, each with the first token behind it; the last one at the end.
-        self._ended: dict[int, None] = {}
-        self._goes_on = False  # a request has continued one that ended, so these are worth their copies
         self.num_computed = 0
         """Given tokens computed so far."""
         self.num_reused = 0
@@ -130,7 +147,7 @@ class Prefill:
     @property
     def num_bytes(self) -> int:
         """Memory of what is kept for later requests."""
-        return self._store.num_bytes
+        return 0 if self._kept is None else self._kept.num_bytes
 
     def get(self, request: Request) -> Given | None:
         """What the request begins with; None while it is not computed."""
@@ -140,40 +157,27 @@ class Prefill:
         """Drop everything computed."""
         self._done.clear()
         self._begun.clear()
-        self._store.clear()
+        self.drop_kept()
 
     def drop_kept(self) -> None:
         """Drop what only later requests could use."""
-        self._store.clear()
+        if self._kept is not None:
+            self._kept.clear()
 
     def keep(self, wanted: Iterable[Request], *, max_bytes: int) -> None:
-        """Drop what none of these requests waits for; the store may keep it."""
+        """Drop what none of these requests waits for; later ones may find it."""
         keys = {request.given_key for request in wanted}
         for key in self._done.keys() - keys:
             given = self._done.pop(key)
-            if not self._reuses or not isinstance(key, bytes):  # with media
-                continue
-            found = self._store.find(given.token_ids)
-            if found is None or found[1] < len(given.token_ids):
-                self._store.add(Prefix(given.token_ids, given.key_values), max_bytes=max_bytes)
+            if self._kept is not None and isinstance(key, bytes):  # without media
+                self._kept.keep(given.token_ids, given.key_values, max_bytes=max_bytes)
         self._begun = {key: begun for key, begun in self._begun.items() if key in keys}
 
     def add(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
-        """Keep the keys and values [2, L, Hkv, P, D] of a request that ended, in memory of their own.
-
-        Until a request has continued an earlier one, only its beginning is remembered: where episodes have one turn,
-        nothing would ever use the copies.
-        """
+        """Later requests may go on from the keys and values [2, L, Hkv, P, D] of one that ended."""
         is_whole = key_values.shape[3] == len(request.computed_ids) and request.token_ids
-        if not self._reuses or request.media or not is_whole:
-            return
-        if self._goes_on:
-            self._store.add(Prefix(request.computed_ids, key_values.clone()), max_bytes=max_bytes)
-            return
-        *_, beginning = beginnings((*request.prompt_ids, request.token_ids[0]))
-        self._ended[beginning] = None
-        if len(self._ended) > ENDED:
-            del self._ended[next(iter(self._ended))]
+        if self._kept is not None and is_whole and not request.media:
+            self._kept.keep_ended(request, key_values, max_bytes=max_bytes)
 
     def compute(self, requests: Iterable[Request]) -> None:
         """Go on with these requests in their order, of different beginnings, up to PREFILL_TOKENS tokens."""
@@ -199,18 +203,11 @@ class Prefill:
         begun = self._begun.pop(request.given_key, None)
         if begun is not None:
             return begun[0].shape[3], *begun
-        if request.media:
-            return 0, None, ()
-        if not self._goes_on and any(one in self._ended for one in beginnings(request.prompt_ids)):
-            self._goes_on = True
-            self._ended.clear()
-        found = self._store.find(request.given_ids)
+        found = None if self._kept is None or request.media else self._kept.find(request)
         if found is None:
             return 0, None, ()
-        prefix, shared = found
-        shared = min(shared, len(request.given_ids) - 1)  # the last token is computed for its logits
-        self.num_reused += shared
-        return (shared, prefix.key_values[:, :, :, :shared], ()) if shared else (0, None, ())
+        self.num_reused += found.shape[3]
+        return found.shape[3], found, ()
 
     def _compute(self, pieces: Sequence[_Piece]) -> None:
         """One forward pass over these pieces."""
