@@ -63,6 +63,7 @@ RANKS = (
         "shell",
         "trainer/curve",
         "trainer/healing",
+        "trainer/machine",
         "trainer/rounds",
     },
     {"rollout/processes"},
@@ -95,7 +96,7 @@ GUESTS = (
     "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/processes", "rollout/sglang",
     "rollout/transfer", "rollout/vllm", "run/reading", "sandbox", "scorers", "sharing", "shell", "supervised",
     "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/healing",
-    "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
+    "trainer/machine", "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

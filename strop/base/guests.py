@@ -132,6 +132,7 @@ PLACES = {
     "gives the strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
     "mending of a run": "a word for it: a class as strop.trainer.healing.Healing, for worker processes that die",
     "costs of services": "a word for it: a class as strop.judges.costs.CostTracker, where a service has a price",
+    "end of the machine": "a word for it: a class as strop.trainer.machine.MachineEnd, for run.save_before",
     "order of prompts": "a word for it: a class as strop.trainer.rounds.lengths.Lengths, for rollout.longest_first",
     "dynamic sampling": "for algorithm.filter_groups: `check`, a function (config); `collector`, a "
     "strop.trainer.collecting.RolloutCollector",

@@ -33,7 +33,7 @@ from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.config_checks import check_ranks
 from strop.trainer.disk_watch import DiskWatch
-from strop.trainer.ending import MachineEnd
+from strop.trainer.ending import machine_end
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stages import Stages
@@ -67,7 +67,7 @@ class SupervisedTrainer:
         self._config, self._run, self._say = config, run, say
         self._stop = stop or StopRequest()
         self._stop.grace_s = config.run.grace_s
-        self._machine = MachineEnd(config.run)
+        self._machine = machine_end(config.run)
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         say(threads.line())
@@ -97,7 +97,8 @@ class SupervisedTrainer:
             restore_position(run, checkpoint, self._sampler)
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
-        self._machine.tell(run, self._start_step, say)
+        if self._machine is not None:
+            self._machine.tell(run, self._start_step, say)
 
     def _order(self) -> PromptSampler:
         """Which rows a step visits."""

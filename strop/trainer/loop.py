@@ -31,7 +31,7 @@ from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
 from strop.trainer.disk_watch import DiskWatch
-from strop.trainer.ending import Ending, MachineEnd, is_best
+from strop.trainer.ending import Ending, is_best, machine_end
 from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
@@ -93,7 +93,7 @@ class Trainer:
         self._stop.grace_s = config.run.grace_s
         self.has_begun = False
         """All roles are there."""
-        self._machine = MachineEnd(config.run)
+        self._machine = machine_end(config.run)
         check_trackers(config.trainer.trackers)
         check_observers(config.rollout)
         check_models(config)
@@ -116,7 +116,8 @@ class Trainer:
             *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement()
         ]:  # fmt: skip
             say(line)
-        self._machine.tell(run, self._start_step, say)
+        if self._machine is not None:
+            self._machine.tell(run, self._start_step, say)
 
     def fit(self) -> TrainResult:
         """Train to the last step; the run folder then holds everything."""

@@ -34,8 +34,10 @@ class PolicySync:
     def begin(self) -> None:
         """Meet the engines, and bring those with weights of their own to the actor's."""
         if not self.shares_process:
-            self._connect()
-        elif self.probes_weights:
+            endpoint = as_list(self.actor.call.open_sync(self.rollout.world_size))[0]
+            assert endpoint is not None, "rank 0 listens"
+            self.rollout.call.join_sync(endpoint)
+        if not self.shares_process or self.probes_weights:
             self._send()
 
     def update(self, version: int) -> None:
@@ -45,7 +47,7 @@ class PolicySync:
             SyncError, WorkerFailed: one could not be brought to it.
         """
         self.version = version
-        if not self._started_again():
+        if not self.heal():
             self._send()
 
     def heal(self) -> bool:
@@ -54,21 +56,10 @@ class PolicySync:
         Raises:
             SyncError, WorkerFailed: as `update`.
         """
-        return self._started_again()
-
-    def _started_again(self) -> bool:
-        """Whether engines were started again; if so, all hold the current version."""
         if not self.probes_weights or not any(as_list(self.rollout.call.start_lost_engines_again())):
             return False
         self.begin()
         return True
-
-    def _connect(self) -> None:
-        """Bring rollout workers that are apart to the actor's weights."""
-        endpoint = as_list(self.actor.call.open_sync(self.rollout.world_size))[0]
-        assert endpoint is not None, "rank 0 listens"
-        self.rollout.call.join_sync(endpoint)
-        self._send()
 
     def _send(self) -> None:
         if self.shares_process:

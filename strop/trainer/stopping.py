@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 from strop.run import RunConfig
-from strop.trainer.ending import MachineEnd
 
 WARNING = signal.SIGUSR1
 """Of a scheduler that will end the job, and wants to start it again."""
@@ -102,9 +102,10 @@ class StopRequest:
         """`Terminated: SIGTERM`; for the records."""
         return f"{Terminated.__name__}: {self._why or signal.Signals(self.number).name}"
 
-    def look_at(self, machine: MachineEnd, say: Callable[[str], None]) -> None:
-        """A request, as of a scheduler's warning, where no other step fits before the machine is taken away."""
-        if self.number:
+    def look_at(self, machine: Any, say: Callable[[str], None]) -> None:
+        """A request, as of a scheduler's warning, where no other step fits before the machine is taken away (as
+        `machine_end` gives it)."""
+        if self.number or machine is None:
             return
         self._why = machine.passed(time.monotonic() - self._started)
         if self._why:
