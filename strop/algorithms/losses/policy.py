@@ -98,7 +98,8 @@ def policy_loss(
     }
     weights = here.pop("weights")
     here["log_probs"] = log_probs
-    here["row_ids"] = row_ids.to(log_probs.device, non_blocking=True)
+    if "row_ids" in spec.declaration.needs:
+        here["row_ids"] = row_ids.to(log_probs.device, non_blocking=True)
     here.setdefault("old_log_probs", log_probs.detach())
     trained = weights != 0
     seen: dict[str, Tensor] = {ENTROPY.last: entropies}
