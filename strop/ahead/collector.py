@@ -29,6 +29,7 @@ from strop.ahead.replacing import Replacing
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
+from strop.health.staleness import staleness_metrics
 from strop.replay.schedule import StepSchedule, write_schedule
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunError, RunFolder
@@ -42,7 +43,6 @@ from strop.trainer.setup import TrainingData
 from strop.trainer.stages import Stages
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
-from strop.workers.staleness import staleness_metrics
 
 LOOK_S = 0.03
 """Between looks at what has ended, in seconds per rollout worker: a look asks each of them."""

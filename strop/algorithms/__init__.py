@@ -12,12 +12,12 @@
     losses/              policy losses as per-token terms, and their registry
     shaping.py           penalties on long responses
     selection.py         which samples of a prompt are kept, by their scores (torch-free)
-    group_filter.py      which groups of samples can teach
     sequence_credit.py   credit of episodes of several training sequences
     value_loss.py        the critic's loss as per-token terms, and the variance that values explain
     kl.py                per-token KL estimators
     kl_control.py        KL in the reward, and the controllers of its coefficient
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
+    (distillation/ is a guest: learning from a teacher)
 
     masked.py            sums, means and whitening under a mask
     intervals.py         how sure a rate is (torch-free)

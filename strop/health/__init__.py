@@ -2,6 +2,7 @@
 
 rules.py        the rules and who applies them; side_rules.py: those on critic and process reward model
 history.py      what the metrics of a run were
+staleness.py    how old samples are, against the policy that is trained
 """
 
 from __future__ import annotations

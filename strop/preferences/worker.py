@@ -12,7 +12,6 @@ from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_value_model
 from strop.engines.tokens import Tokens
-from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 from strop.workers.models import TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask
@@ -39,10 +38,10 @@ class PreferenceWorker(TrainedWorker):
         """With `scores` the model is a classifier with one score, else it says the log-prob of answers."""
         super().__init__()
         self._scores = scores
-        parallel = self.join(engine, device=device)
-        loaded = (load_value_model if scores else load_model)(model, parallel=parallel)
-        trained = TrainEngine(loaded, engine, optim, total_steps=num_updates, parallel=parallel)
-        self._hold(trained, role="actor", checkpoint=checkpoint, optimizer=optimizer)
+        self._learn(
+            load_value_model if scores else load_model, model, engine, optim, role="actor",
+            device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer,
+        )  # fmt: skip
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_numbers(self, data: DataProto) -> DataProto:

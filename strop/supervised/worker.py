@@ -7,15 +7,14 @@ from pathlib import Path
 from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, weighted_sum
-from strop.algorithms.losses.distillation import DISTILLATION_STATISTIC, topk_forward_kl
-from strop.algorithms.losses.policy import DISTILLATION_LOSS
+from strop.algorithms.distillation.terms import topk_forward_kl
+from strop.algorithms.losses.policy import DISTILLATION_LOSS, DISTILLATION_STATISTIC
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
-from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
 from strop.supervised.config import SftDistillationConfig
 from strop.workers.models import TrainedWorker
@@ -51,10 +50,10 @@ class SupervisedWorker(TrainedWorker):
     ) -> None:
         super().__init__()
         self._distillation = distillation or SftDistillationConfig()
-        parallel = self.join(engine, device=device)
-        policy = load_model(model, parallel=parallel)
-        trained = TrainEngine(policy, engine, optim, total_steps=num_updates, parallel=parallel)
-        self._hold(trained, role="actor", checkpoint=checkpoint, optimizer=optimizer)
+        self._learn(
+            load_model, model, engine, optim, role="actor",
+            device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer,
+        )  # fmt: skip
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update(self, data: DataProto, totals: BatchTotals) -> Update:

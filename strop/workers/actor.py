@@ -33,7 +33,6 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.tokens import Tokens
-from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
 from strop.protocol.merging import METRICS
 from strop.rollout.sync.probe import Probe, probe_tokens
@@ -76,10 +75,10 @@ class ActorWorker(TrainedWorker):
         load_extensions(algorithm.extensions)
         self._algorithm = algorithm
         self._loss = loss_spec(algorithm)
-        parallel = self.join(actor.engine, device=device)
-        policy = load_model(model, parallel=parallel)
-        engine = TrainEngine(policy, actor.engine, actor.optim, total_steps=num_updates, parallel=parallel)
-        self._hold(engine, role="actor", checkpoint=checkpoint, optimizer=optimizer)
+        self._learn(
+            load_model, model, actor.engine, actor.optim, role="actor",
+            device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer,
+        )  # fmt: skip
         self._sender: Sender | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)

@@ -128,25 +128,18 @@ class TrainedWorker(ModelWorker):
         checkpoint: Path | None,
         optimizer: Path | None = None,
     ) -> Parallel:
-        """Load this model for training, as `_hold` says; the ranks of the role."""
+        """Load this model for training, at the state of a checkpoint if there is one, else with the optimizer's state
+        of another run; the ranks of the role."""
         parallel = self.join(engine, device=device)
         loaded = load(model, parallel=parallel)
-        made = TrainEngine(loaded, engine, optim, total_steps=num_updates, parallel=parallel)
-        self._hold(made, role=role, checkpoint=checkpoint, optimizer=optimizer)
-        return parallel
-
-    def _hold(
-        self, engine: TrainEngine, *, role: str, checkpoint: Path | None, optimizer: Path | None
-    ) -> None:
-        """Take this engine as the role's, at the state of a checkpoint if there is one, or else with the optimizer's
-        state of another run."""
-        self.engine = engine
+        self.engine = TrainEngine(loaded, engine, optim, total_steps=num_updates, parallel=parallel)
         self._role = role
         self._pending: PendingSave | None = None
         if checkpoint is not None:
-            load_role(checkpoint / role, engine)
+            load_role(checkpoint / role, self.engine)
         elif optimizer is not None:
-            load_optimizer(optimizer / role, engine)
+            load_optimizer(optimizer / role, self.engine)
+        return parallel
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, folder: Path, *, in_background: bool = False) -> None:

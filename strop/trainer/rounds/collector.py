@@ -11,12 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from strop.algorithms.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
 from strop.trainer.collecting import CollectedSamples, RolloutCollector, TooFewGroups
 from strop.trainer.experience import Experience
 from strop.trainer.groups import sample_groups
+from strop.trainer.rounds.causes import CAUSES, FAILED, SOLVED, left_out_for
 from strop.trainer.stages import Stages
 from strop.workers.reports import EpisodeReport
 
