@@ -30,6 +30,7 @@ RANKS = (
     {"trainer"},
     {"cli"},
     {
+        "algorithms/distillation",
         "border/control",
         "chat_template/bounded",
         "data/cache",
@@ -88,15 +89,15 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "ahead", "border/control", "chat_template/bounded", "checks", "compat", "controller/ray", "data/cache",
-    "data/command", "data/curriculum", "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor",
-    "engines/families", "engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/options",
-    "engines/sharding", "engines/trial", "engines/ulysses", "environments", "evaluation", "explaining", "gateway",
-    "health", "hub", "interactions", "judges", "net", "preferences", "protocol/disk", "python", "quickstart",
-    "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint", "rollout/processes", "rollout/sglang",
-    "rollout/transfer", "rollout/vllm", "run/reading", "sandbox", "scorers", "sharing", "shell", "supervised",
-    "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/healing",
-    "trainer/machine", "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
+    "ahead", "algorithms/distillation", "border/control", "chat_template/bounded", "checks", "compat",
+    "controller/ray", "data/cache", "data/command", "data/curriculum", "data/growing", "data/mixing",
+    "data/streaming", "data/tiny", "doctor", "engines/families", "engines/flops", "engines/liger", "engines/lora",
+    "engines/optimizers", "engines/options", "engines/sharding", "engines/trial", "engines/ulysses", "environments",
+    "evaluation", "explaining", "gateway", "health", "hub", "interactions", "judges", "net", "preferences",
+    "protocol/disk", "python", "quickstart", "recipes", "replay", "roles", "rollout/conformance", "rollout/endpoint",
+    "rollout/processes", "rollout/sglang", "rollout/transfer", "rollout/vllm", "run/reading", "sandbox", "scorers",
+    "sharing", "shell", "supervised", "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve",
+    "trainer/healing", "trainer/machine", "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

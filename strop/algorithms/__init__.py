@@ -17,6 +17,7 @@
     kl.py                per-token KL estimators
     kl_control.py        KL in the reward, and the controllers of its coefficient
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
+    (distillation/ is a guest: learning from a teacher)
 
     masked.py            sums, means and whitening under a mask
     intervals.py         how sure a rate is (torch-free)

@@ -32,6 +32,8 @@ PLACES = {
     "data command": "word after `strop data`: its strop.data.command.Action",
     "public name": "a dotted name that users import from the core: what it stands for",
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
+    "distance to a teacher": "a word for its kinds: a function as strop.algorithms.distillation.terms.distance, for "
+    "algorithm.distillation",
     "rollout correction": "a word: a function as strop.recipes.correction.correct, for algorithm.correction",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
     "loss_of_tokens() (strop.algorithms.registry.verl_convention)",

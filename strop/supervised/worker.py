@@ -7,8 +7,8 @@ from pathlib import Path
 from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, weighted_sum
-from strop.algorithms.losses.distillation import DISTILLATION_STATISTIC, topk_forward_kl
-from strop.algorithms.losses.policy import DISTILLATION_LOSS
+from strop.algorithms.distillation.terms import topk_forward_kl
+from strop.algorithms.losses.policy import DISTILLATION_LOSS, DISTILLATION_STATISTIC
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, register

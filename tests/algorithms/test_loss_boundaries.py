@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.declarations import policy_loss_declaration
+from strop.algorithms.distillation.terms import reverse_kl_terms, topk_forward_kl
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, policy_loss_terms
 from strop.algorithms.losses.clipped import clipped_policy_loss
-from strop.algorithms.losses.distillation import reverse_kl_terms, topk_forward_kl
 from strop.algorithms.losses.terms import call_loss, call_prepare
 from strop.algorithms.registry import Declaration
 from strop.base.randomness import random_key, uniforms

@@ -24,7 +24,8 @@ from strop.algorithms import (
 from strop.algorithms.advantages import group_relative, returns
 from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.losses import distillation, terms
+from strop.algorithms.distillation import terms as distillation
+from strop.algorithms.losses import terms
 from strop.checks.functions import estimators, policy_losses
 from strop.recipes import (
     covariance,

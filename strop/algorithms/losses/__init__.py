@@ -2,7 +2,6 @@
 
     terms.py          what a loss is: PolicyLossTerms, the registry, and calling a loss by its name
     clipped.py        vanilla: PPO's clipped surrogate; gpg (reinforce): no clipping
-    distillation.py   terms that pull the policy towards a teacher
     spec.py           the losses of a run, resolved from its configuration
     policy.py         the whole loss of some tokens: the policy's term, entropy, KL and teacher together
 

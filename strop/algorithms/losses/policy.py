@@ -13,10 +13,10 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, valid_tokens_per_row, weighted_sum
 from strop.algorithms.kl import kl_penalty
-from strop.algorithms.losses.distillation import DISTILLATION_STATISTIC, reverse_kl_terms, topk_forward_kl
 from strop.algorithms.losses.spec import LossSpec
-from strop.algorithms.losses.terms import PolicyLossTerms, policy_loss_terms
+from strop.algorithms.losses.terms import policy_loss_terms
 from strop.algorithms.registry import verl_convention
+from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.base.tensor_metrics import TensorMetrics
 
@@ -28,6 +28,11 @@ KL_LOSS = Metric(
 STATISTIC = Metric("actor/<statistic>", "", "what a policy loss of your own notes, mean over trained tokens")
 DISTILLATION_LOSS = Metric(
     "distillation/loss", "nats", "distance to the teacher, when there is one, as it is reduced"
+)
+DISTILLATION_STATISTIC = Metric(
+    "distillation/{reverse_kl,student_mass,teacher_mass,overlap_ratio,overlap_token_advantage}",
+    "nats; shares; nats",
+    "difference of log-probs; probability inside the teacher's top k; what both have in it; mean over trained tokens",
 )
 DISTILLATION_ABS_LOSS = Metric("distillation/abs_loss", "nats", "its size, mean over trained tokens")
 DISTILLATION_EXTREME = Metric(
@@ -125,7 +130,8 @@ def policy_loss(
     means = {STATISTIC.of(name): values.detach() for name, values in seen.items()}
     distances: Tensor | None = None
     if spec.distillation.is_on:
-        taught = _distance(spec, log_probs, here, chosen_log_probs, is_likely)
+        distance_to_teacher = needed("distance to a teacher", "algorithm.distillation.kind is set")
+        taught = distance_to_teacher(spec, log_probs, here, chosen_log_probs, is_likely)
         distance = weighted_sum(taught.terms, weights)
         loss = loss + spec.distillation.coef * distance
         shares[DISTILLATION_LOSS], distances = distance.detach(), taught.terms.detach()
@@ -168,23 +174,3 @@ def _policy_term(
         return 0.0 * here["log_probs"].sum(), {}
     policy = policy_loss_terms(spec.name, mask=weights != 0, columns=here, settings=spec.settings)
     return weighted_sum(policy.terms, weights * here.get("rollout_is_weights", 1.0)), policy.statistics
-
-
-def _distance(
-    spec: LossSpec,
-    log_probs: Tensor,
-    here: Mapping[str, Tensor],
-    chosen_log_probs: Tensor | None,
-    is_likely: Tensor | None,
-) -> PolicyLossTerms:
-    """How far the policy is from the teacher at each of these tokens."""
-    distillation = spec.distillation
-    if distillation.kind == "reverse_kl":
-        return reverse_kl_terms(log_probs, here["teacher_log_prob"], kind=distillation.kl_kind)
-    assert chosen_log_probs is not None, "asked for where spec.takes_chosen_tokens"
-    return topk_forward_kl(
-        chosen_log_probs,
-        here["teacher_logprobs"].to(chosen_log_probs),
-        with_tail=distillation.with_tail,
-        is_likely=is_likely,
-    )

@@ -6,21 +6,37 @@ on the policy's own samples.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from strop.algorithms.kl import kl_penalty
+from strop.algorithms.losses.spec import LossSpec
 from strop.algorithms.losses.terms import PolicyLossTerms
-from strop.base.metrics import Metric
-
-DISTILLATION_STATISTIC = Metric(
-    "distillation/{reverse_kl,student_mass,teacher_mass,overlap_ratio,overlap_token_advantage}",
-    "nats; shares; nats",
-    "difference of log-probs; probability inside the teacher's top k; what both have in it; mean over trained tokens",
-)
 
 TAIL_EPS = 1e-8
 """Smallest probability of all tokens outside the top k, so that its logarithm is finite."""
+
+
+def distance(
+    spec: LossSpec,
+    log_probs: Tensor,
+    here: Mapping[str, Tensor],
+    chosen_log_probs: Tensor | None,
+    is_likely: Tensor | None,
+) -> PolicyLossTerms:
+    """How far the policy is from the teacher at each of these tokens; arguments as of `policy_loss`."""
+    distillation = spec.distillation
+    if distillation.kind == "reverse_kl":
+        return reverse_kl_terms(log_probs, here["teacher_log_prob"], kind=distillation.kl_kind)
+    assert chosen_log_probs is not None, "asked for where spec.takes_chosen_tokens"
+    return topk_forward_kl(
+        chosen_log_probs,
+        here["teacher_logprobs"].to(chosen_log_probs),
+        with_tail=distillation.with_tail,
+        is_likely=is_likely,
+    )
 
 
 def topk_forward_kl(
