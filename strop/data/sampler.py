@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from strop.base.guests import needed, optional
 from strop.base.randomness import permutation, random_key
-from strop.protocol import DataProto
 
 if TYPE_CHECKING:
     from strop.data.config import DataConfig
+    from strop.protocol import DataProto
 
 Rows = Sequence[int] | NDArray[np.int64]
 """Row numbers."""
