@@ -14,13 +14,13 @@ from typing import Protocol, cast
 from strop.agents.setup import AgentSetup
 from strop.base.guests import joined
 from strop.data.config import DataConfig
+from strop.evaluation.loading import client_of, load_generation
 from strop.rewards import RewardPool
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.threads import set_threads
 from strop.workers.generation import Generation, Place, check_engine
 from strop.workers.player import Player, make_player
-from strop.workers.serving import client_of, load_generation
 
 OnUsage = Callable[[Mapping[str, int]], None]
 """Hears at the end what was asked of a server."""

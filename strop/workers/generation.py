@@ -89,19 +89,14 @@ def native_generation(place: Place) -> Generation:
     """The native engine, with the policy of the training role in this process, or a copy whose weights arrive."""
     if place.trained is not None:
         policy = place.trained.model
-        return Generation(engine=_native_engine(place, policy), policy=policy, target=None)
+        return Generation(engine=native_engine(place, policy), policy=policy, target=None)
     # Weights come with any adapter merged into them.
     policy = load_model(dataclasses.replace(place.model, lora=LoraConfig()), device=place.device)
-    return Generation(engine=_native_engine(place, policy), policy=policy, target=ModuleTarget(policy.module))
+    return Generation(engine=native_engine(place, policy), policy=policy, target=ModuleTarget(policy.module))
 
 
-def loaded_generation(place: Place) -> Generation:
-    """The native engine with the weights of the model folder: it generates without a trainer."""
-    policy = load_model(place.model, device=place.device)
-    return Generation(engine=_native_engine(place, policy), policy=policy, target=None)
-
-
-def _native_engine(place: Place, policy: CausalLM) -> NativeEngine:
+def native_engine(place: Place, policy: CausalLM) -> NativeEngine:
+    """It generates with this policy."""
     rollout = place.rollout
     return NativeEngine(
         policy,

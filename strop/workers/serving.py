@@ -14,7 +14,7 @@ from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import NATIVE
 from strop.rollout.sync.probe import Probe
 from strop.rollout.types import RolloutEngine
-from strop.workers.generation import Generation, Place, loaded_generation, native_generation
+from strop.workers.generation import Generation, Place, native_generation
 
 
 class Serving(Protocol):
@@ -91,7 +91,7 @@ class EnginesApart(Protocol):
         ...
 
     async def loaded(self, place: Place) -> Generation:
-        """One of them with the weights of the model folder; raises as `load_generation`."""
+        """One of them with the weights of the model folder; raises as `strop.evaluation.loading.load_generation`."""
         ...
 
     def client(self, engine: RolloutEngine, *, timeout_s: float) -> GenerateClient:
@@ -162,30 +162,14 @@ async def make_serving(place: Place) -> Serving:
     """
     if place.rollout.engine == NATIVE:
         return OneEngine(native_generation(place), timeout_s=place.rollout.timeout_s)
-    return await _apart(place.rollout).serving(place)
+    return await engines_apart(place.rollout).serving(place)
 
 
-async def load_generation(place: Place) -> Generation:
-    """The engine that `rollout.engine` names, with the weights of the model folder: it generates without a trainer.
-
-    An engine in another process gets them as it does in a run, and must give what the model in this process gives.
+def engines_apart(rollout: RolloutConfig) -> EnginesApart:
+    """What makes and asks engines that are not the native one.
 
     Raises:
-        ValueError: it cannot be used here.
-        SyncCorrupted: it does not compute with these weights.
+        ValueError: nothing here does.
     """
-    if place.rollout.engine == NATIVE:
-        return loaded_generation(place)
-    return await _apart(place.rollout).loaded(place)
-
-
-def client_of(engine: RolloutEngine, rollout: RolloutConfig) -> GenerateClient:
-    """What asks an engine that `load_generation` gave."""
-    if rollout.engine == NATIVE:
-        return EngineClient(engine, timeout_s=rollout.timeout_s)
-    return _apart(rollout).client(engine, timeout_s=rollout.timeout_s)
-
-
-def _apart(rollout: RolloutConfig) -> EnginesApart:
     found: EnginesApart = needed("engines apart", f"rollout.engine={rollout.engine} is not the native one")
     return found

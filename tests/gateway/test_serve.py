@@ -16,13 +16,13 @@ import pytest
 
 from strop.base.randomness import random_key
 from strop.config import load_config
+from strop.evaluation.loading import load_generation
 from strop.gateway import command
 from strop.gateway.server import Gateway
 from strop.rollout.types import RolloutEngine, Sampling
 from strop.trainer.config import Config
 from strop.trajectory import Trajectory
 from strop.workers.generation import Place
-from strop.workers.serving import load_generation
 
 QUESTION: Any = {"role": "user", "content": "1 + 2"}
 

@@ -13,6 +13,7 @@ from judge_cases import Handler, Play, completion, serve
 from reward_cases import make_prompt, make_trajectory, score_all
 
 from strop.config import load_config
+from strop.evaluation.loading import load_generation
 from strop.gateway import command
 from strop.gateway.server import Gateway
 from strop.judges.config import JudgeConfig
@@ -23,7 +24,6 @@ from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.rewards.config import OnFailureConfig
 from strop.trainer.config import Config
 from strop.workers.generation import Place
-from strop.workers.serving import load_generation
 
 pytestmark = pytest.mark.timeout(60)
 EXCLUDE = OnFailureConfig(infrastructure="exclude")

@@ -12,6 +12,7 @@ import pytest
 from strop.config import load_config
 from strop.controller import InlineRuntime
 from strop.engines.config import ModelConfig
+from strop.evaluation.loading import client_of, load_generation
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import engines
 from strop.rollout.sync.transfer import weight_transfer
@@ -19,7 +20,7 @@ from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.roles import start_runtime
 from strop.workers.generation import Place
-from strop.workers.serving import client_of, load_generation, make_serving
+from strop.workers.serving import make_serving
 
 MISSING = "but the part of strop for that is missing from this installation"
 MINE = "one for test_serving"
