@@ -33,6 +33,7 @@ RANKS = (
         "algorithms/distillation",
         "border/control",
         "chat_template/bounded",
+        "cli/unread",
         "data/cache",
         "data/curriculum",
         "health",
@@ -91,7 +92,7 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "ahead", "algorithms/distillation", "border/control", "chat_template/bounded", "checks", "compat",
+    "ahead", "algorithms/distillation", "border/control", "chat_template/bounded", "checks", "cli/unread", "compat",
     "controller/ray", "data/cache", "data/command", "data/curriculum", "data/growing", "data/mixing",
     "data/streaming", "data/tiny", "doctor", "engines/families", "engines/flops", "engines/liger", "engines/lora",
     "engines/optimizers", "engines/options", "engines/sharding", "engines/trial", "engines/ulysses", "environments",
@@ -111,7 +112,7 @@ COMMANDS_OF_GUESTS = {
 RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 SIDEWAYS = {("agents", "rollout")}
 # Commands, and functions that are called from Python, import what they need when they run: --help and import are quick.
-LATE_IMPORTS_ALLOWED = {"cli", "evaluation", "explaining", "python"}
+LATE_IMPORTS_ALLOWED = {"cli", "cli/unread", "evaluation", "explaining", "python"}
 
 
 def violations(source: str, room: str, *, is_command: bool = False) -> list[str]:

@@ -29,6 +29,8 @@ PLACES = {
     "steering settings": "the same, of those that change what it does from there on; `how long …` end it",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
     "has a section at the root, by its name (strop.cli.launching)",
+    "unread settings": "a word: a function (args, command, what it reads; None: what a training reads) that refuses "
+    "settings which somebody typed and the command has no use for",
     "data command": "word after `strop data`: its strop.data.command.Action",
     "public name": "a dotted name that users import from the core: what it stands for",
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",

@@ -6,8 +6,9 @@ libraries.py  the noise of libraries, and the log on the terminal
 settings.py   --config and key=value, the same for every command
 launching.py  what commands that make runs share: a run folder, its resume, its end
 runs.py       RUN: the run, or its checkpoint, that is meant
-unread.py     settings that a command has no use for
 standard_error.py  standard error that cannot end a run
+
+The guest `unread` refuses settings that a command has no use for.
 
 One module per command, by its name: train.py is `strop train`; those of guests are with the guests. Each has
 `add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs.

@@ -10,16 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.base.elsewhere import elsewhere, is_url
-from strop.base.guests import needed, targets
+from strop.base.guests import needed, optional, targets
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
-from strop.cli.unread import KINDS_OF_GUESTS, OF_TRAINING, Reads, refuse_unread, refuse_unread_overrides
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
     from strop.trainer.launch import Start
+
+
+KINDS_OF_GUESTS = tuple(key for key in targets("section") if "." not in key)
+"""Commands of guests that make runs: each has a section at the root, by its name."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
@@ -49,8 +52,13 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
-def begin(args: argparse.Namespace, *, kind: str, reads: Reads = OF_TRAINING) -> Start:
-    """A run that is ready to go on; its folder is locked. What the command reads is passed on to `refuse_unread`.
+def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start:
+    """A run that is ready to go on; its folder is locked.
+
+    Args:
+        args: of the command line.
+        kind: of the run.
+        reads: what the command reads of the settings, as the guest of "unread settings" asks for it.
 
     Raises:
         ConfigError, RunError, UsageError: the sentence says what cannot be used.
@@ -63,17 +71,23 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads = OF_TRAINING) ->
     if args.resume is not None:
         _refuse_sources(args)
         _check_kind(args.resume, kind)
-        refuse_unread_overrides(args.overrides, args.command_line[1], reads)
+        _refuse_unread(args, reads)
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(args.resume, overrides=args.overrides, say=say, admit=admit)
     config, beginning = _settings(args, kind)
-    refuse_unread(args, args.command_line[1], reads)
+    _refuse_unread(args, reads)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line, say=say, beginning=beginning)
     say(f"run folder: {folder}")
     for line in deviations(start.config, source=args.config, overrides=args.overrides):
         say(line)
     return start
+
+
+def _refuse_unread(args: argparse.Namespace, reads: object) -> None:
+    refuse = optional("unread settings")
+    if refuse is not None:
+        refuse(args, args.command_line[1], reads)
 
 
 def _here_or_elsewhere(text: str) -> Path | str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strop.base.guests import targets
+from strop.cli.launching import KINDS_OF_GUESTS
 from strop.cli.output import UsageError, say
 
 
@@ -58,8 +59,6 @@ ORDER = (
     "data.reorder_every",
 )  # fmt: skip
 AFTER_SCORING = ("reward.weight", "reward.overlong_buffer", "reward.overlong_penalty")
-KINDS_OF_GUESTS = tuple(key for key in targets("section") if "." not in key)
-"""Commands of guests that make runs: each has a section at the root, by its name."""
 OF_TRAINING = Reads(keys=("",), but=KINDS_OF_GUESTS)
 """What `strop train` reads; the commands of guests say it themselves."""
 
@@ -76,14 +75,15 @@ def reads_which_model(reads: Reads) -> Reads:
     return replace(reads, but=tuple(key for key in reads.but if key not in WHICH_MODEL))
 
 
-def refuse_unread(args: argparse.Namespace, command: str, reads: Reads) -> None:
+def refuse_unread(args: argparse.Namespace, command: str, reads: Reads | None) -> None:
     """Raise a UsageError for the first override that the command would ignore, and name what it ignores of the file.
 
     Args:
         args: with `overrides` that are known to be valid, and `config`: the file or preset of --config, or None.
         command: its name.
-        reads: what it reads.
+        reads: what it reads; None: what a training reads.
     """
+    reads = reads or OF_TRAINING
     refuse_unread_overrides(args.overrides, command, reads)
     if args.config:
         unread = unread_of_file(args.config, reads)
