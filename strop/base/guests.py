@@ -152,6 +152,7 @@ PLACES = {
     "(by step, what generation ahead takes as `recorded`), or None",
     "recorded samples": "a word: a module with check(config, data, first_step=), which refuses those that do not fit "
     "the run, and open_recording(run folder, section reward), a strop.workers.player.Recording",
+    "lines of a fresh run": "a word: a function (config, source=, overrides=) that gives what is said as it begins",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
     "no cost",
     "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will do, "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.base.elsewhere import elsewhere, is_url
-from strop.base.guests import needed, optional, targets
+from strop.base.guests import all_joined, needed, optional, targets
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
@@ -63,7 +63,6 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
     Raises:
         ConfigError, RunError, UsageError: the sentence says what cannot be used.
     """
-    from strop.config import deviations
     from strop.trainer.launch import CONFIG_FILE, resume_run, start_run
 
     if isinstance(args.resume, str):
@@ -79,8 +78,9 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line, say=say, beginning=beginning)
     say(f"run folder: {folder}")
-    for line in deviations(start.config, source=args.config, overrides=args.overrides):
-        say(line)
+    for lines in all_joined("lines of a fresh run").values():
+        for line in lines(start.config, source=args.config, overrides=args.overrides):
+            say(line)
     return start
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
@@ -60,24 +60,6 @@ def check_writable(file: Path) -> None:
         file.open("a").close()
     except OSError as error:
         raise UsageError(f"cannot write --out {file}: {error.strerror}; choose another file") from error
-
-
-NUMBERS = frozenset(
-    {"prompt_ids", "response_ids", "response_mask", "earlier_sequences", "teacher_ids", "teacher_logprobs"}
-)
-"""Columns of our own numbers, several per token: written whole, however many they are."""
-
-
-def write_json_lines(file: Path, records: Iterable[Mapping[str, object]]) -> None:
-    """One JSON object per line, the whole file or nothing of it."""
-    from strop.base.durable import replace_text
-
-    def line(record: Mapping[str, object]) -> str:
-        numbers = {name: record[name] for name in record if name in NUMBERS}
-        rest = storable({name: value for name, value in record.items() if name not in NUMBERS})
-        return json.dumps({**rest, **numbers}, ensure_ascii=False) + "\n"
-
-    replace_text(file, "".join(map(line, records)))
 
 
 def print_json(record: Mapping[str, object]) -> None:

@@ -2,28 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from pathlib import Path
 
 from strop.cli.output import UsageError, say
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
-
-
-def add_step_argument(parser: argparse.ArgumentParser) -> None:
-    """`--step N|best`: which checkpoint of a run."""
-    parser.add_argument(
-        "--step",
-        type=_step,
-        metavar="N|best",
-        help="of a run: the checkpoint of step N, or the one with the best validation (default: the last valid one)",
-    )
-
-
-def _step(text: str) -> int | str:
-    if text == "best" or text.isdecimal():
-        return text if text == "best" else int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no step; give a number, or best")
 
 
 def choose_checkpoint(run: RunFolder, step: int | str | None) -> tuple[Checkpoint | None, list[str]]:

@@ -3,8 +3,7 @@
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
 laid over each other in layers.py by the keys of schema.py, and become objects in build.py. What fits a field, and the
 names of bounds, stand below this room (strop.base.field_types).
-save.py is the way out; deviations.py says where a configuration leaves its preset; renamed.py takes the old names of
-keys.
+save.py is the way out; renamed.py takes the old names of keys.
 Knows no room of strop and imports no torch.
 """
 
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 from strop.base.lazy_names import lazy_names
 from strop.config.build import build_config
-from strop.config.deviations import deviations, preset_deviations
 from strop.config.errors import ConfigError
 from strop.config.load import config_of, load_config, load_layers, read_config
 from strop.config.save import save_config, to_dict, to_flat_dict
@@ -22,10 +20,8 @@ __all__ = [
     "ConfigError",
     "build_config",
     "config_of",
-    "deviations",
     "load_config",
     "load_layers",
-    "preset_deviations",
     "preset_names",
     "read_config",
     "read_settings",

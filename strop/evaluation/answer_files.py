@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.border import storable_text
-from strop.cli.output import write_json_lines
+from strop.base.durable import replace_text
+from strop.border import storable, storable_text
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -21,6 +21,23 @@ _TYPES = {
     "num_tokens": "int64", "prompt_ids": "ids", "response_ids": "ids", "teacher_ids": "list of ids",
     "teacher_logprobs": "list of numbers",
 }  # fmt: skip
+
+
+NUMBERS = frozenset(
+    {"prompt_ids", "response_ids", "response_mask", "earlier_sequences", "teacher_ids", "teacher_logprobs"}
+)
+"""Columns of our own numbers, several per token: written whole, however many they are."""
+
+
+def write_json_lines(file: Path, records: Iterable[Mapping[str, object]]) -> None:
+    """One JSON object per line, the whole file or nothing of it."""
+
+    def line(record: Mapping[str, object]) -> str:
+        numbers = {name: record[name] for name in record if name in NUMBERS}
+        rest = storable({name: value for name, value in record.items() if name not in NUMBERS})
+        return json.dumps({**rest, **numbers}, ensure_ascii=False) + "\n"
+
+    replace_text(file, "".join(map(line, records)))
 
 
 def with_tokens(records: Iterable[Mapping[str, Any]], answers: Iterable[Episode]) -> Iterator[dict[str, Any]]:

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.libraries import quiet_models
-from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say, write_json_lines
-from strop.cli.runs import add_step_argument
+from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, is_setting, load_settings
 from strop.cli.unread import (
     AFTER_SCORING,
@@ -25,7 +24,16 @@ from strop.cli.unread import (
     reads_which_model,
     refuse_unread,
 )
-from strop.evaluation.models import HELP, ModelSource, data_as_recorded, model_name, named_model, with_model
+from strop.evaluation.answer_files import write_json_lines
+from strop.evaluation.models import (
+    HELP,
+    ModelSource,
+    add_step_argument,
+    data_as_recorded,
+    model_name,
+    named_model,
+    with_model,
+)
 from strop.evaluation.points import WORDS, has_step, points_of
 from strop.evaluation.sets import add_data_argument, data_of
 

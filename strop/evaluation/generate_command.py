@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 from strop.base.foreign_files import read_text
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say
-from strop.cli.runs import add_step_argument
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import GENERATION, WHICH_MODEL, Reads, reads_with_engine, refuse_unread
 from strop.evaluation.eval_command import progress_bar
 from strop.evaluation.given_answers import check_asked, given_answers, has_tokens
-from strop.evaluation.models import HELP, named_model, with_model
+from strop.evaluation.models import HELP, add_step_argument, named_model, with_model
 
 if TYPE_CHECKING:
     from strop.data.chat import Chat

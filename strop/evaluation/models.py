@@ -27,6 +27,22 @@ HELP = (
 _CONFIG_FILE = "config.yaml"
 
 
+def add_step_argument(parser: argparse.ArgumentParser) -> None:
+    """`--step N|best`: which checkpoint of a run."""
+    parser.add_argument(
+        "--step",
+        type=_step,
+        metavar="N|best",
+        help="of a run: the checkpoint of step N, or the one with the best validation (default: the last valid one)",
+    )
+
+
+def _step(text: str) -> int | str:
+    if text == "best" or text.isdecimal():
+        return text if text == "best" else int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no step; give a number, or best")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSource:
     """A model on disk."""

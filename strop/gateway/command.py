@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
-from strop.cli.runs import add_step_argument
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import ENGINES, Reads, reads_with_engine, refuse_unread
-from strop.evaluation.models import HELP, find_model, with_model
+from strop.evaluation.models import HELP, add_step_argument, find_model, with_model
 
 if TYPE_CHECKING:
     from strop.gateway.samplers import Sampler

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from strop.base.elsewhere import is_url
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
-from strop.cli.runs import add_step_argument, choose_checkpoint, run_in
+from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import Reads, refuse_unread
+from strop.evaluation.models import add_step_argument
 from strop.hub.sending import Sending, destination
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 
