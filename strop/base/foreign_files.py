@@ -232,13 +232,3 @@ def parse_yaml(text: str, *, loader: type[BoundedLoader] = BoundedLoader) -> Any
         return yaml.load(text, Loader=loader)
     except RecursionError:
         raise yaml.MarkedYAMLError(problem=str(too_deep())) from None
-
-
-def read_yaml(path: Path | str) -> Any:
-    """The plain value of a YAML file.
-
-    Raises:
-        ValueError, yaml.YAMLError: as `parse_yaml`, or it is no UTF-8.
-        OSError: as `read_bytes`.
-    """
-    return parse_yaml(read_text(path, limit=MAX_YAML_BYTES))

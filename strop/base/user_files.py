@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
 
-from strop.base.guests import all_joined
 from strop.base.trust import ask
 
 _LOADED: dict[Path, Any] = {}
@@ -56,27 +54,3 @@ def absolute_path(path: str) -> str:
 def is_loaded(name: str) -> bool:
     """Whether this process has imported the file by `load_user_file`."""
     return Path(name).expanduser().resolve() in _LOADED
-
-
-def load_class(dotted: str, *, setting: str) -> type:
-    """The class of a dotted path such as package.module.Name, or what stands for one of another library.
-
-    Raises:
-        ValueError: there is none.
-    """
-    try:
-        for translate in all_joined("class translation").values():
-            dotted = translate(dotted)
-    except ValueError as error:
-        raise ValueError(f"{setting} names {error}") from None
-    module_name, _, name = dotted.rpartition(".")
-    if not module_name:
-        raise ValueError(f"{setting} names the class {dotted!r}; write package.module.ClassName")
-    ask(setting, dotted)
-    try:
-        found = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{setting} names {dotted!r}, which cannot be imported: {error}") from error
-    if not isinstance(found, type):
-        raise ValueError(f"{setting} names {dotted!r}, which is no class but a {type(found).__name__}")
-    return found

@@ -9,12 +9,13 @@ from typing import Any
 
 from strop.base.registry import Registry
 from strop.base.trust import ask
-from strop.base.user_files import is_loaded, load_class, load_user_file
+from strop.base.user_files import is_loaded, load_user_file
 from strop.environments.gymnasium_env import GymnasiumEnvironment
 from strop.environments.openenv_env import OpenEnvEnvironment
 from strop.environments.reasoning_gym_env import ReasoningGymEnvironment
 from strop.environments.verifiers_classic_env import VerifiersClassicEnvironment
 from strop.environments.verifiers_env import VerifiersEnvironment
+from strop.tools.named import load_class
 
 Maker = Callable[..., Any]
 """A class, or a function that makes an environment from keyword arguments."""

@@ -11,8 +11,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from strop.base.user_files import load_class, load_user_file
+from strop.base.user_files import load_user_file
 from strop.environments.base import Observation
+from strop.tools.named import load_class
 
 
 class VerifiersEnvironment:

@@ -8,9 +8,8 @@ from typing import Any
 
 import yaml
 
-from strop.base.foreign_files import read_yaml
-from strop.base.user_files import load_class
 from strop.interactions.base import BaseInteraction
+from strop.tools.named import load_class, read_yaml
 
 
 def load_interactions(path: str) -> dict[str, BaseInteraction]:

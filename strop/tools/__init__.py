@@ -6,6 +6,7 @@ answers.py     an answer of the model in its parts; images.py: images that tools
 arguments.py   arguments of a call against the tool's schema
 functions.py   @function_tool: plain functions as tools
 loading.py     tools of a run, from YAML, files and the registry
+named.py       classes and YAML that files of tools, interactions and environments name
 session.py     the tools of one episode: create, execute, rewards, release
 results.py     what became of their calls, and what is counted of them
 kit.py         tools of a run, chosen by rows and given to episodes; settings.py names them

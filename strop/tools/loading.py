@@ -8,11 +8,10 @@ from typing import Any
 
 import yaml
 
-from strop.base.foreign_files import read_yaml
-from strop.base.user_files import load_class
 from strop.tools.base import BaseTool
 from strop.tools.functions import load_function_tools_from_path
 from strop.tools.mcp import mcp_tools
+from strop.tools.named import load_class, read_yaml
 from strop.tools.schemas import OpenAIFunctionToolSchema
 
 

@@ -12,12 +12,11 @@ from strop.agents.config import SINGLE_TURN
 from strop.agents.kits import Kit
 from strop.agents.registry import agents
 from strop.agents.setup import AgentSetup
-from strop.base.foreign_files import read_yaml
 from strop.base.guests import targets
 from strop.base.sections import section_of
-from strop.base.user_files import load_class
 from strop.compat.agent_loops.loops import loop_as_agent
 from strop.compat.agent_loops.settings import LoopSettings
+from strop.tools.named import load_class, read_yaml
 
 
 class LoopKit(Kit):
