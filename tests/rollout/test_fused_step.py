@@ -112,8 +112,8 @@ def test_every_count_of_sequences_and_sizes_that_fill_no_panel(
 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_threads_beyond_the_cores_wait_for_each_other_and_change_nothing(tmp_path: Path, dtype: str) -> None:
-    """They sleep where the one that is waited for has no core."""
+def test_threads_change_nothing(tmp_path: Path, dtype: str) -> None:
+    """To the bit, also where there are more of them than cores."""
     make_tiny_model(tmp_path / "model", seed=0, num_layers=4)
     model = load(tmp_path / "model", dtype)
     before, results = torch.get_num_threads(), []

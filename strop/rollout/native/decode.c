@@ -12,15 +12,11 @@
  * none is reordered (-fno-associative-math) but where `omp simd` says so, by the length of the sum alone.
  */
 #include <float.h>
-#include <linux/futex.h>
 #include <math.h>
 #include <omp.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
@@ -42,30 +38,6 @@ typedef float cell;
 static inline float wide(cell x) { return x; }
 static inline cell narrow(float x) { return x; }
 #endif
-
-/* Where the threads of a step wait for each other. Those of OpenMP turn for milliseconds before they sleep: beside another
- * busy process, which then has the core of the one that is waited for, a step with its forty meetings took fifteen times
- * as long. */
-#define TURNS 1000 /* before a thread sleeps: tens of microseconds */
-struct meeting {
-  _Atomic int arrived, round, asleep;
-};
-static void meet(struct meeting *at) {
-  const int round = atomic_load_explicit(&at->round, memory_order_relaxed);
-  if (atomic_fetch_add(&at->arrived, 1) == omp_get_num_threads() - 1) {
-    atomic_store_explicit(&at->arrived, 0, memory_order_relaxed);
-    atomic_store(&at->round, round + 1);
-    if (atomic_load(&at->asleep)) syscall(SYS_futex, &at->round, FUTEX_WAKE_PRIVATE, omp_get_num_threads(), NULL, NULL, 0);
-    return;
-  }
-  for (int i = 0; i < TURNS; i++) {
-    if (atomic_load_explicit(&at->round, memory_order_acquire) != round) return;
-    __builtin_ia32_pause();
-  }
-  atomic_fetch_add(&at->asleep, 1);
-  while (atomic_load(&at->round) == round) syscall(SYS_futex, &at->round, FUTEX_WAIT_PRIVATE, round, NULL, NULL, 0);
-  atomic_fetch_sub(&at->asleep, 1);
-}
 
 /* A tile of a product is ROWS rows of two vectors, as many as fit into the registers. */
 #ifndef LANES
@@ -390,7 +362,7 @@ static void rows_of_panel(int64_t m, const cell *a, int64_t k, const cell *panel
 static void product(const cell *a, const cell *panels, const float *bias, float *out, int64_t batch, int64_t k,
                     int64_t n) {
   const int64_t num_panels = (n + WIDTH - 1) / WIDTH, num_blocks = (batch + BLOCK - 1) / BLOCK;
-#pragma omp for collapse(2) schedule(static) nowait
+#pragma omp for collapse(2) schedule(static)
   for (int64_t p = 0; p < num_panels; p++)
     for (int64_t block = 0; block < num_blocks; block++) {
       const int64_t first = p * WIDTH, width = n - first < WIDTH ? n - first : WIDTH;
@@ -429,7 +401,7 @@ static void attention(const struct layer *layer, const float *rows, const float 
                       cell *keys, cell *values, const int64_t *lengths, int64_t batch, int64_t stride,
                       const int64_t *strides, float *scores) {
   const int heads = KV_HEADS * GROUP;
-#pragma omp for collapse(2) schedule(static) nowait
+#pragma omp for collapse(2) schedule(static)
   for (int64_t i = 0; i < batch; i++)
     for (int64_t h = 0; h < KV_HEADS; h++) {
       const int64_t at = i * strides[0] + h * strides[1], last = lengths[i];
@@ -455,7 +427,7 @@ static void attention(const struct layer *layer, const float *rows, const float 
  * alone where that is not NULL. */
 static void add_norm(float *stream, const float *added, const float *weight, float eps, cell *out, float *last,
                      int64_t batch, int64_t size) {
-#pragma omp for schedule(static) nowait
+#pragma omp for schedule(static)
   for (int64_t i = 0; i < batch; i++) {
     float *restrict row = stream + i * size, total = 0;
     if (added != NULL)
@@ -472,7 +444,7 @@ static void add_norm(float *stream, const float *added, const float *weight, flo
 
 /* out [batch, size] = silu(gate) * up, which lie side by side in rows [batch, 2 * size]. */
 static void silu_mul(const float *rows, cell *out, int64_t batch, int64_t size) {
-#pragma omp for schedule(static) nowait
+#pragma omp for schedule(static)
   for (int64_t i = 0; i < batch; i++) {
     const float *restrict gate = rows + 2 * i * size, *restrict up = gate + size;
     cell *restrict to = out + i * size;
@@ -497,33 +469,23 @@ void step(const struct layer *layers, int64_t num_layers, const float *first_nor
   const int64_t stride = scores_stride(num_tokens);
   float *added = room + num_threads * GROUP * stride, *rows = added + batch * size, *both = rows + batch * rows_size;
   cell *normed = (cell *)(both + batch * 2 * inner), *attended = normed + batch * size, *gated = attended + batch * heads;
-  struct meeting at = {0};
 #pragma omp parallel num_threads(num_threads)
   {
     float *scores = room + omp_get_thread_num() * GROUP * stride;
     add_norm(stream, NULL, first_norm, layers[0].eps, normed, NULL, batch, size);
-    meet(&at);
     for (int64_t number = 0; number < num_layers; number++) {
       const struct layer *layer = layers + number;
       const int is_last = number == num_layers - 1;
       product(normed, layer->qkv, layer->qkv_bias, rows, batch, size, rows_size);
-      meet(&at);
       attention(layer, rows, cosines, sines, attended, keys + number * strides[0], values + number * strides[0], lengths,
                 batch, stride, strides + 1, scores);
-      meet(&at);
       product(attended, layer->out, layer->out_bias, added, batch, heads, size);
-      meet(&at);
       add_norm(stream, added, layer->next_norm, layer->eps, normed, NULL, batch, size);
-      meet(&at);
       product(normed, layer->gate_up, layer->gate_up_bias, both, batch, size, 2 * inner);
-      meet(&at);
       silu_mul(both, gated, batch, inner);
-      meet(&at);
       product(gated, layer->down, layer->down_bias, added, batch, inner, size);
-      meet(&at);
       add_norm(stream, added, layer->next_layer_norm, layer->eps, normed, is_last ? out : NULL, batch,
                size);
-      meet(&at);
     }
   }
 }
