@@ -27,10 +27,13 @@ EXACT = [
 
 @pytest.fixture(scope="module")
 def jittery(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Scores that take another time in each run, in three processes: what ends first is never the same."""
+    """Scores that take another time in each run, in three processes: what ends first is never the same.
+
+    Answers are long enough to be under way when new weights come, also on a fast machine.
+    """
     file = tmp_path_factory.mktemp("jittery") / "slow.py"
     file.write_text(SLOW)
-    return [*EXACT, f"reward.path='{file}'", "reward.num_workers=3"]
+    return [*EXACT, f"reward.path='{file}'", "reward.num_workers=3", "data.max_response_tokens=16"]
 
 
 @pytest.fixture(scope="module")
