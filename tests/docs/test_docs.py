@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib
 import io
 import json
 import logging.handlers
@@ -162,6 +163,24 @@ def test_named_keys_exist(path: Path) -> None:
         is_section = any(known.startswith(f"{key}.") for known in KEYS)
         is_entry = any(key.startswith(f"{known}.") and "mapping" in doc.type for known, doc in KEYS.items())
         assert key in KEYS or is_section or is_entry, f"{path} names {key}, which is no configuration key"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=page_id)
+def test_named_modules_classes_and_functions_exist(path: Path) -> None:
+    if path.name == "CHANGELOG.md":  # where old names stay
+        return
+    for name in re.findall(r"(?<![\w./'-])strop(?:\.[A-Za-z_]\w*)+", "\n".join(code_spans(path))):
+        assert is_ours(name), f"{path} names {name}, which cannot be imported"
+
+
+def is_ours(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one, or in a class of it."""
+    words = name.split(".")
+    for count in range(len(words), 0, -1):
+        with contextlib.suppress(ModuleNotFoundError):
+            found: Any = importlib.import_module(".".join(words[:count]))
+            return all((found := getattr(found, word, None)) is not None for word in words[count:])
+    return False
 
 
 @pytest.mark.parametrize("path", PAGES, ids=page_id)
