@@ -33,11 +33,11 @@ from strop.protocol import DataProto, DataProtoFuture
 from strop.quickstart.task import write_task
 from strop.rollout.native.request import Request
 from strop.rollout.types import TokenOutput
-from strop.trainer.collecting import CollectedSamples
 from strop.trainer.experience import Experience
 from strop.trainer.launch import start_run
 from strop.trainer.loading import load
 from strop.trainer.loop import Trainer
+from strop.trainer.records import StepRecord
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
 from strop.workers.reports import EpisodeReport
@@ -46,7 +46,7 @@ PACKAGE = str(Path(strop.__file__).parent)
 FORMS: dict[type, str] = {
     kind: kind.__name__
     for kind in (
-        Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, CollectedSamples,
+        Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, StepRecord,
         DataProtoFuture, Partition, Row, Tokens,
     )
 }  # fmt: skip

@@ -24,10 +24,9 @@ from strop.trainer.producers import (
 )
 from strop.trainer.roles import Roles
 from strop.trainer.stages import Stages
-from strop.workers.estimates import REWARD_KL
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update, updates_of
-from strop.workers.summary import BatchSummary
+from strop.workers.summary import REWARD_KL, BatchSummary
 
 REWARD_KL_COEF = Metric(
     "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"

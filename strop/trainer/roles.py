@@ -34,7 +34,6 @@ from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.policy_sync import MAX_HEALS, PolicySync
-from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
@@ -43,6 +42,7 @@ from strop.workers.playing import Playing
 from strop.workers.reference import ReferenceWorker
 from strop.workers.rollout import RolloutWorker
 from strop.workers.sample_rows import Decided
+from strop.workers.tally import PlayWatch
 
 
 @dataclass(frozen=True, kw_only=True)
