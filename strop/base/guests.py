@@ -100,7 +100,7 @@ PLACES = {
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
     "engines apart": "a word for where: what makes and asks engines that are not the native one, a module as "
-    "strop.workers.serving.EnginesApart describes",
+    "strop.workers.generation.EnginesApart describes",
     "decode steps": "a word for the way: a function (model) that gives a strop.rollout.native.batch.OtherSteps, "
     "or None for a model that has none",
     "kept prefixes": "a word for what is kept: a class, called without arguments, of computed tokens that may begin a "

@@ -28,7 +28,7 @@ from strop.rewards import RewardPool
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
-from strop.trainer.setup import eval_sampling, load_val_prompts, probe_scorers, refuse_media_of_engine
+from strop.trainer.setup import load_val_prompts, probe_scorers, refuse_media_of_engine, sampling_of
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -181,7 +181,7 @@ async def _play(
             return await playing.play(
                 prompts,
                 samples_per_prompt=config.eval.samples_per_prompt,
-                sampling=sampling_spoken(eval_sampling(config, setup.tokenizer), config),
+                sampling=sampling_spoken(sampling_of(config, config.eval, setup.tokenizer), config),
                 on_episode=count,
             )
 
@@ -215,6 +215,6 @@ def _play_on_ranks(
         ).on(Mesh(dp=ranks))
         workers: WorkerGroup[EvaluationWorker] = runtime.groups({"rollout": spec})["rollout"]
         rows = DataProto.from_dict({}, non_tensors={"prompt": list(prompts)})
-        sampling = eval_sampling(config, setup.tokenizer)
+        sampling = sampling_of(config, config.eval, setup.tokenizer)
         played = workers.call.play(rows, config.eval.samples_per_prompt, sampling)
         return list(played.non_tensor_batch["episode"])

@@ -244,17 +244,14 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
     return tuple(sorted(found))
 
 
-def training_sampling(config: Config, tokenizer: Any) -> Sampling:
-    """Options of every training sample; key and budget are filled in per episode."""
-    return _sampling(config, config.rollout, tokenizer)
+def sampling_of(config: Config, how: RolloutConfig | EvalConfig, tokenizer: Any) -> Sampling:
+    """Options of every training sample, or of every validation answer; key and budget are filled in per episode.
 
-
-def eval_sampling(config: Config, tokenizer: Any) -> Sampling:
-    """Options of every validation answer."""
-    return _sampling(config, config.eval, tokenizer)
-
-
-def _sampling(config: Config, how: RolloutConfig | EvalConfig, tokenizer: Any) -> Sampling:
+    Args:
+        config: of the run.
+        how: its section rollout, or eval.
+        tokenizer: of the model.
+    """
     return Sampling(
         key=0,
         temperature=how.temperature,
