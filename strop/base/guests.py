@@ -25,6 +25,8 @@ PACKAGE = Path(__file__).parent.parent
 PLACES = {
     "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
     "settings": "full key of a section and a word for them: a dataclass whose fields are among those of the section",
+    "check of settings": "a word: a function (configuration of a run) that raises a ValueError where settings of "
+    "several sections do not go with what the guest brings; it imports nothing heavy",
     "changeable settings": "what they are about: full keys of settings that a run may be continued with anew",
     "steering settings": "the same, of those that change what it does from there on; `how long …` end it",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "

@@ -20,6 +20,7 @@ from typing import Any
 from strop.agents.setup import AgentSetup
 from strop.base.device import device_name
 from strop.controller import Mesh, WorkerGroup, role
+from strop.data.media import media_reader
 from strop.engines.model import load_tokenizer
 from strop.evaluation.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.evaluation.worker import EvaluationWorker
@@ -28,7 +29,7 @@ from strop.rewards import RewardPool
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
-from strop.trainer.setup import load_val_prompts, probe_scorers, refuse_media_of_engine, sampling_of
+from strop.trainer.setup import load_val_prompts, probe_scorers, sampling_of
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -87,7 +88,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         )
         prompts = load_val_prompts(as_spoken(spoken.data, spoken), tokenizer, setup)
         if any(prompt.media for prompt in prompts):
-            refuse_media_of_engine(spoken.rollout, spoken.model)
+            media_reader("the data").check_engine(spoken.rollout, spoken.model)
         say(
             f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature "
             f"{config.eval.temperature}"
