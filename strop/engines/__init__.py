@@ -28,7 +28,7 @@ schedules.py        learning rates
 
 Weights
 weights.py          the weight map, and weights as a stream of full tensors; digest.py: their digests
-checkpoint.py       sharded checkpoints for any number of ranks; saved_tensors.py, tensor_files.py: their files
+checkpoint.py       sharded checkpoints for any number of ranks; saved_tensors.py: one that is read
 role_checkpoint.py  what a role saves
 
 Guests: lora/ (adapters), optimizers/ (Muon, 8-bit AdamW), sharding/ (a model on several ranks),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from strop.base.periodic import every
+from strop.base.background import every
 from strop.run import RunFolder
 
 SLOW_S = 60.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from strop.base.periodic import every
+from strop.base.background import every
 from strop.workers.tally import clear, ended_and_scored
 
 PERIOD_S = 10.0
