@@ -37,10 +37,9 @@ class CausalLM:
         """What it needs to take media; None for a model that takes text alone."""
         self.compute_dtype = compute_dtype
         self.config: Any = module.config
-        self.root: nn.Module = _Root(module)
-        """What every forward pass goes through, so that the hooks of sharding see all parameters used in it."""
-        self.is_sharded = False
-        """Whether the parameters are sharded over ranks, and cast by the hooks of sharding."""
+        self.root: nn.Module | None = None
+        """While parameters are sharded over ranks: what every forward pass goes through, so that the hooks of sharding
+        see, gather and cast all parameters that are used in it."""
         self._backbone = _backbone(module)
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
         self._head = _head(module)
@@ -51,6 +50,11 @@ class CausalLM:
         self.num_recurrent = attend_apart(module)
         """Layers that carry a state from token to token."""
         _disable_randomness(module)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the parameters are sharded over ranks."""
+        return self.root is not None
 
     @property
     def head_weight(self) -> Tensor:
@@ -107,6 +111,8 @@ class CausalLM:
 
         Whatever uses parameters runs in here: backbone, head, and what is between them.
         """
+        if self.root is None:
+            return function(*args, **kwargs)
         result: T = self.root(partial(function, *args, **kwargs))
         return result
 
@@ -188,17 +194,6 @@ class CausalLM:
         """Write how media are read beside saved weights; nothing for a model that takes text alone."""
         if self.media is not None:
             self.media.save_settings(folder)
-
-
-class _Root(nn.Module):
-    """Runs a function as its forward pass."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, function: Callable[[], T]) -> T:
-        return function()
 
 
 class _Uncompiled:
