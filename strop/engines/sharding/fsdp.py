@@ -104,8 +104,7 @@ def sync_gradients(model: CausalLM, *, is_last: bool, each: bool, keep_parameter
         each: add up after every backward pass.
         keep_parameters: leave parameters gathered for the next forward pass where there is one.
     """
-    root = model.root
-    assert isinstance(root, FSDPModule), "a sharded model's root is a unit"
+    root = sharded_units(model)[0]
     root.set_requires_gradient_sync(each or is_last)
     root.set_reshard_after_backward(is_last or not keep_parameters)
 
