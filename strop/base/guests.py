@@ -115,7 +115,7 @@ PLACES = {
     "it has kept, or those that encode(tokenizer, chats()) gives",
     "data of a run": "a word: a function of the section data, called once a run has read its data",
     "streamed rows": "a word: a module with open_rows(files, cache_dir), rows that stay in their files, and "
-    "StreamedPrompts(rows, tokenizer, config), a strop.data.drawing.TrainingPrompts of such rows",
+    "StreamedPrompts(rows, tokenizer, config, shown=), a strop.data.drawing.TrainingPrompts of such rows",
     "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
     "many epochs there are, where data.source_weights or data.source_shares are set",
     "metrics of a validation": "a word: a function of the reports of scored answers, for val-core/ and val-aux/",

@@ -272,8 +272,8 @@ def test_epochs_go_on_across_steps_and_the_last_step_is_shorter(project: Project
         "data.prompts_per_step=10", "trainer.num_epochs=1", "trainer.max_steps=null", "data.val_files=[]"
     )
     done = train_in(tmp_path / "run", config)
-    assert [len(record.collected.prompts) for record in done.records] == [10, 10, 4]
-    assert len({prompt.row for record in done.records for prompt in record.collected.prompts}) == 24
+    assert [len(record.prompts) for record in done.records] == [10, 10, 4]
+    assert len({prompt.row for record in done.records for prompt in record.prompts}) == 24
     check_records(done.folder, num_steps=3)
 
 
