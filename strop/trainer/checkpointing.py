@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from strop.base.background import every
 from strop.base.elsewhere import elsewhere
-from strop.base.periodic import every
 from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER

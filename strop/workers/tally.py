@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from strop.base.periodic import every
+from strop.base.background import every
 from strop.workers.episodes import Episode
 
 SUFFIX = ".progress"
