@@ -142,9 +142,8 @@ PLACES = {
     "mending of a run": "a word for it: a class as strop.trainer.healing.Healing, for worker processes that die",
     "costs of services": "a word for it: a class as strop.judges.costs.CostTracker, where a service has a price",
     "end of the machine": "a word for it: a class as strop.trainer.machine.MachineEnd, for run.save_before",
-    "order of prompts": "a word for it: a class as strop.trainer.rounds.lengths.Lengths, for rollout.longest_first",
-    "dynamic sampling": "for algorithm.filter_groups: `check`, a function (config); `collector`, a "
-    "strop.trainer.collecting.RolloutCollector",
+    "dynamic sampling": "for algorithm.filter_groups and rollout.longest_first: `check`, a function (config); "
+    "`collector`, a strop.trainer.collecting.RolloutCollector",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
