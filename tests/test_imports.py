@@ -31,6 +31,7 @@ RANKS = (
     {"cli"},
     {
         "algorithms/distillation",
+        "algorithms/stream_functions",
         "border/control",
         "chat_template/bounded",
         "cli/unread",
@@ -91,12 +92,12 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "ahead", "algorithms/distillation", "border/control", "chat_template/bounded", "checks", "cli/unread", "compat",
-    "controller/ray", "data/cache", "data/command", "data/curriculum", "data/growing", "data/mixing",
-    "data/streaming", "data/tiny", "doctor", "engines/carried", "engines/flops", "engines/liger", "engines/lora",
-    "engines/optimizers", "engines/options", "engines/sharding", "engines/ulysses", "environments",
-    "evaluation", "explaining", "gateway", "health", "hub", "interactions", "judges", "net", "preferences",
-    "protocol/disk", "python", "quickstart", "recipes", "replay", "roles", "rollout/captured",
+    "ahead", "algorithms/distillation", "algorithms/stream_functions", "border/control", "chat_template/bounded",
+    "checks", "cli/unread", "compat", "controller/ray", "data/cache", "data/command", "data/curriculum",
+    "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor", "engines/carried", "engines/flops",
+    "engines/liger", "engines/lora", "engines/optimizers", "engines/options", "engines/sharding", "engines/ulysses",
+    "environments", "evaluation", "explaining", "gateway", "health", "hub", "interactions", "judges", "net",
+    "preferences", "protocol/disk", "python", "quickstart", "recipes", "replay", "roles", "rollout/captured",
     "rollout/conformance", "rollout/endpoint", "rollout/kept", "rollout/processes", "rollout/sglang",
     "rollout/transfer", "rollout/vllm", "run/reading", "sandbox", "scorers", "sharing", "shell", "supervised",
     "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/healing",

@@ -36,6 +36,8 @@ PLACES = {
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "distance to a teacher": "a word for its kinds: a function as strop.algorithms.distillation.terms.distance, for "
     "algorithm.distillation",
+    "reward shaping": "a word: a function as strop.algorithms.stream_functions.groups.shaped_by_group, for "
+    "algorithm.reward_shaping",
     "rollout correction": "a word: a function as strop.recipes.correction.correct, for algorithm.correction",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
     "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
