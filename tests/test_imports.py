@@ -39,7 +39,7 @@ RANKS = (
         "data/curriculum",
         "health",
         "protocol/disk",
-        "run/reading",
+        "run/samples",
         "trainer/beginning",
         "trainer/steering",
     },
@@ -99,7 +99,7 @@ GUESTS = (
     "environments", "evaluation", "explaining", "gateway", "health", "hub", "interactions", "judges", "net",
     "preferences", "protocol/disk", "python", "quickstart", "recipes", "replay", "roles", "rollout/captured",
     "rollout/conformance", "rollout/endpoint", "rollout/kept", "rollout/processes", "rollout/sglang",
-    "rollout/transfer", "rollout/vllm", "run/reading", "sandbox", "scorers", "sharing", "shell", "supervised",
+    "rollout/transfer", "rollout/vllm", "run/samples", "sandbox", "scorers", "sharing", "shell", "supervised",
     "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/healing",
     "trainer/machine", "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
 )  # fmt: skip

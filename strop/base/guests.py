@@ -68,7 +68,8 @@ PLACES = {
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "batches on disk": "a word: a module that writes and reads a DataProto (write_batch, read_batch)",
-    "samples read": "a word: a function from a file of the sample store to its rows",
+    "sample store": "form of its files: a class as strop.run.samples.SampleStore, called with the folder",
+    "samples as rows": "the same: a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
     "methods of batches": "tensordict, or unfolding: a module with what methods of DataProto need to convert to and "
     "from a TensorDict, or to cut columns into narrower rows",
     "interpolation": "a library: a class (root, values) whose value(given, key) puts in what ${...} stands for",
