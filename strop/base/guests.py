@@ -25,6 +25,8 @@ PACKAGE = Path(__file__).parent.parent
 PLACES = {
     "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
     "settings": "full key of a section and a word for them: a dataclass whose fields are among those of the section",
+    "check of settings": "a word: a function (configuration of a run) that raises a ValueError where settings of "
+    "several sections do not go with what the guest brings; it imports nothing heavy",
     "changeable settings": "what they are about: full keys of settings that a run may be continued with anew",
     "steering settings": "the same, of those that change what it does from there on; `how long …` end it",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
@@ -102,7 +104,7 @@ PLACES = {
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
     "engines apart": "a word for where: what makes and asks engines that are not the native one, a module as "
-    "strop.workers.serving.EnginesApart describes",
+    "strop.workers.generation.EnginesApart describes",
     "decode steps": "a word for the way: a function (model) that gives a strop.rollout.native.batch.OtherSteps, "
     "or None for a model that has none",
     "kept prefixes": "a word for what is kept: a class, called without arguments, of computed tokens that may begin a "

@@ -118,12 +118,18 @@ class Config:
     @property
     def num_epochs(self) -> int | None:
         """Visits of each prompt; None when trainer.max_steps alone ends the run, because visits may be without use."""
-        is_open = (
-            self.algorithm.filter_groups.enable
-            or bool(self.data.datagen.path)
-            or (self.data.streaming and self.data.filter_overlong_prompts)
-        )
-        return None if is_open else self.trainer.num_epochs
+        return None if self.open_end else self.trainer.num_epochs
+
+    @property
+    def open_end(self) -> str:
+        """Why nobody knows how many steps the epochs make; empty where that is known."""
+        if self.algorithm.filter_groups.enable:
+            return "algorithm.filter_groups asks for prompts until enough groups can teach"
+        if self.data.datagen.path:
+            return "data.datagen adds rows"
+        if self.data.streaming and self.data.filter_overlong_prompts:
+            return "data.streaming passes over prompts that are too long at their visit"
+        return ""
 
     @property
     def engines(self) -> dict[str, EngineConfig]:

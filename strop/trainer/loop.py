@@ -41,10 +41,9 @@ from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playi
 from strop.trainer.setup import (
     NUM_PROBES,
     TrainingData,
-    eval_sampling,
     load_training_data,
     probe_scorers,
-    training_sampling,
+    sampling_of,
 )
 from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
@@ -243,7 +242,7 @@ class Trainer:
         if self._checkpoint is not None:
             kl.load_state(self._checkpoint.manifest.facts.get("kl", {}))
         self.learner = Learner(config, self.roles, kl)
-        sampling = training_sampling(config, self.data.tokenizer)
+        sampling = sampling_of(config, config.rollout, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
         if key := config.ahead_by:
             make = needed("generation ahead", f"{key} is set", "collector")
@@ -331,7 +330,7 @@ class Trainer:
 
     def _validate(self, step: int) -> Validation:
         """Answers on the held-out prompts, with their records."""
-        sampling = eval_sampling(self.config, self.data.tokenizer)
+        sampling = sampling_of(self.config, self.config.eval, self.data.tokenizer)
         episodes = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
         check_failed_episodes(episodes.reports)
         validation = summarize_validation(episodes.reports)

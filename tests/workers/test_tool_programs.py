@@ -28,9 +28,8 @@ from strop.sandbox import Limits, SandboxConfig, SandboxUnavailable
 from strop.tools.agent import tool_agent
 from strop.tools.python_sandbox import PythonSandboxTool, SandboxFailed
 from strop.trajectory import Prompt, Trajectory
-from strop.workers.playing import Playing
 from strop.workers.reports import Decided, EpisodeReport
-from strop.workers.rollout import RolloutWorker
+from strop.workers.rollout import Playing, RolloutWorker
 
 REWARD = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
