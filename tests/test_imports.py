@@ -31,6 +31,7 @@ RANKS = (
     {"cli"},
     {
         "algorithms/distillation",
+        "algorithms/stream_functions",
         "border/control",
         "chat_template/bounded",
         "cli/unread",
@@ -38,7 +39,7 @@ RANKS = (
         "data/curriculum",
         "health",
         "protocol/disk",
-        "run/reading",
+        "run/samples",
         "trainer/beginning",
         "trainer/steering",
     },
@@ -91,14 +92,14 @@ RANKS = (
     {"__main__"},
 )
 GUESTS = (
-    "ahead", "algorithms/distillation", "border/control", "chat_template/bounded", "checks", "cli/unread", "compat",
-    "controller/ray", "data/cache", "data/command", "data/curriculum", "data/growing", "data/mixing",
-    "data/streaming", "data/tiny", "doctor", "engines/carried", "engines/flops", "engines/liger", "engines/lora",
-    "engines/optimizers", "engines/options", "engines/sharding", "engines/ulysses", "environments",
-    "evaluation", "explaining", "gateway", "health", "hub", "interactions", "judges", "net", "preferences",
-    "protocol/disk", "python", "quickstart", "recipes", "replay", "roles", "rollout/captured",
+    "ahead", "algorithms/distillation", "algorithms/stream_functions", "border/control", "chat_template/bounded",
+    "checks", "cli/unread", "compat", "controller/ray", "data/cache", "data/command", "data/curriculum",
+    "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor", "engines/carried", "engines/flops",
+    "engines/liger", "engines/lora", "engines/optimizers", "engines/options", "engines/sharding", "engines/ulysses",
+    "environments", "evaluation", "explaining", "gateway", "health", "hub", "interactions", "judges", "net",
+    "preferences", "protocol/disk", "python", "quickstart", "recipes", "replay", "roles", "rollout/captured",
     "rollout/conformance", "rollout/endpoint", "rollout/kept", "rollout/processes", "rollout/sglang",
-    "rollout/transfer", "rollout/vllm", "run/reading", "sandbox", "scorers", "sharing", "shell", "supervised",
+    "rollout/transfer", "rollout/vllm", "run/samples", "sandbox", "scorers", "sharing", "shell", "supervised",
     "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/healing",
     "trainer/machine", "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
 )  # fmt: skip

@@ -38,6 +38,8 @@ PLACES = {
     "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "distance to a teacher": "a word for its kinds: a function as strop.algorithms.distillation.terms.distance, for "
     "algorithm.distillation",
+    "reward shaping": "a word: a function as strop.algorithms.stream_functions.groups.shaped_by_group, for "
+    "algorithm.reward_shaping",
     "rollout correction": "a word: a function as strop.recipes.correction.correct, for algorithm.correction",
     "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
     "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
@@ -68,7 +70,8 @@ PLACES = {
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "batches on disk": "a word: a module that writes and reads a DataProto (write_batch, read_batch)",
-    "samples read": "a word: a function from a file of the sample store to its rows",
+    "sample store": "form of its files: a class as strop.run.samples.SampleStore, called with the folder",
+    "samples as rows": "the same: a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
     "methods of batches": "tensordict, or unfolding: a module with what methods of DataProto need to convert to and "
     "from a TensorDict, or to cut columns into narrower rows",
     "interpolation": "a library: a class (root, values) whose value(given, key) puts in what ${...} stands for",

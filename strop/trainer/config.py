@@ -9,8 +9,7 @@ from strop.agents.config import AgentConfig
 from strop.algorithms.balance import even_bounds
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
-from strop.algorithms.registry import STEP_COLUMNS
-from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
+from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, STEP_COLUMNS
 from strop.base.sections import section
 from strop.data.config import DataConfig
 from strop.data.sampler import is_sampler

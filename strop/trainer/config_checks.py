@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.algorithms.declarations import check_estimator, check_loss_settings
-from strop.algorithms.stream_functions import FILTERS, check_shaping
+from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, check_settings
 from strop.base.guests import all_joined, needed
 from strop.data.sampler import sees_results
 from strop.engines.config import EngineConfig
@@ -137,7 +137,9 @@ def _check_stream_functions(config: Config) -> None:
     if algorithm.filter_groups.filter:
         FILTERS[algorithm.filter_groups.filter]  # an unknown name fails here, with the known ones
     if algorithm.reward_shaping:
-        check_shaping(algorithm.reward_shaping, algorithm.shaping_settings)
+        shaping = algorithm.reward_shaping
+        declaration = REWARD_SHAPINGS.declaration(shaping)
+        check_settings(REWARD_SHAPINGS.kind, shaping, declaration, algorithm.shaping_settings)
 
 
 def _check_filter(config: Config) -> None:

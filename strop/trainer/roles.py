@@ -41,8 +41,8 @@ from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
 from strop.workers.models import Learning
 from strop.workers.reference import ReferenceWorker
+from strop.workers.reports import Decided
 from strop.workers.rollout import Playing, RolloutWorker
-from strop.workers.sample_rows import Decided
 from strop.workers.tally import PlayWatch
 
 _POLICY = ("actor", "rollout")

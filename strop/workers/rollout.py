@@ -37,14 +37,12 @@ from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.transfer import ReceivingEngine, weight_transfer
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
-from strop.run import SampleStore
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.generation import Generation, Place, make_serving
 from strop.workers.models import TrainedWorker
 from strop.workers.player import Player, Scorers, make_player
 from strop.workers.reports import report_of, reward_parts
-from strop.workers.sample_rows import saved_rows
 from strop.workers.tally import Tally
 
 
@@ -105,7 +103,9 @@ class RolloutWorker(Worker):
         super().__init__()
         load_extensions(playing.extensions)
         self._rollout, self._reward, self._playing = rollout, reward, playing
-        self._samples = None if playing.samples is None else SampleStore(playing.samples)
+        self._samples: Any = None
+        if playing.samples is not None:
+            self._samples = needed("sample store", "run.save_samples is true")(playing.samples)
         self._tokenizer = load_tokenizer(model)
         self._trained = None if playing.share_with is None else self._engine_of(playing.share_with)
         self._runner = self._make_runner()
@@ -274,7 +274,8 @@ class RolloutWorker(Worker):
             RunError: the disk refused.
         """
         assert self._samples is not None, "the role was made without a sample store"
-        rows = saved_rows(episodes, self._tokenizer, keeps_row=self._playing.keeps_rows)
+        as_rows = needed("samples as rows", "run.save_samples is true")
+        rows = as_rows(episodes, self._tokenizer, keeps_row=self._playing.keeps_rows)
         self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from strop.algorithms.stream_functions.groups import sample_groups
 from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
 from strop.rollout.types import Sampling
@@ -20,7 +21,6 @@ from strop.run import RunFolder
 from strop.trainer.collecting import RolloutCollector, TooFewGroups
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.groups import sample_groups
 from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles
 from strop.trainer.rounds.causes import CAUSES, FAILED, SOLVED, left_out_for
