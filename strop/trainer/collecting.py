@@ -10,6 +10,7 @@ from typing import cast
 import torch
 
 from strop.algorithms.registry import STEP_COLUMNS
+from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.data.drawing import Drawn, draw
 from strop.protocol import DataProto, future_of
