@@ -46,14 +46,20 @@ def _same_array(left: NDArray[Any], right: NDArray[Any]) -> bool:
 
 
 def merged_meta_info(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of both sides of a union; a fact with two values is an error."""
+    """The facts of both sides of a union; a fact with two values is an error, and metrics of both are joined as in a
+    concat."""
+    merged = {**left, **right}
     for key in left.keys() & right.keys():
-        if not same(left[key], right[key]):
+        if same(left[key], right[key]):
+            continue
+        if key == METRICS:
+            merged[key] = _joined_metrics([left[key], right[key]])
+        else:
             raise BatchError(
                 f"Conflicting values for meta_info key {key!r} in a union: {left[key]!r} and {right[key]!r}; "
                 f"meta_info holds facts about all rows, so keep one of them and pop the other"
             )
-    return {**left, **right}
+    return merged
 
 
 def joined_meta_info(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -63,14 +69,11 @@ def joined_meta_info(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Another key may be absent from some parts, and must have one value in the others.
     """
     joined: dict[str, Any] = {}
-    metrics: dict[str, list[Any]] = {}
     for number, part in enumerate(facts):
         for key, value in part.items():
             if key == METRICS:
-                for record in _records(value):
-                    for name, number_or_list in record.items():
-                        metrics.setdefault(name, []).append(number_or_list)
-            elif key not in joined:
+                continue
+            if key not in joined:
                 joined[key] = value
             elif not same(joined[key], value):
                 raise BatchError(
@@ -78,12 +81,16 @@ def joined_meta_info(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     f"{number}, {value!r} in it; put what differs per row into a column, what differs per "
                     f"worker into meta_info['{METRICS}']"
                 )
-    if metrics:
+    if metrics := _joined_metrics([part.get(METRICS) for part in facts]):
         joined[METRICS] = metrics
     return joined
 
 
-def _records(value: Any) -> list[Mapping[str, Any]]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, Mapping) else list(value)
+def _joined_metrics(values: Sequence[Any]) -> dict[str, list[Any]]:
+    """Metrics of several parts (of each a dictionary, a list of them, or None), by name."""
+    joined: dict[str, list[Any]] = {}
+    for value in values:
+        for record in [value] if isinstance(value, Mapping) else value or ():
+            for name, number_or_list in record.items():
+                joined.setdefault(name, []).append(number_or_list)
+    return joined

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from strop.base.device import device_name
 from strop.base.guests import needed
@@ -29,7 +29,7 @@ from strop.engines.config import EngineConfig
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, check_value_model, read_shape
 from strop.engines.tokens import sequence_parallelism
-from strop.protocol import DataProto, future_of
+from strop.protocol import DataProto
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
@@ -149,7 +149,7 @@ class Roles:
         if rows is not None and lasts:  # a sample without rows gets those of another, which nobody reads
             places = [lasts.get(one.id, 0) for one in episodes.reports]
             columns = columns.union(rows.rows.select(rows.token_numbers, []).take(places))
-        self.rollout.call.write_samples(step, cast(DataProto, columns), split=split)
+        self.rollout.call.write_samples(step, columns, split=split)
 
 
 def told(episodes: DataProto) -> Experience:
@@ -158,9 +158,8 @@ def told(episodes: DataProto) -> Experience:
     Args:
         episodes: columns `report` and `episode`, as calls of rollout workers that do not wait give them.
     """
-    rows = future_of(episodes)
-    reports = rows.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
-    return Experience(rows=rows.select([], ["episode"]), reports=tuple(reports))
+    reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
+    return Experience(rows=episodes.select([], ["episode"]), reports=tuple(reports))
 
 
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
