@@ -65,10 +65,7 @@ PLACES = {
     "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
-    "batches on disk": "a word: a module that writes and reads a DataProto (write_batch, read_batch)",
     "samples read": "a word: a function from a file of the sample store to its rows",
-    "methods of batches": "tensordict, or unfolding: a module with what methods of DataProto need to convert to and "
-    "from a TensorDict, or to cut columns into narrower rows",
     "interpolation": "a library: a class (root, values) whose value(given, key) puts in what ${...} stands for",
     "bound on templates": "a word: a function that has every chat template compiled within limits from then on",
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",

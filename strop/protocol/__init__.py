@@ -5,8 +5,8 @@ columns      dense and jagged tensor columns, and what is done to their rows
 batch        DataProto
 indices      row numbers, masks, equal ranges, mini-batch order
 merging      columns and facts of the same name that meet
-
-The guest `disk` below it keeps a batch as a folder of safetensors and JSON.
+conversion   a batch as one TensorDict
+disk         a batch as a folder of safetensors and JSON
 """
 
 from __future__ import annotations

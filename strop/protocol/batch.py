@@ -7,7 +7,7 @@ A batch is data. Its operations return a new object whose tensors may share memo
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self, overload
@@ -18,11 +18,19 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from strop.base.guests import needed
 from strop.protocol import columns as cols
 from strop.protocol.columns import BatchError
+from strop.protocol.conversion import columns_from_tensordict, tensordict_from_columns
+from strop.protocol.disk import read_batch, write_batch
 from strop.protocol.indices import Rows, balanced_ranges, mini_batch_rows, row_numbers
-from strop.protocol.merging import joined_meta_info, merged_meta_info, object_array, same
+from strop.protocol.merging import (
+    check_same_columns,
+    chosen,
+    joined_meta_info,
+    merged_meta_info,
+    object_array,
+    same,
+)
 
 
 @dataclass(eq=False)
@@ -96,17 +104,12 @@ class DataProto:
     @classmethod
     def from_tensordict(cls, tensordict: TensorDict, meta_info: Mapping[str, Any] | None = None) -> DataProto:
         """A batch from a TensorDict: per-row non-tensors become columns, single ones become meta_info."""
-        convert = needed("methods of batches", "a batch is made of a TensorDict", "tensordict")
-        tensors, others, facts = convert.columns_from_tensordict(tensordict)
+        tensors, others, facts = columns_from_tensordict(tensordict)
         return cls.from_dict(tensors, others, {**facts, **(meta_info or {})})
 
     def to_tensordict(self) -> TensorDict:
         """One TensorDict with all columns and facts; the inverse of `from_tensordict`."""
-        convert = needed("methods of batches", "a TensorDict is made of a batch", "tensordict")
-        made: TensorDict = convert.tensordict_from_columns(
-            self.tensors(), self.non_tensor_batch, self.meta_info, len(self)
-        )
-        return made
+        return tensordict_from_columns(self.tensors(), self.non_tensor_batch, self.meta_info, len(self))
 
     # ---------------------------------------------------------------- look
 
@@ -378,17 +381,15 @@ class DataProto:
 
     def unfold_column_chunks(self, n_split: int, split_keys: Sequence[str] | None = None) -> DataProto:
         """Cut the named columns of width W into n rows of width W / n each; repeat the other columns."""
-        cut_keys = set(split_keys or ())
-        chosen({**self.tensors(), **self.non_tensor_batch}, sorted(cut_keys), "batch or non_tensor_batch")
-        cut = needed("methods of batches", "columns are cut into narrower rows", "unfolding")
         repeated = self.repeat(n_split)
         tensors, others = repeated.tensors(), dict(repeated.non_tensor_batch)
-        for name, column in self.tensors().items():
-            if name in cut_keys:
-                tensors[name] = cut.unfolded_column(column, n_split, name)
-        for name, array in self.non_tensor_batch.items():
-            if name in cut_keys:
-                others[name] = cut.unfolded_array(array, n_split, name)
+        for columns, cut in ((self.tensors(), tensors), (self.non_tensor_batch, others)):
+            cut |= {
+                name: cols.unfolded(columns[name], n_split, name)
+                for name in split_keys or ()
+                if name in columns
+            }
+        chosen({**tensors, **others}, split_keys or (), "batch or non_tensor_batch")
         batch = None if self.batch is None else _tensor_dict(tensors, len(self) * n_split)
         return DataProto(batch, others, self.meta_info)
 
@@ -424,16 +425,15 @@ class DataProto:
             BatchError: a value has no JSON form (column and row are named), or `path` holds something
                 else than a batch.
         """
-        tensors = None if self.batch is None else self.tensors()
-        write = needed("batches on disk", "a batch is saved").write_batch
-        write(Path(path), len(self), tensors, self.non_tensor_batch, self.meta_info)
+        write_batch(Path(path), self.__getstate__())
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> DataProto:
         """Read a batch that `save_to_disk` wrote."""
-        stored = needed("batches on disk", "a batch is loaded").read_batch(Path(path))
-        batch = None if stored.tensors is None else _tensor_dict(stored.tensors, stored.num_rows)
-        return cls(batch, stored.others, stored.facts)
+        data = cls()
+        data.__setstate__(read_batch(Path(path)))
+        data.check_consistency()
+        return data
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels to another process: only the memory of these rows, not of a batch they view."""
@@ -472,31 +472,6 @@ def _tensor_dict(tensors: Mapping[str, Tensor], length: int | None) -> TensorDic
             if len(column) != length:
                 raise BatchError(f"column {name!r} has {len(column)} rows, but column {first!r} has {length}")
     return TensorDict(dict(tensors), batch_size=[length])
-
-
-def chosen(found: Mapping[str, Any], names: Sequence[str] | None, kind: str) -> dict[str, Any]:
-    """The entries of these names, in their order; None: all. An unknown name is a BatchError."""
-    if names is None:
-        return dict(found)
-    wanted = [names] if isinstance(names, str) else list(names)
-    for name in wanted:
-        if name not in found:
-            raise BatchError(f"{kind} has no {name!r}; it has {', '.join(sorted(found)) or 'nothing'}")
-    return {name: found[name] for name in wanted}
-
-
-def check_same_columns(parts: Sequence[tuple[Collection[str], Collection[str]]]) -> None:
-    """Refuse to join parts, of which each has tensor columns and other columns of these names, that differ."""
-    first = [set(names) for names in parts[0]]
-    for number, part in enumerate(parts):
-        differing = sorted(
-            {name for ours, theirs in zip(first, part, strict=True) for name in ours ^ set(theirs)}
-        )
-        if differing:
-            raise BatchError(
-                f"columns {differing} are in some parts of a concat only (part {number} differs from "
-                f"part 0); select the same columns from each part"
-            )
 
 
 def _has_columns(data: DataProto) -> bool:

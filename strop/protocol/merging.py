@@ -1,8 +1,8 @@
-"""When two columns or facts of the same name meet: the same, joined, or an error that names them."""
+"""Columns and facts by name: chosen, and what becomes of two of the same name: the same, joined, or an error."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,3 +94,28 @@ def _joined_metrics(values: Sequence[Any]) -> dict[str, list[Any]]:
             for name, number_or_list in record.items():
                 joined.setdefault(name, []).append(number_or_list)
     return joined
+
+
+def chosen(found: Mapping[str, Any], names: Sequence[str] | None, kind: str) -> dict[str, Any]:
+    """The entries of these names, in their order; None: all. An unknown name is a BatchError."""
+    if names is None:
+        return dict(found)
+    wanted = [names] if isinstance(names, str) else list(names)
+    for name in wanted:
+        if name not in found:
+            raise BatchError(f"{kind} has no {name!r}; it has {', '.join(sorted(found)) or 'nothing'}")
+    return {name: found[name] for name in wanted}
+
+
+def check_same_columns(parts: Sequence[tuple[Collection[str], Collection[str]]]) -> None:
+    """Refuse to join parts, of which each has tensor columns and other columns of these names, that differ."""
+    first = [set(names) for names in parts[0]]
+    for number, part in enumerate(parts):
+        differing = sorted(
+            {name for ours, theirs in zip(first, part, strict=True) for name in ours ^ set(theirs)}
+        )
+        if differing:
+            raise BatchError(
+                f"columns {differing} are in some parts of a concat only (part {number} differs from "
+                f"part 0); select the same columns from each part"
+            )

@@ -18,10 +18,9 @@ from tensordict import TensorDict
 
 from strop.controller.partition import Partition
 from strop.protocol import BatchError, DataProto
-from strop.protocol.batch import check_same_columns, chosen
 from strop.protocol.indices import Rows as RowNumbers
 from strop.protocol.indices import row_numbers
-from strop.protocol.merging import joined_meta_info, merged_meta_info
+from strop.protocol.merging import check_same_columns, chosen, joined_meta_info, merged_meta_info
 
 Index = NDArray[np.int32]
 """Small, because it travels."""
@@ -141,21 +140,22 @@ class _Table:
 
     def by_places(self) -> list[tuple[Places, list[str], list[str]]]:
         """The tensor columns and other columns that lie together."""
-        found: dict[int, tuple[Places, list[str], list[str]]] = {}
-        for kind, columns in ((1, self.tensors), (2, self.others)):
-            for name, places in columns.items():
-                names = found.setdefault(id(places), (places, [], []))[kind]
-                assert isinstance(names, list), "the places are entry 0"
-                names.append(name)
-        return list(found.values())
+        found = {id(one): one for one in (*self.tensors.values(), *self.others.values())}
+        return [
+            (
+                one,
+                [name for name, places in self.tensors.items() if places is one],
+                [name for name, places in self.others.items() if places is one],
+            )
+            for one in found.values()
+        ]
 
     def mapped(self, change: Callable[[Places, list[str], list[str]], Places], num_rows: int) -> _Table:
         """With other places; columns that lie together still do."""
         new = {id(places): change(places, *names) for places, *names in self.by_places()}
         tensors = {name: new[id(places)] for name, places in self.tensors.items()}
-        return _Table(
-            num_rows, tensors, {n: new[id(places)] for n, places in self.others.items()}, self.facts
-        )
+        others = {name: new[id(places)] for name, places in self.others.items()}
+        return _Table(num_rows, tensors, others, self.facts)
 
 
 class DataProtoFuture(DataProto):
@@ -246,7 +246,7 @@ class DataProtoFuture(DataProto):
 
     def wait(self) -> Self:
         """Return when all rows are computed; an error of a computation is raised here. Nothing is moved."""
-        assert self._table is not None, "it waits"
+        _ = self._table
         return self
 
     def get(self) -> DataProto:
