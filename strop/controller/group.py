@@ -114,9 +114,8 @@ class WorkerGroup(ABC, Generic[W]):
         """As `execute_all_async`, and wait: the results in rank order."""
         return [pending.result() for pending in self.execute_all_async(method_name, *args, **kwargs)]
 
-    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Pending[Any]]:
-        """The same as `execute_all_async`, under verl's short name."""
-        return self.execute_all_async(method_name, *args, **kwargs)
+    execute_all = execute_all_async
+    """verl's short name."""
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Start a method on worker 0."""
@@ -127,9 +126,8 @@ class WorkerGroup(ABC, Generic[W]):
         """Run a method on worker 0 and wait for its result."""
         return self.execute_rank_zero_async(method_name, *args, **kwargs).result()
 
-    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Pending[Any]:
-        """The same as `execute_rank_zero_async`, under verl's short name."""
-        return self.execute_rank_zero_async(method_name, *args, **kwargs)
+    execute_rank_zero = execute_rank_zero_async
+    """verl's short name."""
 
     def bound(self, method_name: str) -> Callable[..., Any]:
         """The function that runs a registered method on the group.

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 from strop.controller.call import Pending, WorkerCall
 from strop.controller.group import WorkerGroup
 from strop.controller.mesh import Mesh
-from strop.controller.resources import ResourcePool
 from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, close_all, placed
@@ -79,10 +78,9 @@ class InlineRuntime(Runtime):
             ValueError: there is no role, or the meshes differ in their number of workers.
         """
         sizes = {spec.mesh.world_size for spec in roles.values() if spec.mesh is not None} or {1}
-        places = ResourcePool([max(sizes)], name=pool)
-        meshes = meshes_on(places, roles)
+        meshes = meshes_on(pool, max(sizes), roles)
         made: dict[str, list[Worker]] = {name: [] for name in roles}
-        for rank in range(places.world_size):
+        for rank in range(max(sizes)):
             process: dict[str, Worker] = {}
             self._processes.append(process)
             for name, spec in roles.items():
