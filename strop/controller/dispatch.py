@@ -57,14 +57,20 @@ DispatchFn = Callable[..., PerWorker]
 CollectFn = Callable[[Any, list[Any]], Any]
 
 
+def same_to_all(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
+    """Every worker gets every argument."""
+    size = group.world_size
+    return tuple([arg] * size for arg in args), {name: [arg] * size for name, arg in kwargs.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DispatchMode:
     """How one call becomes calls of the workers and their outputs one result."""
 
     name: str
     """The mode's name in messages and in `register`."""
-    dispatch_fn: DispatchFn | None = None
-    """Arguments of the call -> arguments per worker; None: every worker gets every argument."""
+    dispatch_fn: DispatchFn = same_to_all
+    """Arguments of the call -> arguments per worker."""
     collect_fn: CollectFn | None = None
     """Outputs of the workers, in rank order -> result of the call; none where `joins_rows`."""
     cuts_rows: bool = False

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from strop.controller.call import Pending, Returns, WorkerCall
-from strop.controller.dispatch import DispatchMode, PerWorker, partition_among
+from strop.controller.dispatch import DispatchMode, partition_among
 from strop.controller.mesh import Mesh
 from strop.controller.partition import Partition
 from strop.controller.registration import Execute, Registration, registrations
@@ -143,24 +143,11 @@ class WorkerGroup(ABC, Generic[W]):
                 f"{'is not marked with @register' if has else 'does not exist'}, so a worker group cannot "
                 f"call it; marked: {', '.join(sorted(self._registrations)) or 'none'}"
             )
+        return partial(self._run, method_name, registration)
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return self._run(method_name, registration, args, kwargs)
-
-        return run
-
-    def _run(
-        self, method_name: str, registration: Registration, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run(self, method_name: str, registration: Registration, /, *args: Any, **kwargs: Any) -> Any:
         mode, size = registration.mode, self.world_size
-        if mode.dispatch_fn is None:  # every worker gets every argument
-            given: PerWorker = (
-                tuple([arg] * size for arg in args),
-                {name: [arg] * size for name, arg in kwargs.items()},
-            )
-        else:
-            given = mode.dispatch_fn(self, *args, **kwargs)
-        positional, named = given
+        positional, named = mode.dispatch_fn(self, *args, **kwargs)
         self._check_entries(method_name, mode, [*enumerate(positional), *named.items()])
         alone = registration.execute_mode is Execute.RANK_ZERO or mode.name == "RANK_ZERO"
         started = heard = list(range(1 if alone else size))
