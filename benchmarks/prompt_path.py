@@ -33,11 +33,11 @@ from strop.protocol import DataProto
 from strop.quickstart.task import write_task
 from strop.rollout.native.request import Request
 from strop.rollout.types import TokenOutput
-from strop.trainer.collecting import CollectedSamples
 from strop.trainer.experience import Experience
 from strop.trainer.launch import start_run
 from strop.trainer.loading import load
 from strop.trainer.loop import Trainer
+from strop.trainer.records import StepRecord
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
 from strop.workers.reports import EpisodeReport
@@ -46,7 +46,7 @@ PACKAGE = str(Path(strop.__file__).parent)
 FORMS: dict[type, str] = {
     kind: kind.__name__
     for kind in (
-        Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, CollectedSamples,
+        Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, StepRecord,
         Partition, Row, Tokens,
     )
 }  # fmt: skip
@@ -56,7 +56,8 @@ import atexit, sys
 
 def _has(value, depth=2):
     if isinstance(value, (bytes, str)):
-        return ("ground_truth" if isinstance(value, str) else b"ground_truth") in value
+        mark = '"ground_truth":'  # of a line, not of the source of a function
+        return (mark if isinstance(value, str) else mark.encode()) in value
     if isinstance(value, dict):
         return "solution_str" in value or "ground_truth" in value
     return depth > 0 and isinstance(value, (list, tuple)) and any(_has(one, depth - 1) for one in value[:4])
@@ -134,8 +135,9 @@ def _arguments(frame: FrameType) -> Iterator[Any]:
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount
     for name in code.co_varnames[:count]:
-        if name in frame.f_locals:
-            yield frame.f_locals[name]
+        value = frame.f_locals.get(name)
+        if name != "self" or type(value) not in FORMS:  # who asks a form something does not hand it on
+            yield value
 
 
 def _forms(value: Any, depth: int) -> Iterator[str]:

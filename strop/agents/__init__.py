@@ -3,7 +3,7 @@
 registry.py      agents by name, and the decorator that registers one
 context.py       what an agent may use: generate, chat template, limits, and what guests bring (kits.py)
 single_turn.py   one generation, no tools
-setup.py         everything a run names, loaded and checked; rows.py: rows with their agent and schemas
+setup.py         everything a run names, loaded and checked; rows with their agent and schemas
 episodes.py      plays an agent for one sample: its random stream, its token budget, its deadline
 """
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from strop.agents import single_turn
-from strop.agents.config import AgentConfig
+from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.kits import Kit
 from strop.agents.registry import agents
@@ -77,6 +77,20 @@ class AgentSetup:
     def agent_of(self, row: Mapping[str, Any]) -> str:
         """Name of the agent that plays a row."""
         return str(row.get("agent_name") or self.config.default_agent)
+
+    def shown_rows(self, rows: Sequence[Mapping[str, Any]], split: str) -> Sequence[Mapping[str, Any]]:
+        """The rows of a split as agents need them (`shown_row`); as they are where every one is a single turn.
+
+        Raises:
+            ValueError: a row names what there is not, or no row has a use for what the run has.
+        """
+        names = {self.agent_of(row) for row in rows}
+        if names:
+            for kit in self.kits.values():
+                kit.check_agents(names, split)
+        if names <= {SINGLE_TURN}:
+            return rows
+        return [self.shown_row(row, f"{split} row {number}") for number, row in enumerate(rows)]
 
     def shown_row(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
         """A row with its agent and, where the model can call something, the schemas of it in the column tools.

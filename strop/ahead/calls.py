@@ -13,7 +13,7 @@ from strop.protocol import DataProto
 from strop.replay.schedule import Spans
 from strop.rollout.types import Sampling
 from strop.trainer.experience import Experience
-from strop.trainer.roles import Roles, told
+from strop.trainer.roles import Roles
 from strop.trajectory import Prompt
 
 
@@ -59,4 +59,4 @@ def ended(roles: Roles, due: Sequence[str], at_least: int, within_s: float | Non
     Raises:
         RewardError: the scorers cannot go on.
     """
-    return told(calls(roles).ended(list(due), at_least, within_s))
+    return Experience.of_episodes(calls(roles).ended(list(due), at_least, within_s))

@@ -8,7 +8,7 @@ from typing import Any
 from strop.ahead.calls import calls
 from strop.base.metrics import Metric
 from strop.controller import as_list
-from strop.trainer.collecting import CollectedSamples
+from strop.trainer.records import StepRecord
 from strop.trainer.rounds.collector import RoundsCollector
 from strop.trainer.stages import Stages
 
@@ -27,14 +27,16 @@ class ClockedCollector(RoundsCollector):
         super().__init__(*args, **kwargs)
         self._clock_steps = 0
 
-    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> CollectedSamples:
+    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> StepRecord:
         """As RoundsCollector."""
         return self._clocked(super().collect(step, stages, num_prompts))
 
-    def _clocked(self, collected: CollectedSamples) -> CollectedSamples:
+    def _clocked(self, collected: StepRecord) -> StepRecord:
         """With CLOCK_STEPS."""
         if self._config.trainer.clock == "wall":
             return collected
         now = max(as_list(calls(self._roles).clock_steps()))
         passed, self._clock_steps = now - self._clock_steps, now
-        return replace(collected, metrics={**collected.metrics, CLOCK_STEPS: float(passed)})
+        return replace(
+            collected, collection_metrics={**collected.collection_metrics, CLOCK_STEPS: float(passed)}
+        )

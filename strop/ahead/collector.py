@@ -33,10 +33,11 @@ from strop.health.staleness import staleness_metrics
 from strop.replay.schedule import StepSchedule, write_schedule
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunError, RunFolder
-from strop.trainer.collecting import CollectedSamples, TooFewGroups, training_rows
+from strop.trainer.collecting import TooFewGroups, training_rows
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.policy_sync import MAX_HEALS
+from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles
 from strop.trainer.rounds.collector import FILTER, SURPLUS
 from strop.trainer.setup import TrainingData
@@ -151,7 +152,7 @@ class AheadCollector(ClockedCollector):
         had = f"{num_tokens} tokens and {num_scores} scores that they had"
         return [f"{len(uids)} prompts that were in play go on, with {had}"]
 
-    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> CollectedSamples:
+    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> StepRecord:
         """As RolloutCollector.
 
         Raises:
@@ -194,15 +195,15 @@ class AheadCollector(ClockedCollector):
         if self._filters:
             metrics |= self._filter_metrics(left_out, episodes.reports)
         return self._clocked(
-            CollectedSamples(
+            StepRecord(
+                step=step,
                 prompts=tuple(one.prompt for one in begun),
-                num_refused=num_refused,
                 episodes=episodes,
                 experience=training_rows(self._config, self._roles, taken, self._sampling)
                 if self._columns is None or not kept
                 else self._columns.take(kept, stages),
                 dropped=left_out.causes,
-                metrics=metrics,
+                collection_metrics=metrics,
             )
         )
 

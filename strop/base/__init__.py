@@ -11,7 +11,8 @@ trust.py                     whether what settings name may be run
 user_files.py                Python files of the user's own
 foreign_files.py             files that somebody else may have written; durable.py: writes that survive a crash
 meeting.py                   where the processes of a group find each other
-heartbeat.py                 what a process does, written down every second; periodic.py: done from time to time
+heartbeat.py                 what a process does, written down every second
+background.py                what is done in a thread, once or from time to time
 call_loop.py                 the event loop of work that outlives a call
 
 Nothing is imported here: the settings are read without torch.

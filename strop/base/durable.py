@@ -1,13 +1,15 @@
-"""Writes that survive a crash: files appear whole under their name, or not at all."""
+"""Writes that survive a crash: a file appears whole under its name, a line whole in its file, or not at all."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
-from strop.base.foreign_files import open_regular
+from strop.base.foreign_files import lines_of, open_regular
 
 
 def fsync_path(path: Path) -> None:
@@ -49,6 +51,38 @@ def replace_text(path: Path, text: str) -> None:
             temporary.unlink()
         raise
     fsync_path(path.parent)
+
+
+def append_line(file: FileIO, line: bytes) -> None:
+    """Add a line to a file that one process writes and any number read; it is in the file when this returns.
+
+    Args:
+        file: open for appending, without a buffer: nothing waits in memory for a disk that is full.
+        line: with its newline.
+
+    Raises:
+        OSError: the disk refused; the file ends with the line before.
+    """
+    size = os.fstat(file.fileno()).st_size
+    try:
+        while line:  # a disk that fills up within the line writes a part, then gives the error
+            line = line[file.write(line) :]
+    except OSError:
+        with suppress(OSError):  # the first error is the one to tell
+            file.truncate(size)
+        raise
+
+
+def whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of such a file, without the rest of a write that was interrupted.
+
+    Raises:
+        OSError: it cannot be read, or is no file.
+    """
+    with open_regular(path) as file:
+        for line in lines_of(file, path):
+            if line.endswith(b"\n"):
+                yield line
 
 
 def sha256_of_file(path: Path) -> str:

@@ -71,10 +71,9 @@ PLACES = {
     "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
     "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
     "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
-    "trial of a model": "a word for what is tried: a function (module, device, by_formula=) that raises a ValueError "
-    "where a loaded model computes something else on packed tokens than alone (strop.engines.trial.packed)",
-    "refused models": "a word for how they are told: a module with check_type(settings, path) and check_family(config, "
-    "auto_class, path), which raise a ValueError for models that are known not to run; any other is tried",
+    "carried models": "a word for how they are told: a module with check_type(settings, path) and check_family(config, "
+    "auto_class, path), which raise a ValueError for models that are known not to run, and check_packed(module, device,"
+    " by_formula=), which raises one where a loaded model computes something else on packed tokens than alone",
     "changes of a model": "a word for them: a module with import_external(config), overridden(given, known, override) "
     "and template_text(chosen), for settings of model that change what is read from its folder",
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
@@ -113,7 +112,7 @@ PLACES = {
     "it has kept, or those that encode(tokenizer, chats()) gives",
     "data of a run": "a word: a function of the section data, called once a run has read its data",
     "streamed rows": "a word: a module with open_rows(files, cache_dir), rows that stay in their files, and "
-    "StreamedPrompts(rows, tokenizer, config), a strop.data.drawing.TrainingPrompts of such rows",
+    "StreamedPrompts(rows, tokenizer, config, shown=), a strop.data.drawing.TrainingPrompts of such rows",
     "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
     "many epochs there are, where data.source_weights or data.source_shares are set",
     "metrics of a validation": "a word: a function of the reports of scored answers, for val-core/ and val-aux/",

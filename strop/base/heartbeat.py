@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from strop.base.periodic import every
+from strop.base.background import every
 
 SUFFIX = ".heartbeat"
 PERIOD_S = 1.0

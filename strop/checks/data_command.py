@@ -38,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
     val = args.val or ([] if files else list(config.data.val_files))
     if not train:
         raise UsageError("name the files to check, or a configuration with data.train_files (--config FILE)")
-    from strop.agents.rows import with_agents
     from strop.agents.setup import AgentSetup
     from strop.checks.data_files import examine, overlap
     from strop.data.readers import load_rows
@@ -51,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         rows["val"] = load_rows(data, "val", tokenizer)
     setup = AgentSetup(config.agent, tokenizer, template_options=config.data.chat_template_kwargs)
     nameless = [line for split, found in rows.items() for line in _agent_problems(split, found)]
-    shown = rows if nameless else {split: with_agents(found, setup, split) for split, found in rows.items()}
+    shown = rows if nameless else {split: setup.shown_rows(found, split) for split, found in rows.items()}
     reports = {split: examine(found, tokenizer, config.data) for split, found in shown.items()}
     shared = overlap(rows["train"], rows["val"], config.data) if val else {}
     problems = [

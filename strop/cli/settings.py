@@ -103,8 +103,7 @@ def _lies_in_run(path: Path) -> bool:
 
 def _received(path: Path, text: str, overrides: Sequence[str], needs: Collection[str]) -> Config:
     """The configuration in this text, with the door closed when it may be somebody else's."""
-    from strop.trainer.code_named import code_named, is_elsewhere
-    from strop.trainer.loading import load, load_and_tell
+    from strop.trainer.loading import code_named, is_elsewhere, load, load_and_tell
 
     folders = trust.made_in(text)
     given = [word.lstrip("+~").split("=", 1)[0] for word in overrides]

@@ -12,7 +12,7 @@ from strop.cli.output import print_json, print_plain, say
 from strop.run import MODEL_FOLDER
 
 if TYPE_CHECKING:
-    from strop.trainer.results import TrainResult
+    from strop.trainer.ending import TrainResult
 
 EPILOG = """\
 examples:
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    from strop.trainer.results import result_of
+    from strop.trainer.ending import result_of
 
     start = begin(args, kind="train")
     with carrying_out(start, kind="train"):

@@ -20,6 +20,15 @@ def check_mixture(data: Any, section: str) -> None:
         )
 
 
+def _check_named(section: str, path: str, name: str) -> None:
+    """Refuse a class without its file, and a file without its class."""
+    if bool(path) != bool(name):
+        given, value, missing = ("path", path, "name") if path else ("name", name, "path")
+        raise ValueError(
+            f"{section}.{given} is {value!r}, but {section}.{missing} is empty; set both, or none"
+        )
+
+
 @section("data.dataset_class")
 class DatasetClassConfig:
     """A class of the user's own that makes the rows."""
@@ -31,12 +40,7 @@ class DatasetClassConfig:
     """Name of the class in that file."""
 
     def __post_init__(self) -> None:
-        if bool(self.path) != bool(self.name):
-            given, missing = ("path", "name") if self.path else ("name", "path")
-            raise ValueError(
-                f"data.dataset_class.{given} is {getattr(self, given)!r}, but data.dataset_class.{missing} is empty; "
-                f"set both, or none"
-            )
+        _check_named("data.dataset_class", self.path, self.name)
 
 
 @section("data.datagen")
@@ -51,12 +55,7 @@ class DatagenConfig:
     """Further settings, which the class is given."""
 
     def __post_init__(self) -> None:
-        if bool(self.path) != bool(self.name):
-            given, missing = ("path", "name") if self.path else ("name", "path")
-            raise ValueError(
-                f"data.datagen.{given} is {getattr(self, given)!r}, but data.datagen.{missing} is empty; set both, or "
-                f"none"
-            )
+        _check_named("data.datagen", self.path, self.name)
 
 
 @section("data")

@@ -28,12 +28,11 @@ schedules.py        learning rates
 
 Weights
 weights.py          the weight map, and weights as a stream of full tensors; digest.py: their digests
-checkpoint.py       sharded checkpoints for any number of ranks; saved_tensors.py, tensor_files.py: their files
+checkpoint.py       sharded checkpoints for any number of ranks; saved_tensors.py: one that is read
 role_checkpoint.py  what a role saves
 
 Guests: lora/ (adapters), optimizers/ (Muon, 8-bit AdamW), sharding/ (a model on several ranks),
 ulysses/ (one packed row over several ranks), liger/ (fused
-kernels), flops/ (how much there is to compute), trial/ (a loaded model
-compared with its own forward pass), families/ (models refused by name), options/ (a folder's settings and
-template changed).
+kernels), flops/ (how much there is to compute), carried/ (which models are computed as they are: refused by name, or
+compared with their own forward pass), options/ (a folder's settings and template changed).
 """

@@ -37,10 +37,9 @@ class CausalLM:
         """What it needs to take media; None for a model that takes text alone."""
         self.compute_dtype = compute_dtype
         self.config: Any = module.config
-        self.root: nn.Module = _Root(module)
-        """What every forward pass goes through, so that the hooks of sharding see all parameters used in it."""
-        self.is_sharded = False
-        """Whether the parameters are sharded over ranks, and cast by the hooks of sharding."""
+        self.root: nn.Module | None = None
+        """While parameters are sharded over ranks: what every forward pass goes through, so that the hooks of sharding
+        see, gather and cast all parameters that are used in it."""
         self._backbone = _backbone(module)
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
         self._head = _head(module)
@@ -51,6 +50,11 @@ class CausalLM:
         self.num_recurrent = attend_apart(module)
         """Layers that carry a state from token to token."""
         _disable_randomness(module)
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the parameters are sharded over ranks."""
+        return self.root is not None
 
     @property
     def head_weight(self) -> Tensor:
@@ -107,6 +111,8 @@ class CausalLM:
 
         Whatever uses parameters runs in here: backbone, head, and what is between them.
         """
+        if self.root is None:
+            return function(*args, **kwargs)
         result: T = self.root(partial(function, *args, **kwargs))
         return result
 
@@ -190,17 +196,6 @@ class CausalLM:
             self.media.save_settings(folder)
 
 
-class _Root(nn.Module):
-    """Runs a function as its forward pass."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, function: Callable[[], T]) -> T:
-        return function()
-
-
 class _Uncompiled:
     """An attention context that compiled layers call as plain Python: its plan differs from batch to batch."""
 
@@ -244,7 +239,7 @@ def max_positions(config: Any) -> int | None:
 def logit_form(module: Any) -> tuple[float, float | None]:
     """Scale and cap of a model's logits (`Head`), by the names that its configuration has for them.
 
-    Whether that is all that happens to them is asked when the model is loaded (place "trial of a model").
+    Whether that is all that happens to them is asked when the model is loaded (place "carried models").
     """
     text = module.config.get_text_config()
     if module.get_output_embeddings() is None:  # a value head

@@ -18,28 +18,24 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.planner import WriteItem
 from torch.distributed.tensor import DTensor, Replicate
 
+from strop.base.background import in_background
+from strop.base.durable import fsync_path, sync_folder, write_durable
 from strop.engines.parallel import Parallel
-from strop.engines.saved_tensors import FORMAT, OFFSETS, STATE_FILE, SavedTensors, shard_name
-from strop.engines.tensor_files import (
-    TensorInfo,
-    aligned_order,
-    dtype_name,
-    info_of,
-    write_json,
-    write_tensors,
-)
+from strop.engines.saved_tensors import DTYPE_NAMES, FORMAT, OFFSETS, STATE_FILE, SavedTensors, shard_name
 
+Parts = dict[str, tuple[torch.Size, Tensor]]
+"""What a rank writes: by the name of a tensor, where its part lies in it, and the part."""
 _SHOWN_NAMES = 3
 
 
@@ -56,14 +52,14 @@ def save_sharded(
 
     Raises:
         ValueError, TypeError: something that the format cannot hold.
-        OSError: the disk refused.
+        OSError, SafetensorError: the disk refused.
     """
     _write(folder, _parts_of(tensors, parallel), _state(tensors, numbers, parallel), parallel)
 
 
 def save_sharded_async(
     folder: Path, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], *, parallel: Parallel
-) -> PendingSave:
+) -> Future[None]:
     """As `save_sharded`, but returns once the tensors are copied to host memory; a thread writes the copy.
 
     The copy costs host memory of the size of this rank's parts until they are written.
@@ -71,65 +67,10 @@ def save_sharded_async(
     state = _state(tensors, numbers, parallel)
     # Not `.cpu()`: on a CPU that is the live tensor itself.
     copies = {
-        key: (item, part.detach().to("cpu", copy=True))
-        for key, (item, part) in _parts_of(tensors, parallel).items()
+        name: (place, part.detach().to("cpu", copy=True))
+        for name, (place, part) in _parts_of(tensors, parallel).items()
     }
-    return PendingSave(folder, copies, state, parallel)
-
-
-class PendingSave:
-    """One rank's save that is being written by a thread."""
-
-    def __init__(
-        self,
-        folder: Path,
-        parts: dict[str, tuple[WriteItem, Tensor]],
-        state: dict[str, Any],
-        parallel: Parallel,
-    ) -> None:
-        self.folder = folder
-        self.num_bytes = sum(info_of(tensor).num_bytes for _, tensor in parts.values())
-        """Bytes of this rank's parts."""
-        self._error: Exception | None = None
-        self._ended = threading.Event()
-        # A daemon: a process that must end does not wait for a disk that hangs. Whoever needs the files asks
-        # for the result.
-        thread = threading.Thread(
-            target=self._work, args=(parts, state, parallel), name=f"save {folder.name}", daemon=True
-        )
-        thread.start()
-
-    def _work(
-        self, parts: dict[str, tuple[WriteItem, Tensor]], state: dict[str, Any], parallel: Parallel
-    ) -> None:
-        try:
-            _write(self.folder, parts, state, parallel)
-        except Exception as error:  # noqa: BLE001  (raised again in `result`)
-            self._error = error
-        finally:
-            self._ended.set()
-
-    def done(self) -> bool:
-        """True once it is written, or has failed."""
-        return self._ended.is_set()
-
-    def result(self, timeout: float | None = None) -> None:
-        """Wait until this rank's part is on the disk.
-
-        Args:
-            timeout: seconds; None waits as long as it takes.
-
-        Raises:
-            TimeoutError: it takes longer.
-            OSError: the disk refused; the files are of no use.
-        """
-        if not self._ended.wait(timeout):
-            raise TimeoutError(
-                f"writing {self.num_bytes / 2**30:.2f} GiB of a checkpoint to {self.folder} takes longer than "
-                f"{timeout:g} s; check the disk, or allow more time"
-            )
-        if self._error is not None:
-            raise self._error
+    return in_background(lambda: _write(folder, copies, state, parallel), name=f"save {folder.name}")
 
 
 def load_sharded(
@@ -148,7 +89,7 @@ def load_sharded(
         ValueError: names, shapes or types differ from the saved ones, or the folder is damaged.
     """
     saved = SavedTensors(folder)
-    _compare(folder, saved.tensors, tensors, leave)
+    _compare(saved, tensors, leave)
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), saved.metadata(tensors), is_coordinator=True)
     with torch.no_grad():
@@ -159,11 +100,10 @@ def load_sharded(
     return saved.numbers
 
 
-def _parts_of(tensors: Mapping[str, Tensor], parallel: Parallel) -> dict[str, tuple[WriteItem, Tensor]]:
-    """What this rank writes: (DCP's description, local part) by name, in the order of the file."""
+def _parts_of(tensors: Mapping[str, Tensor], parallel: Parallel) -> Parts:
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(dict(tensors), is_coordinator=True)
-    parts: dict[str, tuple[WriteItem, Tensor]] = {}
+    parts: Parts = {}
     written_here = _written_here(tensors, parallel)
     for item in planner.create_local_plan().items:
         name, form = item.index.fqn, item.tensor_data
@@ -172,9 +112,8 @@ def _parts_of(tensors: Mapping[str, Tensor], parallel: Parallel) -> dict[str, tu
         if name in written_here and math.prod(form.chunk.sizes) > 0:
             part = planner.resolve_data(item)
             assert isinstance(part, Tensor), "only tensors were planned"
-            parts[name] = (item, part)
-    layout = {name: info_of(part) for name, (_, part) in parts.items()}
-    return {name: parts[name] for name in aligned_order(layout)}
+            parts[name] = (form.chunk.offsets, part)
+    return parts
 
 
 def _written_here(tensors: Mapping[str, Tensor], parallel: Parallel) -> set[str]:
@@ -186,11 +125,11 @@ def _written_here(tensors: Mapping[str, Tensor], parallel: Parallel) -> set[str]
     loads: dict[int, list[int]] = {}
     """Bytes given to each holder, by the number of holders."""
     here = set()
-    for name in sorted(tensors, key=lambda name: (-info_of(tensors[name]).num_bytes, name)):
+    for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
         place, num_holders = _holder(tensors[name], parallel)
         load = loads.setdefault(num_holders, [0] * num_holders)
         chosen = load.index(min(load))
-        load[chosen] += info_of(tensors[name]).num_bytes
+        load[chosen] += tensors[name].nbytes
         if place == chosen:
             here.add(name)
     return here
@@ -209,52 +148,50 @@ def _holder(tensor: Tensor, parallel: Parallel) -> tuple[int, int]:
     return (-1 if coordinate is None else place), num_holders
 
 
-def _state(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], parallel: Parallel) -> dict[str, Any]:
-    """Content of the state file. A round trip through JSON: what the format cannot hold fails before any file."""
-    text = json.dumps(
-        {
-            "format": FORMAT,
-            "world_size": parallel.world_size,
-            "numbers": dict(numbers),
-            "tensors": {
-                name: {"dtype": dtype_name(tensor.dtype), "shape": list(tensor.shape)}
-                for name, tensor in tensors.items()
-            },
-        },
-        allow_nan=False,
-    )
-    state: dict[str, Any] = json.loads(text)
-    return state
+def _state(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], parallel: Parallel) -> str:
+    """Content of the state file; what the format cannot hold fails here, before there is any file."""
+    for tensor in tensors.values():
+        if tensor.dtype not in DTYPE_NAMES:
+            known = ", ".join(map(_short, DTYPE_NAMES))
+            raise ValueError(f"tensors of type {tensor.dtype} cannot be saved; convert to one of {known}")
+    forms = {
+        name: {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)}
+        for name, tensor in tensors.items()
+    }
+    content = {
+        "format": FORMAT,
+        "world_size": parallel.world_size,
+        "numbers": dict(numbers),
+        "tensors": forms,
+    }
+    return json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def _write(
-    folder: Path, parts: dict[str, tuple[WriteItem, Tensor]], state: Mapping[str, Any], parallel: Parallel
-) -> None:
-    """Write and use up the parts of this rank."""
+def _write(folder: Path, parts: Parts, state: str, parallel: Parallel) -> None:
+    """Write the parts of this rank. The interpreter is free meanwhile: training goes on beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    layout = {name: info_of(part) for name, (_, part) in parts.items()}
-    offsets = {name: {"saved_offsets": list(item.index.offset or ())} for name, (item, _) in parts.items()}
-    write_tensors(
-        folder / shard_name(parallel.rank, parallel.world_size),
-        layout,
-        (parts.pop(name)[1] for name in list(parts)),  # a copy's memory is free as soon as it is written
+    path = folder / shard_name(parallel.rank, parallel.world_size)
+    offsets = {name: {"saved_offsets": list(place)} for name, (place, _) in parts.items()}
+    save_file(
+        {name: part.detach().contiguous() for name, (_, part) in parts.items()},
+        path,
         metadata={"format": "pt", OFFSETS: json.dumps(offsets)},
     )
+    fsync_path(path)
     if parallel.rank == 0:
-        write_json(folder / STATE_FILE, state)
+        write_durable(folder / STATE_FILE, state)
+    sync_folder(folder)
 
 
-def _compare(
-    folder: Path, saved: Mapping[str, TensorInfo], wanted: Mapping[str, Tensor], leave: Collection[str]
-) -> None:
+def _compare(saved: SavedTensors, wanted: Mapping[str, Tensor], leave: Collection[str]) -> None:
     """Raise a ValueError that names what differs."""
-    missing = [name for name in wanted if name not in saved]
-    extra = [name for name in saved if name not in wanted and not name.startswith(tuple(leave))]
-    forms = {name: info_of(tensor) for name, tensor in wanted.items()}
+    missing = [name for name in wanted if name not in saved.tensors]
+    extra = [name for name in saved.tensors if name not in wanted and not name.startswith(tuple(leave))]
     other = [
-        f"{name} ({_form(saved[name])} saved, {_form(form)} here)"
-        for name, form in forms.items()
-        if name in saved and saved[name] != form
+        f"{name} ({_form(held.properties.dtype, held.size)} saved, {_form(tensor.dtype, tensor.shape)} here)"
+        for name, tensor in wanted.items()
+        if (held := saved.tensors.get(name)) is not None
+        and (held.properties.dtype, held.size) != (tensor.dtype, tensor.shape)
     ]
     problems = []
     for names, what in ((missing, "it lacks"), (extra, "nothing here takes"), (other, "of another form:")):
@@ -263,10 +200,14 @@ def _compare(
             problems.append(f"{what} {', '.join(names[:_SHOWN_NAMES])}{more}")
     if problems:
         raise ValueError(
-            f"checkpoint {folder} does not fit this model: {'; '.join(problems)}; use the model, precision and "
+            f"checkpoint {saved.folder} does not fit this model: {'; '.join(problems)}; use the model, precision and "
             f"optimizer that it was saved with"
         )
 
 
-def _form(info: TensorInfo) -> str:
-    return f"{str(info.dtype).removeprefix('torch.')} {list(info.shape)}"
+def _form(dtype: torch.dtype, shape: torch.Size) -> str:
+    return f"{_short(dtype)} {list(shape)}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

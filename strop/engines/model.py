@@ -93,9 +93,9 @@ def load_model(config: ModelConfig, *, device: str = "auto", parallel: Parallel 
             packed tokens (recurrent layers, soft-capped logits), or no vision tower where one is to be frozen.
     """
     auto_class = check_language_model(config)
-    loading = _Loading(config, device, parallel)
-    module = _read_module(config, auto_class, loading.weights_dtype)
-    return loading.finish(module)
+    place = _device_of(config, device, parallel)
+    module = _read_module(config, auto_class)
+    return _made_ready(module, config, place, parallel)
 
 
 def check_language_model(config: ModelConfig) -> Any:
@@ -114,16 +114,15 @@ def check_language_model(config: ModelConfig) -> Any:
 
 def _refuse_family(shape: Any, auto_class: Any, path: str) -> None:
     """Refuse a model that is known not to run; any other is compared with its own forward pass when it is loaded."""
-    if (refused := optional("refused models")) is not None:
-        refused.check_family(shape, auto_class, path)
+    if (carried := optional("carried models")) is not None:
+        carried.check_family(shape, auto_class, path)
 
 
 def _without_weights(config: ModelConfig, shape: Any) -> Any:
     """The language model of a folder on the meta device."""
-    dtype = torch.float64 if config.dtype == "float64" else torch.float32
     with torch.device("meta"):
         return language_model_class(shape).from_config(
-            shape, dtype=dtype, trust_remote_code=runs_own_code(config)
+            shape, dtype=_weights_dtype(config), trust_remote_code=runs_own_code(config)
         )
 
 
@@ -171,55 +170,50 @@ def load_value_model(
     """
     check_value_model(config)
     config = dataclasses.replace(config, freeze_vision_tower=False)  # a matter of the policy
-    loading = _Loading(config, device, parallel)
+    place = _device_of(config, device, parallel)
     # transformers warns of a missing head, and fills it with random numbers first.
     with _only_errors(), torch.random.fork_rng(devices=[]):
-        module = _read_module(
-            config,
-            AutoModelForSequenceClassification,
-            loading.weights_dtype,
-            may_miss="score.",
-            num_labels=1,
-        )
-    return loading.finish(module)
+        module = _read_module(config, AutoModelForSequenceClassification, may_miss="score.", num_labels=1)
+    return _made_ready(module, config, place, parallel)
 
 
-class _Loading:
-    """Where a model goes and in which precision."""
+def _device_of(config: ModelConfig, device: str, parallel: Parallel | None) -> torch.device:
+    """What computes; refused before anything is read where it has not this precision."""
+    place = torch.device(device_name(device)) if parallel is None else parallel.device
+    _compute_dtype(config, place)
+    return place
 
-    def __init__(self, config: ModelConfig, device: str, parallel: Parallel | None) -> None:
-        self._config = config
-        self._is_sharded_later = parallel is not None and parallel.mesh is not None
-        self._place = torch.device(device_name(device)) if parallel is None else parallel.device
-        self._dtype = _compute_dtype(config, self._place)
-        self.weights_dtype = torch.float64 if self._dtype == torch.float64 else torch.float32
 
-    def finish(self, module: Any) -> CausalLM:
-        """The module on its device, checked, with packed attention."""
-        if self._dtype == torch.float64:
-            _use_exact_norms(module)
-        place = torch.device("cpu") if self._is_sharded_later else self._place
-        module.to(place)
-        module.eval()
-        by_formula = self._config.attn_implementation == "eager"
-        if (check_packed := optional("trial of a model")) is not None:
-            check_packed(module, place, by_formula=by_formula)
-        media = media_inputs(module, self._config.path)
-        use_packed_attention(module, media, by_formula=by_formula)
-        if self._config.gradient_checkpointing:
-            # The second name is that of older versions of transformers.
-            later = hasattr(module, "activation_checkpointing_enable")
-            enable = module.activation_checkpointing_enable if later else module.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
-            module.train()  # transformers recomputes only in training mode; every dropout is 0
-        model = CausalLM(module, compute_dtype=self._dtype, media=media)
-        if self._config.use_liger:
-            needed("kernels", "model.use_liger is true")(module, self._place)
-        if self._config.lora.enabled:
-            adapters().add_lora(model, self._config.lora)
-        if self._config.freeze_vision_tower:
-            _freeze_tower(module, media, self._config.path)  # its adapters too
-        return model
+def _made_ready(
+    module: Any, config: ModelConfig, computes_on: torch.device, parallel: Parallel | None
+) -> CausalLM:
+    """A module that was read, on its device, checked, with packed attention."""
+    dtype = _compute_dtype(config, computes_on)
+    if dtype == torch.float64:
+        _use_exact_norms(module)
+    is_sharded_later = parallel is not None and parallel.mesh is not None
+    place = torch.device("cpu") if is_sharded_later else computes_on
+    module.to(place)
+    module.eval()
+    by_formula = config.attn_implementation == "eager"
+    if (carried := optional("carried models")) is not None:
+        carried.check_packed(module, place, by_formula=by_formula)
+    media = media_inputs(module, config.path)
+    use_packed_attention(module, media, by_formula=by_formula)
+    if config.gradient_checkpointing:
+        # The second name is that of older versions of transformers.
+        later = hasattr(module, "activation_checkpointing_enable")
+        enable = module.activation_checkpointing_enable if later else module.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+        module.train()  # transformers recomputes only in training mode; every dropout is 0
+    model = CausalLM(module, compute_dtype=dtype, media=media)
+    if config.use_liger:
+        needed("kernels", "model.use_liger is true")(module, computes_on)
+    if config.lora.enabled:
+        adapters().add_lora(model, config.lora)
+    if config.freeze_vision_tower:
+        _freeze_tower(module, media, config.path)  # its adapters too
+    return model
 
 
 def _freeze_tower(module: nn.Module, media: MediaInputs | None, path: str) -> None:
@@ -264,7 +258,6 @@ def _use_exact_norms(module: nn.Module) -> None:
 def _read_module(
     config: ModelConfig,
     auto_class: Any,
-    dtype: torch.dtype,
     *,
     may_miss: str | None = None,
     **options: Any,
@@ -286,7 +279,7 @@ def _read_module(
         check_weights(source)
         loaded: Any = auto_class.from_pretrained(
             source,
-            dtype=dtype,
+            dtype=_weights_dtype(config),
             trust_remote_code=trust,
             use_safetensors=True,
             output_loading_info=True,
@@ -397,8 +390,8 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
         needed("changes of a model", "model.external_lib is set").import_external(config)
     given = model_json(folder / "config.json", complaint)
     check_settings(given, complaint)
-    if (refused := optional("refused models")) is not None:
-        refused.check_type(given, str(folder))
+    if (carried := optional("carried models")) is not None:
+        carried.check_type(given, str(folder))
     if not trust and given.get("auto_map"):
         # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
@@ -411,6 +404,11 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
     check_settings(merged, "model.override_config")
     with reading(folder, "model.override_config does not fit this model"):
         return type(shape).from_dict(merged)
+
+
+def _weights_dtype(config: ModelConfig) -> torch.dtype:
+    """Precision in which weights are held; the optimizer adds small steps to them."""
+    return torch.float64 if config.dtype == "float64" else torch.float32
 
 
 def _compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:

@@ -12,6 +12,7 @@ Names of weights are those of weights.py, the map that weight sync uses as well.
 from __future__ import annotations
 
 import copy
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from strop.engines.adapters import has_adapter
 from strop.engines.causal_lm import CausalLM
-from strop.engines.checkpoint import PendingSave, load_sharded, save_sharded, save_sharded_async
+from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
 from strop.engines.training import TrainEngine
 from strop.engines.weights import named_weights, weights_metadata
 
@@ -31,7 +32,7 @@ MODEL, OPTIMIZER = "model/", "optim/"
 
 def save_role(
     folder: Path, engine: TrainEngine, *, tokenizer: Any = None, in_background: bool = False
-) -> PendingSave | None:
+) -> Future[None] | None:
     """Write this rank's part of a role; every rank calls this.
 
     Args:

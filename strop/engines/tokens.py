@@ -15,9 +15,10 @@ import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -27,10 +28,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
 from strop.engines.media import MediaInputs
 from strop.engines.packing import Row, joined_positions, next_position
-from strop.engines.parallel import Parallel
 from strop.trajectory import Media
-
-T = TypeVar("T")
 
 _NOTHING = Row(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 0, b"")
 """What a rank runs when it has no rows left and others have."""
@@ -150,39 +148,22 @@ TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
 """What is wanted of each token: tensors [M, ...] by name."""
 
 
-def run_tokens(
-    model: CausalLM, rows: Sequence[Row], function: Callable[[Tokens], T], parallel: Parallel
-) -> T:
-    """What a function makes of the tokens of these rows, as one micro-batch: a tensor, or a mapping or tuple of
-    tensors. Without rows a micro-batch runs that predicts nothing.
+def pack(rows: Sequence[Row], model: CausalLM, *, sp_group: dist.ProcessGroup | None = None) -> Tokens:
+    """These rows end to end, as one micro-batch; rows of one prompt share its tokens wherever they stand in `rows`.
+
+    Without rows there is a token that predicts nothing: a rank that has none left passes in step with the others.
+
+    Args:
+        rows: of this rank; the same on all ranks of `sp_group`.
+        model: that will run.
+        sp_group: the ranks that share each sequence; None: this one has all of it.
 
     Raises:
-        ValueError: a row has media, and ranks share each sequence.
-    """
-    tokens = pack(rows or [_NOTHING], model)
-    if not rows:
-        nothing = {name: getattr(tokens, name)[:0] for name in ("hidden_index", "targets", "index")}
-        tokens = dataclasses.replace(tokens, **nothing)
-    if parallel.sp_group is not None:
-        if tokens.media is not None:
-            raise ValueError(
-                "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot "
-                "be: use engine.sequence_parallel=1"
-            )
-        shard = sequence_parallelism().shard_micro_batch(tokens, parallel.sp_group)
-        tokens = dataclasses.replace(tokens, shard=shard)
-    return model.run(function, tokens)
-
-
-def pack(rows: Sequence[Row], model: CausalLM) -> Tokens:
-    """These rows, at least one, end to end; rows of one prompt share its tokens wherever they stand in `rows`.
-
-    Raises:
-        ValueError: a row has media, and the model takes none.
+        ValueError: a row has media, and the model takes none, or ranks share each sequence.
     """
     device, inputs = model.device, model.media
     groups: dict[Hashable, list[Row]] = {}
-    for row in rows:
+    for row in rows or [_NOTHING]:
         groups.setdefault(row.prompt_key, []).append(row)
     ids, positions, hidden, targets, tokens = [], [], [], [], []
     segments: list[Segment] = []
@@ -222,16 +203,28 @@ def pack(rows: Sequence[Row], model: CausalLM) -> Tokens:
             targets.append(_targets(row.response, given, inputs, start=length))
             tokens.append(torch.arange(row.first_token, row.first_token + len(row.response)))
             at += len(suffix)
-    return Tokens(
+    predicting = slice(None) if rows else slice(0)
+    whole = Tokens(
         model=model,
         input_ids=torch.cat(ids)[None].to(device, non_blocking=True),
         position_ids=joined_positions(positions).to(device, non_blocking=True),
         attention=PackedAttention(segments, device=device),
-        hidden_index=torch.cat(hidden).to(device, non_blocking=True),
-        targets=torch.cat(targets).to(device, non_blocking=True),
-        index=torch.cat(tokens),
+        hidden_index=torch.cat(hidden)[predicting].to(device, non_blocking=True),
+        targets=torch.cat(targets)[predicting].to(device, non_blocking=True),
+        index=torch.cat(tokens)[predicting],
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
     )
+    return whole if sp_group is None else _shared_out(whole, sp_group)
+
+
+def _shared_out(whole: Tokens, group: dist.ProcessGroup) -> Tokens:
+    """The micro-batch, with this rank's part of it."""
+    if whole.media is not None:
+        raise ValueError(
+            "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot "
+            "be: use engine.sequence_parallel=1"
+        )
+    return dataclasses.replace(whole, shard=sequence_parallelism().shard_micro_batch(whole, group))
 
 
 def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | None) -> tuple[Span, ...]:

@@ -26,7 +26,7 @@ from strop.engines.loss_scale import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import Row, split_rows
 from strop.engines.parallel import Parallel, alone
-from strop.engines.tokens import TokenFunction, Tokens, run_tokens
+from strop.engines.tokens import TokenFunction, Tokens, pack
 from strop.engines.weights import digest_weights
 
 Loss = Callable[[Tokens], Tensor]
@@ -89,7 +89,7 @@ class Engine:
 
         for part in parts:
             self._count(part, trains=False)
-            results = run_tokens(self.model, part, noted, self.parallel)
+            results = self.model.run(noted, pack(part, self.model, sp_group=self.parallel.sp_group))
             made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
         if self._sharding is not None:
             self._sharding.reshard(self.model)
@@ -187,7 +187,7 @@ class TrainEngine(Engine):
                     keep_parameters=not self._config.reshard_after_forward,
                 )
             with offloading.activations_on_host(self.model, enabled=self._config.offload_activations):
-                value = run_tokens(self.model, part, loss, self.parallel)
+                value = self.model.run(loss, pack(part, self.model, sp_group=self.parallel.sp_group))
             self._count(part, trains=True)
             scaled = value if self._loss_scale is None else value * self._loss_scale.value
             scaled.backward()  # type: ignore[no-untyped-call]

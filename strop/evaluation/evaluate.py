@@ -28,8 +28,7 @@ from strop.rewards import RewardPool
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
-from strop.trainer.scorers import probe_scorers
-from strop.trainer.setup import eval_sampling, load_val_prompts, refuse_media_of_engine
+from strop.trainer.setup import eval_sampling, load_val_prompts, probe_scorers, refuse_media_of_engine
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode

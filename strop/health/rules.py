@@ -18,9 +18,9 @@ from strop.algorithms.losses.policy import DISTILLATION_LOSS, ENTROPY, KL_LOSS
 from strop.health.history import RECENT, History
 from strop.health.side_rules import process_rewards_at_chance, process_rewards_swamp, useless_critic
 from strop.health.staleness import STALENESS
-from strop.workers.estimates import REWARD_KL
 from strop.workers.metrics import LENGTH, OUTCOMES, VALIDATION
 from strop.workers.rows import GRAD_NORM, LEARNING_RATE, SKIPPED_UPDATES
+from strop.workers.summary import REWARD_KL
 
 IN_A_ROW = 3
 """Steps in a row after which something is no accident."""

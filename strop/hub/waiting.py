@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import TypeVar
+
+from strop.base.background import in_background
 
 T = TypeVar("T")
 
@@ -34,26 +36,14 @@ def while_heard(
     Raises:
         TimeoutError: `progress` has not changed for `silence_s` seconds.
     """
-    results: list[T] = []
-    errors: list[Exception] = []
-
-    def run() -> None:
-        try:
-            results.append(work())
-        except Exception as error:  # noqa: BLE001  # raised again below, in the thread that waits
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True, name="fetch")
-    thread.start()
+    fetched = in_background(work, name="fetch")
     seen, heard_at = progress(), time.monotonic()
-    while thread.is_alive():
-        thread.join(min(silence_s / 4, 1.0))
+    while not fetched.done():
+        wait([fetched], min(silence_s / 4, 1.0))
         now = progress()
         if now != seen:
             seen, heard_at = now, time.monotonic()
             show(now)
-        elif time.monotonic() - heard_at > silence_s and thread.is_alive():
+        elif time.monotonic() - heard_at > silence_s and not fetched.done():
             raise TimeoutError(f"nothing was received for {silence_s:g} s")
-    if errors:
-        raise errors[0]
-    return results[0]
+    return fetched.result()

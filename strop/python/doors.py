@@ -31,10 +31,10 @@ from strop.python.picture import Picture, in_notebook
 from strop.python.results import Result
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 from strop.trainer.config import Config
+from strop.trainer.ending import result_of
 from strop.trainer.launch import CONFIG_FILE, Start, resume_run, start_run
 from strop.trainer.listening import Listeners
 from strop.trainer.loading import load
-from strop.trainer.results import result_of
 from strop.trainer.stopping import StopRequest
 
 T = TypeVar("T")

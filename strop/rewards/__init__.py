@@ -3,7 +3,6 @@
     config.py      RewardConfig
     outcome.py     Outcome (score / error / timeout / infrastructure), RewardError, RewardUnavailable, the summary line
     pool.py        RewardPool: what the trainer uses; what becomes of what could not be scored
-    answer.py      one answer, as functions are told of it
     combining.py   several scores of one sample as one reward
     service.py     what scores beside functions: services, which a guest asks
     workers.py     the functions in worker processes: the thread that owns those and their deadlines

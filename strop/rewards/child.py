@@ -20,7 +20,6 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -30,7 +29,7 @@ from strop.border.values import MAX_NUMBER
 from strop.rewards import budget, waiting
 from strop.rewards.combining import Part, combine
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
-from strop.rewards.outcome import OutcomeKind, RewardUnavailable, Value
+from strop.rewards.outcome import Outcome, RewardUnavailable
 from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
 
 if TYPE_CHECKING:
@@ -88,49 +87,52 @@ def _awaited(returned: Any) -> Any:
     return _event_loop().run_until_complete(wait())
 
 
-@dataclass
-class _Result:
-    score: float | None = None
-    parts: dict[str, Value] = field(default_factory=dict)
-    error: str = ""
-    kind: OutcomeKind = "error"
-    is_exhausted: bool = False
-    """True when memory ran out: what filled it may still be there, so the process should be replaced."""
+class _OutOfMemory(Exception):
+    """Memory ran out, as the text says: what filled it may still be there, so the process should be replaced."""
 
 
-def _score_one(functions: Sequence[RewardFunction], arguments: Mapping[str, Any]) -> _Result:
-    """Call the functions one after the other; the first that fails decides, and whatever it does becomes a result."""
+def _score_one(functions: Sequence[RewardFunction], arguments: Mapping[str, Any]) -> Outcome:
+    """Call the functions one after the other; the first that fails decides, and whatever it does becomes an outcome.
+
+    Raises:
+        _OutOfMemory: a function has used it up.
+    """
     parts: list[Part] = []
     for function in functions:
-        label = function.label
+        label, ran_out = function.label, ""
         try:
             parts.append(function.read(_awaited(function(arguments))))
         except BadReturnError as error:
-            return _Result(error=str(error))
+            return Outcome(kind="error", error=str(error))
         except MemoryError as error:
-            sentence = f"{label} ran out of memory: {_described(error, function)}"
-            return _Result(error=sentence, is_exhausted=True)
+            ran_out = f"{label} ran out of memory: {_described(error, function)}"
         except _NOT_THE_ANSWER as error:
             sentence = f"{label} could not score: {_described(error, function)}"
-            return _Result(error=sentence, kind="infrastructure")
+            return Outcome(kind="infrastructure", error=sentence)
         except BaseException as error:  # noqa: BLE001 (the declared boundary: user code may raise anything)
             with contextlib.suppress(BaseException):  # an exception whose own text cannot be made
                 traceback.print_exc()
-            return _Result(error=f"{label} raised {_described(error, function)}")
+            return Outcome(kind="error", error=f"{label} raised {_described(error, function)}")
+        if ran_out:  # here nothing holds what the function has filled
+            raise _OutOfMemory(ran_out)
     score, merged = combine(parts)
     label = functions[0].label if len(functions) == 1 else f"all {len(functions)} reward functions"
     if score is None:
-        return _Result(
+        return Outcome(
+            kind="error",
             error=f"{label} returned None, which is TRL's word for not applicable, so this sample has no reward; "
-            f"return a number for every row of data_source {arguments['data_source']!r}"
+            f"return a number for every row of data_source {arguments['data_source']!r}",
         )
     if usable(score) is None:
-        return _Result(
-            error=f"the weighted sum of the reward functions is {score}, beyond {MAX_NUMBER:g}; return smaller numbers"
+        return Outcome(
+            kind="error",
+            error=f"the weighted sum of the reward functions is {score}, beyond {MAX_NUMBER:g}; return smaller numbers",
         )
     if sum(len(str(part)) for part in merged.values()) > MAX_PARTS_BYTES:
-        return _Result(error=f"{label} returned more than {MAX_PARTS_BYTES} bytes; return less text")
-    return _Result(kind="score", score=score, parts=merged)
+        return Outcome(
+            kind="error", error=f"{label} returned more than {MAX_PARTS_BYTES} bytes; return less text"
+        )
+    return Outcome(kind="score", score=score, parts=merged)
 
 
 def _described(error: BaseException, function: RewardFunction) -> str:
@@ -164,14 +166,15 @@ def _serve(
         tell("start")
         guard.begin(hopeless)
         budget.use(guard)
-        started = time.perf_counter()
-        result = _score_one(functions, arguments)
+        started, is_spent = time.perf_counter(), False
+        try:
+            made = _score_one(functions, arguments)
+        except _OutOfMemory as error:
+            made, is_spent = Outcome(kind="error", error=f"{error}{setup['memory_limit']}"), True
         if os.getpid() != own_pid:
             os._exit(0)
-        seconds = time.perf_counter() - started
-        error = result.error + setup["memory_limit"] if result.is_exhausted else result.error
-        tell("done", result.kind, result.score, result.parts, error, seconds)
-        if result.is_exhausted or guard.has_interrupted:
+        tell("done", made.kind, made.score, made.parts, made.error, time.perf_counter() - started)
+        if is_spent or guard.has_interrupted:
             os._exit(0)
 
 

@@ -5,6 +5,7 @@ Used from the thread of the worker processes only. What cannot be written is los
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ MAX_LOG_BYTES = 64 << 20
 """Size at which a log file ends."""
 MAX_LINE_BYTES = 1 << 16
 """A longer line is cut into several."""
+TAIL_BYTES = 8192
+"""Of a stream that are kept: enough for a stack dump."""
 AS_IT_IS = {"is_as_it_is": True}
 """Of a record that is a line for the person who watches, and no warning of ours."""
 
@@ -61,21 +64,29 @@ class Printed:
             self._path = None
 
 
-class Lines:
-    """The lines of one stream of one worker."""
+class Lines(asyncio.Protocol):
+    """What one worker writes to one stream, line by line."""
 
     def __init__(self, take: Callable[[str], None]) -> None:
+        """Args:
+        take: gets each line, without its end.
+        """
         self._take, self._rest = take, b""
+        self.tail = b""
+        """The last bytes that came."""
+        self.ended = asyncio.Event()
 
-    def feed(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
         """Bytes as they arrive."""
+        self.tail = (self.tail + data)[-TAIL_BYTES:]
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             self._take(line.decode(errors="backslashreplace").rstrip("\r"))
 
-    def end(self) -> None:
+    def connection_lost(self, _error: Exception | None) -> None:
         """The stream is over: what has no end of line counts as one."""
         if self._rest:
-            self.feed(b"\n")
+            self.data_received(b"\n")
+        self.ended.set()

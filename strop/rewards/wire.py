@@ -1,7 +1,7 @@
 """The lines that travel between the reward pool and its worker processes: JSON in both directions.
 
 Nothing is pickled: what a worker says is data that its parent checks, whatever the scored text or the
-reward function made of it. A message is one line: a JSON array without line breaks.
+reward function made of it. A message is one line: a JSON array without line breaks. `call_of` makes the calls.
 
     to the worker      [call, *comparisons]                     score this; these comparisons have ended a process
     from the worker    ["ready", style]                         the function is loaded
@@ -21,15 +21,51 @@ import datetime
 import json
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.border import storable, usable
 from strop.border.text import BROKEN, describe_object
 from strop.rewards.outcome import Outcome
 
+if TYPE_CHECKING:
+    from strop.trajectory import Prompt, Trajectory
+
 MAX_PARTS_BYTES = 1 << 20
 """Upper limit of one result; a reward function has no reason to return more than a megabyte."""
 _BYTES_TAG = "__bytes__"
+
+
+def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, style: str) -> dict[str, Any]:
+    """What a worker process is sent for functions of this calling convention.
+
+    Args:
+        prompt: the row; its ground truth, columns and extra_info reach the function.
+        trajectory: its turn count and extra facts are added to extra_info.
+        text: the decoded response.
+        style: verl, trl, batch or manager.
+    """
+    call: dict[str, Any] = {
+        "data_source": prompt.data_source,
+        "solution_str": text,
+        "ground_truth": prompt.ground_truth,
+        "extra_info": {
+            **prompt.extra_info, "num_turns": trajectory.num_turns, "rollout_reward_scores": {}, "turn_scores": [],
+            "tool_rewards": [], **trajectory.extra,
+        },
+    }  # fmt: skip
+    if style in ("trl", "manager"):
+        # TRL's are told texts for a text prompt, message lists for a conversation.
+        text_prompt = prompt.columns.get("prompt")
+        is_text = isinstance(text_prompt, str)
+        call |= {
+            "prompt": text_prompt if is_text else list(prompt.messages),
+            "completion": text if is_text else [{"role": "assistant", "content": text}],
+            "completion_ids": list(trajectory.response_ids),
+            "columns": {name: value for name, value in prompt.columns.items() if name != "prompt"},
+        }
+    if style == "manager":
+        call |= {"prompt_ids": list(prompt.token_ids), "messages": plain(prompt.messages), "uid": prompt.uid}
+    return call
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,6 @@ import select
 import signal
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -32,53 +31,8 @@ _CHECK_S = 0.5
 _DUMP_S = 0.15
 """Time a hanging worker gets to write where it hangs, in seconds."""
 _MAX_LINE_BYTES = 16 << 20
-_TAIL_BYTES = 8192
 _BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.child as c;c.main({},{},{})"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
-
-
-class _Output(asyncio.Protocol):
-    """What the process writes to standard output or standard error, line by line, and the end of it."""
-
-    def __init__(self, take: Callable[[str], None]) -> None:
-        """Args:
-        take: gets each line, without its end.
-        """
-        self._lines = Lines(take)
-        self.tail = b""
-        self.ended = asyncio.Event()
-
-    def data_received(self, data: bytes) -> None:
-        self.tail = (self.tail + data)[-_TAIL_BYTES:]
-        self._lines.feed(data)
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self._lines.end()
-        self.ended.set()
-
-
-class _Results(asyncio.Protocol):
-    """What comes from the results pipe, line by line; an empty line is its end."""
-
-    def __init__(self) -> None:
-        self.lines: deque[bytes] = deque()
-        self.has_ended = False
-        self.came = asyncio.Event()
-        """There are lines."""
-        self._rest = b""
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if lines:
-            self.lines.extend(lines)
-            self.came.set()
-        if len(self._rest) > _MAX_LINE_BYTES:
-            self.connection_lost(None)
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self.lines.append(b"")
-        self.has_ended = True
-        self.came.set()
 
 
 class WorkerProcess:
@@ -99,9 +53,9 @@ class WorkerProcess:
         """Number of the comparison within that call that is under way."""
         self.is_loaded = False
         self.calls_done = 0
-        self._results = _Results()
-        self._printed = _Output(partial(printed.take, is_shown=True))
-        self._complained = _Output(partial(printed.take, is_shown=False))
+        self._results = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+        self._printed = Lines(partial(printed.take, is_shown=True))
+        self._complained = Lines(partial(printed.take, is_shown=False))
         with contextlib.ExitStack() as on_failure:
             commands, results, life, output, said = (self._pipe(on_failure) for _ in range(5))
             child_fds = (commands[0], results[1], life[0])
@@ -134,7 +88,7 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         self._commands, _ = await loop.connect_write_pipe(asyncio.Protocol, self._commands_pipe)
         self._transports.append(self._commands)
-        heard = (self._results, self._complained, self._printed)
+        heard = (asyncio.StreamReaderProtocol(self._results), self._complained, self._printed)
         for protocol, pipe in zip(heard, self._read_pipes, strict=True):
             self._transports.append((await loop.connect_read_pipe(partial(_same, protocol), pipe))[0])
         self._look()
@@ -206,22 +160,19 @@ class WorkerProcess:
                     raise ValueError(f"no message of a reward worker: {str(message)[:200]}")
 
     async def _message(self, until: float) -> list[Any]:
-        results = self._results
-        if not results.lines:
-            results.came.clear()
-            with contextlib.suppress(TimeoutError):  # what has come by then counts
-                async with asyncio.timeout_at(until):
-                    await results.came.wait()
-            if not results.lines:
-                raise TimeoutError
-        line = results.lines.popleft()
-        if not line:
+        try:
+            async with asyncio.timeout_at(until):
+                line = await self._results.readline()
+        except TimeoutError:
+            async with asyncio.timeout(0):  # what has come by then counts
+                line = await self._results.readline()
+        if not line.endswith(b"\n"):
             raise EOFError
         return decode(line)
 
     def has_ended(self) -> bool:
         """It is gone, or is about to be."""
-        return self._results.has_ended or self._process.poll() is not None
+        return self._results.at_eof() or self._process.poll() is not None
 
     async def ask_where(self) -> str:
         """As `where`, of what it does now."""

@@ -29,11 +29,10 @@ from typing import Any
 from strop.base.foreign_files import read_text
 from strop.base.guests import targets
 from strop.base.sections import guest_sections
-from strop.rewards.answer import call_of
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.printed import Printed
-from strop.rewards.wire import decode, encode
+from strop.rewards.wire import call_of, decode, encode
 from strop.rewards.worker import REAP_S, WorkerProcess, death_sentence
 from strop.trajectory import Prompt, Trajectory
 

@@ -38,7 +38,7 @@ def spec(config: Config, *, device: str, num_steps: int, checkpoint: Path | None
         config.model,
         config.prm,
         device=device,
-        num_updates=num_steps * config.prm_updates_per_step,
+        num_updates=num_steps * config.updates_per_step(config.prm),
         checkpoint=checkpoint,
     )
 

@@ -12,10 +12,12 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from strop.base.foreign_files import lines_of, open_regular, parse_json
+from strop.base.durable import append_line, whole_lines
+from strop.base.foreign_files import parse_json
 from strop.border import storable
 from strop.run.errors import RunError
 from strop.run.records import is_record
@@ -33,7 +35,7 @@ class EventLog:
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
         self.read_only = read_only
-        self._descriptor: int | None = None
+        self._file: FileIO | None = None
 
     def append(self, kind: str, step: int, *, fsync: bool = False, **fields: object) -> None:
         """Add one record; it is whole in the file when this returns.
@@ -58,7 +60,17 @@ class EventLog:
             record, max_items=sys.maxsize, max_chars=sys.maxsize
         )  # the ledger's are as long as the run
         line = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
-        self._write((line + "\n").encode(), fsync=fsync)
+        if self._file is None:
+            self._file = self._open()
+        try:
+            append_line(self._file, (line + "\n").encode())
+            if fsync:
+                self.sync()
+        except OSError as error:
+            raise RunError(
+                f"cannot write the event log {self.path}: {error.strerror}; free space or check the disk, "
+                f"then continue with --resume"
+            ) from error
 
     def read(self, kind: str | None = None) -> list[Event]:
         """The records in the order they were written, without those that a resume took back.
@@ -78,64 +90,45 @@ class EventLog:
 
     def sync(self) -> None:
         """Wait until all records are on the disk; call it before a checkpoint that relies on them."""
-        if self._descriptor is not None:
-            os.fsync(self._descriptor)
+        if self._file is not None:
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file; a later append opens it again."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
-    def _write(self, line: bytes, *, fsync: bool) -> None:
-        if self._descriptor is None:
-            self._descriptor = self._open()
-        size = os.fstat(self._descriptor).st_size
-        try:
-            while line:  # a disk that fills up within the line writes a part, then gives the error
-                line = line[os.write(self._descriptor, line) :]
-            if fsync:
-                os.fsync(self._descriptor)
-        except OSError as error:
-            os.ftruncate(self._descriptor, size)
-            raise RunError(
-                f"cannot write the event log {self.path}: {error.strerror}; free space or check the disk, "
-                f"then continue with --resume"
-            ) from error
-
-    def _open(self) -> int:
+    def _open(self) -> FileIO:
         _, num_whole_bytes = self._parse()
         try:
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+            file = self.path.open("ab", buffering=0)
+            if file.tell() > num_whole_bytes:
+                file.truncate(num_whole_bytes)
+            return file
         except OSError as error:
             raise RunError(
                 f"cannot open the event log {self.path} for writing: {error.strerror}; choose a folder that "
                 f"can be written with --out"
             ) from error
-        if os.fstat(descriptor).st_size > num_whole_bytes:
-            os.ftruncate(descriptor, num_whole_bytes)
-        return descriptor
 
     def _parse(self) -> tuple[list[Event], int]:
         """All whole records, and the number of bytes they fill."""
         records: list[Event] = []
         num_bytes, damaged = 0, ""
         try:
-            with open_regular(self.path) as file:
-                for number, line in enumerate(lines_of(file, self.path), start=1):
-                    if damaged:
-                        raise RunError(damaged)
-                    if not line.endswith(b"\n"):  # an interrupted write
-                        break
-                    record = _record(line)
-                    if record is None:  # a power cut can leave a last line of the right length, not content
-                        damaged = (
-                            f"line {number} of {self.path} is no event record: {line[:60]!r}; the file was changed "
-                            f"or the disk is faulty. Restore it from a backup, or remove that line."
-                        )
-                        continue
-                    records.append(record)
-                    num_bytes += len(line)
+            for number, line in enumerate(whole_lines(self.path), start=1):
+                if damaged:
+                    raise RunError(damaged)
+                record = _record(line)
+                if record is None:  # a power cut can leave a last line of the right length, not content
+                    damaged = (
+                        f"line {number} of {self.path} is no event record: {line[:60]!r}; the file was changed "
+                        f"or the disk is faulty. Restore it from a backup, or remove that line."
+                    )
+                    continue
+                records.append(record)
+                num_bytes += len(line)
         except FileNotFoundError:
             return [], 0
         except OSError as error:

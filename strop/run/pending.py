@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from strop.base.background import in_background
 from strop.run.manifest import Checkpoint
 
 
@@ -46,9 +47,7 @@ class PendingCheckpoint:
         self.score = score
         self.facts = facts
         self._guard, self._seal = guard, seal
-        self._thread: threading.Thread | None = None
-        self._ended = threading.Event()
-        self._outcome: Checkpoint | Exception | None = None
+        self._sealing: Future[Checkpoint] | None = None
         self.is_over = False
         """Sealed, failed or abandoned, and the owner knows."""
 
@@ -81,38 +80,38 @@ class PendingCheckpoint:
         finally:
             self.is_over = True
 
-    def seal_after(self, wait: Callable[[], object]) -> None:
-        """Return at once; a thread calls `wait`, which returns when every writer is done, then seals.
+    def seal_after(self, written: Callable[[], object]) -> None:
+        """Return at once; a thread calls `written`, which returns when every writer is done, then seals.
+
+        Where the process ends before, what is unsealed counts as a crash during save.
 
         Args:
-            wait: raises what a writer raised. All writers have ended when it does, or the folder may return.
+            written: raises what a writer raised. All writers have ended when it does, or the folder may return.
         """
         self._check_open()
-        # A daemon: a process that must end does not wait for a disk that hangs. What is unsealed then counts as
-        # a crash during save; whoever wants the checkpoint settles it first.
-        self._thread = threading.Thread(
-            target=self._seal_in_thread, args=(wait,), name=f"seal checkpoint {self.step}", daemon=True
-        )
-        self._thread.start()
+
+        def seal() -> Checkpoint:
+            with self._guard(self):
+                written()
+            return self._seal(self)
+
+        self._sealing = in_background(seal, name=f"seal checkpoint {self.step}")
 
     def done(self) -> bool:
         """True once what `seal_after` began has ended, well or not."""
-        return self._ended.is_set()
+        return self._sealing is not None and self._sealing.done()
 
     def result(self, timeout: float | None = None) -> Checkpoint:
         """Wait for what `seal_after` began. The arguments and errors are those of `CheckpointStore.settle`."""
-        if self._thread is None:
+        if self._sealing is None:
             raise RuntimeError(f"checkpoint {self.step} was begun, but neither sealed nor abandoned")
-        if not self._ended.wait(timeout):
+        if wait([self._sealing], timeout).not_done:
             raise TimeoutError(
                 f"checkpoint {self.step} is not on the disk after {timeout:g} s of waiting; check the disk of "
                 f"{self.folder.parent}, or allow more time"
             )
         self.is_over = True
-        if isinstance(self._outcome, Exception):
-            raise self._outcome
-        assert self._outcome is not None, "a sealing that ended has an outcome"
-        return self._outcome
+        return self._sealing.result()
 
     def abandon(self) -> None:
         """Give it up: nothing is left of it, and the one before stays the newest. For one that is not being sealed."""
@@ -120,16 +119,6 @@ class PendingCheckpoint:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.is_over = True
 
-    def _seal_in_thread(self, wait: Callable[[], object]) -> None:
-        try:
-            with self._guard(self):
-                wait()
-            self._outcome = self._seal(self)
-        except Exception as error:  # noqa: BLE001  (raised again in `result`)
-            self._outcome = error
-        finally:
-            self._ended.set()
-
     def _check_open(self) -> None:
-        if self.is_over or self._thread is not None:
+        if self.is_over or self._sealing is not None:
             raise RuntimeError(f"checkpoint {self.step} is being sealed, or was sealed or abandoned before")

@@ -25,6 +25,7 @@ from transformers import (
 from transformers.initialization import no_init_weights
 
 from strop.engines.adapters import has_adapter
+from strop.engines.carried.packed import PROBE_TOLERANCE, check_packed
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
 from strop.engines.lora.adapters import add_lora, merged_tensors, save_adapter
@@ -36,7 +37,6 @@ from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
 from strop.engines.saved_tensors import STATE_FILE, SavedTensors
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
-from strop.engines.trial.packed import PROBE_TOLERANCE, check_packed
 from strop.engines.weights import named_weights
 
 ACTOR, CRITIC, PRM = "actor", "critic", "prm"
@@ -256,9 +256,9 @@ def _largest(a: Tensor, b: Tensor) -> float:
 
 
 def _saved_dtype(folder: Path) -> torch.dtype:
-    for name, info in SavedTensors(folder).tensors.items():
-        if name.startswith(MODEL) and info.dtype.is_floating_point:
-            return info.dtype
+    for name, saved in SavedTensors(folder).tensors.items():
+        if name.startswith(MODEL) and saved.properties.dtype.is_floating_point:
+            return saved.properties.dtype
     raise ValueError(f"checkpoint {folder} is damaged: it holds no weights")
 
 

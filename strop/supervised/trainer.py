@@ -32,7 +32,6 @@ from strop.supervised.worker import LOSS, TEACHER, SupervisedWorker
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.config_checks import check_ranks
-from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.ending import machine_end
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.roles import role_mesh, start_runtime
@@ -191,7 +190,8 @@ class SupervisedTrainer:
             tokenizer=self._tokenizer,
             source_model=Path(config.model.path),
             sampler=self._sampler,
-            watch=DiskWatch(self._run, say=self._say, limit_s=config.resources.call_timeout_s),
+            say=self._say,
+            limit_s=config.resources.call_timeout_s,
         )
         stack.callback(self._checkpointer.settle)
 

@@ -7,26 +7,24 @@ experience.py       the rows that are trained on, as references, cut into optimi
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights
 stages.py           stages from outside: their time, and which role is active
-records.py          what a step leaves in the run folder: fates and a fingerprint
+records.py          a step: samples, what was learned, and what it leaves in the run folder, fates and a fingerprint
 
 Its configuration
 config.py           Config, the root; config_checks.py: what does not go together; sections.py: sections of the loop
-loading.py          a configuration with the user's own files, checked; code_named.py: what it would run or contact
+loading.py          a configuration with the user's own files, checked; what it would run or contact
 
 Before the first step
 launch.py           a run is begun or continued; continuing.py: from where, with which settings anew
 models.py           models in folders of this machine, and what a run remembers of those that were fetched
-setup.py            data, sampling and what is checked with them; scorers.py: the reward function tried
+setup.py            data, sampling and what is checked with them; the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
 threads.py          threads of a CPU, and who decided their number
 
 Numbers
-reporting.py        metrics from reports of samples
 validation.py       answers on held-out prompts
 trackers.py         where numbers go; progress.py, tensorboard.py: the terminal, TensorBoard
-results.py          how a run ended
-watching.py         how far a long generation is
 
-checkpointing.py    what a checkpoint holds, for every kind of training; disk_watch.py: how long it takes to write;
-stopping.py         signals that ask a run to end; the guest healing/: worker processes that die
+checkpointing.py    what a checkpoint holds, for every kind of training, and how long it takes to write
+ending.py           what ends a run, and how it ended; stopping.py: signals that ask it to end; listening.py: functions
+                    of a caller that hear of it; the guest healing/: worker processes that die
 """

@@ -1,22 +1,33 @@
-"""What a training checkpoint holds, for every kind of training: enough for a resume to be a continuation."""
+"""What a training checkpoint holds, for every kind of training: enough for a resume to be a continuation.
+
+A checkpoint that takes long to write is said, and one that takes too long ends the process: nothing interrupts a write
+that a disk or a file server does not answer, so a thread beside it looks at the time.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from strop.base.background import every
 from strop.base.elsewhere import elsewhere
 from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
-from strop.trainer.disk_watch import DiskWatch
 from strop.trainer.stopping import StopRequest
 
 SETTLE_S = 600.0
 """Longest wait for a checkpoint that is being sealed when a run fails."""
+SLOW_S = 60.0
+"""From when on it is said that one is still being written, and how often, in seconds."""
+EXIT_CODE = 1
+"""Of a process whose disk does not answer."""
 
 
 class Checkpointer:
@@ -37,7 +48,8 @@ class Checkpointer:
         source_model: Path,
         sampler: PromptSampler,
         texts: Callable[[], Mapping[str, str]] = dict,
-        watch: DiskWatch | None = None,
+        say: Callable[[str], None],
+        limit_s: float,
         on_sealed: Callable[[Checkpoint], object] = lambda checkpoint: None,
     ) -> None:
         """Say what belongs into a checkpoint.
@@ -50,10 +62,12 @@ class Checkpointer:
             source_model: where the policy came from; its generation settings are saved too.
             sampler: its position is.
             texts: contents of further files, by name, at the moment of a save.
-            watch: looks at how long writing takes; None: nobody does.
+            say: takes lines for the person who watches.
+            limit_s: seconds of writing after which the process ends.
             on_sealed: called with each checkpoint that is whole.
         """
-        self._texts, self._watch, self._on_sealed = texts, watch, on_sealed
+        self._texts, self._on_sealed = texts, on_sealed
+        self._watched = partial(watched, run, say=say, limit_s=limit_s)
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
         self._copier: Any = None
@@ -104,9 +118,6 @@ class Checkpointer:
                 self._save_model(pending.folder / MODEL_FOLDER)
         if not in_background:
             self._finish()
-
-    def _watched(self, step: int) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._watch is None else self._watch.writing(step)
 
     def save_before_the_end(self, stop: StopRequest, step: int, *, facts: Mapping[str, Any]) -> None:
         """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
@@ -178,6 +189,46 @@ class Checkpointer:
         """The policy as an ordinary Hugging Face folder."""
         policy = next(iter(self._trained.values()))
         write_model(policy, folder, tokenizer=self._tokenizer, source=self._source_model)
+
+
+@contextlib.contextmanager
+def watched(run: RunFolder, step: int, *, say: Callable[[str], None], limit_s: float) -> Iterator[None]:
+    """While the checkpoint of a step is being written; event `slow_disk` afterwards, if it took long.
+
+    Args:
+        run: written into.
+        step: of the checkpoint.
+        say: takes lines for the person who watches.
+        limit_s: seconds after which the process ends.
+    """
+    begun = time.monotonic()
+
+    def look() -> None:
+        seconds = time.monotonic() - begun
+        if seconds >= limit_s:
+            _end(run.path, step, seconds)
+        say(
+            f"the checkpoint of step {step} has been written for {seconds:.0f} s: is the disk of {run.path} slow? The "
+            f"run waits for up to resources.call_timeout_s = {limit_s:g} s"
+        )
+
+    with every(min(SLOW_S, limit_s), look, name="disk"):
+        yield
+    seconds = time.monotonic() - begun
+    if seconds >= SLOW_S:
+        run.events.append("slow_disk", step, seconds=seconds)
+
+
+def _end(folder: Path, step: int, seconds: float) -> None:
+    """End the process, whatever its main thread waits for; worker processes notice and end by themselves."""
+    text = (
+        f"\nthe checkpoint of step {step} could not be written within resources.call_timeout_s ({seconds:.0f} s): the "
+        f"disk of {folder} does not answer. The run ends here; the checkpoint before is intact, and "
+        f"`strop train --resume {folder}` goes on from it once the disk answers\n"
+    )
+    with contextlib.suppress(OSError):  # a terminal that closed
+        os.write(2, text.encode())
+    os._exit(EXIT_CODE)
 
 
 def write_model(policy: WorkerGroup[Any], folder: Path, *, tokenizer: Any, source: str | Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.groups import shaped_by_group
+from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
 from strop.trainer.stages import Stages
@@ -60,22 +61,6 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CollectedSamples:
-    """The samples of one step, or of a part of it."""
-
-    prompts: tuple[Prompt, ...]
-    num_refused: int
-    """Visits that were passed over, because their prompt is too long."""
-    episodes: Experience
-    """All samples, also those that are not trained on."""
-    experience: Experience
-    """Those that are."""
-    dropped: Mapping[str, str] = field(default_factory=dict)
-    """Uids of the groups that were left out because they cannot teach, with the cause."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
 class RolloutCollector:
     """Fills steps with samples."""
 
@@ -88,7 +73,7 @@ class RolloutCollector:
         if config.rollout.longest_first:
             self._lengths = needed("order of prompts", "rollout.longest_first is set")()
 
-    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> CollectedSamples:
+    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> StepRecord:
         """The prompts of the next visits, played and scored; they count as consumed, with those that were passed over.
 
         Args:
@@ -114,12 +99,12 @@ class RolloutCollector:
         experience = training_rows(config, self._roles, episodes, self._sampling)
         if config.needs("reward_baselines") and experience.reports:
             experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
-        return CollectedSamples(
+        return StepRecord(
+            step=step,
             prompts=tuple(prompts),
-            num_refused=len(drawn.refused),
             episodes=episodes,
             experience=experience,
-            metrics=self._passed_over(len(drawn.refused)),
+            collection_metrics=self._passed_over(len(drawn.refused)),
         )
 
     def texts(self) -> dict[str, str]:

@@ -138,16 +138,21 @@ class Config:
         }
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles of this run. With an adapter, the policy without it is the reference."""
+        used = {
+            "critic": self.uses_critic,
+            "reference": self.uses_reference and self.model.lora.rank == 0,
+            "teacher": self.uses_teacher,
+            "prm": self.uses_prm,
+            "reward_model": self.uses_reward_model,
+        }
+        return ("actor", "rollout", *(role for role, is_used in used.items() if is_used))
+
+    @property
     def used_engines(self) -> dict[str, EngineConfig]:
         """Those of the models that this run uses."""
-        used = {
-            "actor": True,
-            "reference": self.uses_reference,
-            "teacher": self.uses_teacher,
-            "critic": self.uses_critic,
-            "prm": self.uses_prm,
-        }
-        return {role: engine for role, engine in self.engines.items() if used[role]}
+        return {role: engine for role, engine in self.engines.items() if role in self.roles}
 
     @property
     def ahead_by(self) -> str:
@@ -200,43 +205,20 @@ class Config:
         """Samples of a full step."""
         return self.data.prompts_per_step * self.rollout.samples_per_prompt
 
-    @property
-    def samples_per_update(self) -> int:
-        """Samples of one optimizer step."""
-        wanted = self.actor.samples_per_update
+    def samples_per_update(self, learner: ActorConfig | CriticConfig | PrmConfig) -> int:
+        """Samples of one optimizer step of a role that learns."""
+        wanted = learner.samples_per_update
         return self.samples_per_step if wanted == "all" else min(int(wanted), self.samples_per_step)
 
-    @property
-    def updates_per_step(self) -> int:
-        """Optimizer steps of the actor in a full step."""
-        return -(-self.samples_per_step // self.samples_per_update) * self.actor.epochs
-
-    @property
-    def critic_samples_per_update(self) -> int:
-        """Samples of one optimizer step of the critic."""
-        wanted = self.critic.samples_per_update
-        return self.samples_per_step if wanted == "all" else min(int(wanted), self.samples_per_step)
-
-    @property
-    def critic_updates_per_step(self) -> int:
-        """Optimizer steps of the critic in a full step."""
-        return -(-self.samples_per_step // self.critic_samples_per_update) * self.critic.epochs
-
-    @property
-    def prm_samples_per_update(self) -> int:
-        """Samples of one optimizer step of the process reward model."""
-        wanted = self.prm.samples_per_update
-        return self.samples_per_step if wanted == "all" else min(int(wanted), self.samples_per_step)
-
-    @property
-    def prm_updates_per_step(self) -> int:
-        """Optimizer steps of the process reward model in a full step."""
-        return -(-self.samples_per_step // self.prm_samples_per_update)
+    def updates_per_step(self, learner: ActorConfig | CriticConfig | PrmConfig) -> int:
+        """Optimizer steps of a role that learns, in a full step."""
+        epochs = 1 if isinstance(learner, PrmConfig) else learner.epochs
+        return -(-self.samples_per_step // self.samples_per_update(learner)) * epochs
 
     def arithmetic(self) -> str:
         """The batch sizes in one line: `32 prompts x 8 samples = 256 samples/step -> 1 optimizer step of 256`."""
-        updates = self.updates_per_step
-        bounds = even_bounds(self.samples_per_step, self.samples_per_update)
+        updates = self.updates_per_step(self.actor)
+        bounds = even_bounds(self.samples_per_step, self.samples_per_update(self.actor))
         sizes = sorted({after - first for first, after in pairwise(bounds)})
         return (
             f"{self.data.prompts_per_step} prompts x {self.rollout.samples_per_prompt} samples = "

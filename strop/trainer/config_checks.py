@@ -88,16 +88,8 @@ def _check_roles(config: Config) -> None:
             "reward.weight is 0 and there is no reward model, so every reward would be 0: set reward_model.path, "
             "or another weight"
         )
-    used = {
-        "rollout": True,
-        "critic": config.uses_critic,
-        "reference": config.uses_reference and config.model.lora.rank == 0,
-        "teacher": config.uses_teacher,
-        "prm": config.uses_prm,
-        "reward_model": config.uses_reward_model,
-    }
     for role in config.resources.apart:
-        if not used[role]:
+        if role not in config.roles:
             raise ValueError(f"resources.apart names {role}, but this run has no such role: remove it")
 
 

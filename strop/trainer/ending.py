@@ -1,4 +1,5 @@
-"""What ends a run before its last step: the hours it may take, the pass rate it should reach, patience.
+"""What ends a run before its last step, the hours it may take, the pass rate it should reach, patience; and how a run
+ended.
 
 All of it follows from the records of the run, so a run that is continued ends where it would have ended without the
 break; only the time between its starts does not count.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from strop.base.guests import needed
@@ -81,3 +84,37 @@ def machine_end(settings: RunConfig) -> Any:
     if not settings.save_before:
         return None
     return needed("end of the machine", "run.save_before is set")(settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a run ended."""
+
+    run: Path
+    steps: int
+    seconds: float
+    """Wall-clock time of this process; of a resumed run, since the resume."""
+    pass_rate_start: float | None
+    """Validation before the first step; None without validation data."""
+    pass_rate_final: float | None
+    interval_final: tuple[float, float] | None = None
+    """95 % Wilson interval of that."""
+    best: tuple[int, float] | None = None
+    """Step and pass rate of the best checkpoint that is kept; None where no checkpoint has a validation."""
+
+
+def result_of(run: RunFolder) -> TrainResult:
+    """How a finished run ended, from its records."""
+    end = run.events.read("finished")[-1]
+    validations = {event["step"]: event for event in run.events.read("validation")}
+    final = validations.get(end["step"], {})
+    low, high = final.get("low"), final.get("high")
+    return TrainResult(
+        run=run.path,
+        steps=end["step"],
+        seconds=end["seconds"],
+        pass_rate_start=validations.get(0, {}).get("pass_rate"),
+        pass_rate_final=final.get("pass_rate"),
+        interval_final=(low, high) if isinstance(low, float) and isinstance(high, float) else None,
+        best=run.checkpoints.best(),
+    )

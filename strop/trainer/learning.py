@@ -23,10 +23,9 @@ from strop.trainer.producers import (
 )
 from strop.trainer.roles import Roles
 from strop.trainer.stages import Stages
-from strop.workers.estimates import REWARD_KL
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update, updates_of
-from strop.workers.summary import BatchSummary
+from strop.workers.summary import REWARD_KL, BatchSummary
 
 REWARD_KL_COEF = Metric(
     "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"
@@ -136,7 +135,9 @@ class Learner:
         """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
         config, prm, steps = self._config, self._roles.prm, []
         assert prm is not None, "there is one"
-        for part in optimizer_batches(experience, samples_per_update=config.prm_samples_per_update, epochs=1):
+        for part in optimizer_batches(
+            experience, samples_per_update=config.samples_per_update(config.prm), epochs=1
+        ):
             counts = [report.num_sampled_tokens for report in part.reports]
             totals = BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
             if totals.num_tokens:
@@ -150,7 +151,9 @@ class Learner:
         config, critic, steps = self._config, self._roles.critic, []
         assert critic is not None, "there is one"
         for part in optimizer_batches(
-            experience, samples_per_update=config.critic_samples_per_update, epochs=config.critic.epochs
+            experience,
+            samples_per_update=config.samples_per_update(config.critic),
+            epochs=config.critic.epochs,
         ):
             if part.totals().num_tokens:
                 updates = as_list(critic.call.update_critic(part.partition(critic.mesh), part.totals()))
@@ -163,7 +166,7 @@ class Learner:
         steps: list[OptimizerStep] = []
         before: list[DataProto] = []
         for part in optimizer_batches(
-            experience, samples_per_update=config.samples_per_update, epochs=config.actor.epochs
+            experience, samples_per_update=config.samples_per_update(config.actor), epochs=config.actor.epochs
         ):
             if not part.totals().num_tokens:
                 steps.append(OptimizerStep(role="actor", metrics={}, skipped=REJECTED, trained=frozenset()))

@@ -15,6 +15,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,28 +31,25 @@ from strop.run import Checkpoint, RunFolder
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
-from strop.trainer.disk_watch import DiskWatch
-from strop.trainer.ending import Ending, is_best, machine_end
+from strop.trainer.ending import Ending, TrainResult, is_best, machine_end, result_of
 from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
 from strop.trainer.records import StepRecord
-from strop.trainer.reporting import episode_metrics
-from strop.trainer.results import TrainResult, result_of
 from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
-from strop.trainer.scorers import NUM_PROBES, probe_scorers
 from strop.trainer.setup import (
+    NUM_PROBES,
     TrainingData,
     eval_sampling,
     load_training_data,
+    probe_scorers,
     training_sampling,
 )
 from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
-from strop.trainer.usage import usage_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
@@ -169,13 +167,12 @@ class Trainer:
     def step(self, step: int, stages: Stages) -> StepRecord:
         """One step of the algorithm: sample and score, estimate advantages, update, hand over the weights."""
         with stages.stage("gen"):
-            collected = self.collector.collect(step, stages)
-        learned = None
-        if len(collected.experience):
-            learned = self.learner.learn(collected.experience, step, stages)
+            record = self.collector.collect(step, stages)
+        if len(record.experience):
+            record = replace(record, learned=self.learner.learn(record.experience, step, stages))
         with stages.stage("update_weights"):  # also without samples: the version is the step
             self.roles.sync.update(step)
-        return StepRecord(step=step, collected=collected, learned=learned)
+        return record
 
     # ------------------------------------------------------------------ around it
 
@@ -265,7 +262,8 @@ class Trainer:
             source_model=Path(config.model.path),
             sampler=self.data.sampler,
             texts=self.collector.texts,
-            watch=DiskWatch(self._run, say=self._say, limit_s=config.resources.call_timeout_s),
+            say=self._say,
+            limit_s=config.resources.call_timeout_s,
             on_sealed=self._listeners.hear_checkpoint,
         )
         stack.callback(self._checkpointer.settle)
@@ -361,9 +359,7 @@ class Trainer:
                 name: Decided(advantages.get(name), fate.name, fate.reason) for name, fate in fates.items()
             }
             rows = None if record.learned is None else record.learned.experience
-            self.roles.write_samples(
-                record.step, record.collected.episodes, decided, split="train", rows=rows
-            )
+            self.roles.write_samples(record.step, record.episodes, decided, split="train", rows=rows)
         self._run.fingerprints.append(record.step, **record.digests(self.roles.checksums()))
 
     def _facts(self) -> dict[str, Any]:
@@ -375,7 +371,11 @@ class Trainer:
         metrics = {
             POSITION.of("global_step"): float(record.step),
             POSITION.of("epoch"): float(self.data.sampler.epoch),
-            **episode_metrics(record.reports, self.config),
+            **measure.episode_metrics(
+                record.reports,
+                max_prompt_tokens=self.config.data.max_prompt_tokens,
+                max_response_tokens=self.config.data.max_response_tokens,
+            ),
             **measure.throughput_metrics(
                 num_total_tokens=record.num_tokens,
                 step_s=stages.total(),
@@ -387,7 +387,7 @@ class Trainer:
             metrics[GENERATION_SPEED] = generated / gen_s
         usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
         is_reference = self.roles.reference is None
-        metrics |= usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
+        metrics |= measure.usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
         return metrics | record.metrics()
 
     def _warn(self, record: StepRecord) -> None:

@@ -92,7 +92,7 @@ def wanted_by_the_update(config: Config, experience: Experience) -> frozenset[st
 def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
     """False with one optimizer step on the whole batch, where the log-probs of that very pass are the old ones."""
     return (
-        config.samples_per_update < num_samples
+        config.samples_per_update(config.actor) < num_samples
         or config.actor.epochs > 1
         or config.algorithm.use_kl_in_reward
         or config.trainer.critic_warmup > 0

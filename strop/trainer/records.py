@@ -1,14 +1,15 @@
-"""What one step was, and what it leaves in the run folder: fates and a fingerprint."""
+"""A step: its samples, what was learned from them, and what it leaves in the run folder, fates and a fingerprint."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from strop.base.metrics import merge_metrics, metric_values
 from strop.run import Fate, digest
-from strop.trainer.collecting import CollectedSamples
+from strop.trainer.experience import Experience
 from strop.trainer.learning import REJECTED, LearnerResult, OptimizerStep
+from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
 
 
@@ -32,17 +33,25 @@ def untrained_fate(report: EpisodeReport, *, skipped: str) -> Fate:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """One step, as its stages have given it."""
+    """One step, or the samples of a part of it: what its stages have given so far."""
 
     step: int
-    collected: CollectedSamples
-    learned: LearnerResult | None
-    """None when no sample was left to train on."""
+    prompts: tuple[Prompt, ...]
+    episodes: Experience
+    """All samples, also those that are not trained on."""
+    experience: Experience
+    """Those that are, with the columns that generation makes."""
+    dropped: Mapping[str, str] = field(default_factory=dict)
+    """Uids of the groups that were left out because they cannot teach, with the cause."""
+    collection_metrics: Mapping[str, float] = field(default_factory=dict)
+    """What was measured while the samples were collected."""
+    learned: LearnerResult | None = None
+    """None before the update, and when no sample was left to train on."""
 
     @property
     def reports(self) -> tuple[EpisodeReport, ...]:
         """Of all samples of the step."""
-        return self.collected.episodes.reports
+        return self.episodes.reports
 
     @property
     def num_response_tokens(self) -> int:
@@ -74,7 +83,7 @@ class StepRecord:
     def metrics(self) -> dict[str, float]:
         """What the stages have measured."""
         metrics = metric_values(merge_metrics(step.metrics for step in self.optimizer_steps))
-        metrics.update(self.collected.metrics)
+        metrics.update(self.collection_metrics)
         if self.learned is not None:
             metrics.update(self.learned.metrics)
             metrics.update(self.learned.summary.metrics)
@@ -88,11 +97,10 @@ class StepRecord:
             skipped |= dict.fromkeys(self.learned.rejected, REJECTED)
             skipped |= self.learned.left_out
             trained = self.learned.trained
-        dropped = self.collected.dropped
         return {
             report.id: Fate("trained")
             if report.id in trained
-            else untrained_fate(report, skipped=skipped.get(report.id, dropped.get(report.uid, "")))
+            else untrained_fate(report, skipped=skipped.get(report.id, self.dropped.get(report.uid, "")))
             for report in self.reports
         }
 
@@ -103,9 +111,9 @@ class StepRecord:
             weights: checksum of the weights of each trained role after the step.
         """
         losses = [number for step in self.optimizer_steps for number in step.losses()]
-        films = [one.key for prompt in self.collected.prompts for one in prompt.media if one.frames]
+        films = [one.key for prompt in self.prompts for one in prompt.media if one.frames]
         return {
-            "data": digest([prompt.uid for prompt in self.collected.prompts], *films),
+            "data": digest([prompt.uid for prompt in self.prompts], *films),
             **({} if self.learned is None else self.learned.summary.digests),
             "loss": digest(list(map(float.hex, losses))),
             "weights": weights["actor"],

@@ -34,7 +34,6 @@ from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.policy_sync import MAX_HEALS, PolicySync
-from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
@@ -43,6 +42,10 @@ from strop.workers.playing import Playing
 from strop.workers.reference import ReferenceWorker
 from strop.workers.rollout import RolloutWorker
 from strop.workers.sample_rows import Decided
+from strop.workers.tally import PlayWatch
+
+_POLICY = ("actor", "rollout")
+"""Roles whose model is that of model.path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +109,7 @@ class Roles:
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             for num_heals in range(MAX_HEALS + 1):
                 rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
-                again = told(self.rollout.call.play(rows, samples_per_prompt, sampling))
+                again = Experience.of_episodes(self.rollout.call.play(rows, samples_per_prompt, sampling))
                 played = again if played is None else self._replaced(played, again)
                 lost = {report.uid for report in played.reports if report.engine_was_lost}
                 if not lost or num_heals == MAX_HEALS or not self.sync.heal():
@@ -152,16 +155,6 @@ class Roles:
         self.rollout.call.write_samples(step, columns, split=split)
 
 
-def told(episodes: DataProto) -> Experience:
-    """Episodes where they are, with their reports.
-
-    Args:
-        episodes: columns `report` and `episode`, as calls of rollout workers that do not wait give them.
-    """
-    reports = episodes.select([], ["report"]).get().non_tensor_batch["report"]  # waits for all of it
-    return Experience(rows=episodes.select([], ["episode"]), reports=tuple(reports))
-
-
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
     """The runtime that `resources` asks for.
 
@@ -188,18 +181,12 @@ def check_models(config: Config) -> None:
     """
     of_guests = _joined_roles(config)
     check_language_model(config.model)
-    own = {
-        "critic": config.critic.path if config.uses_critic else "",
-        "reference": config.reference.path if config.uses_reference else "",
-        "teacher": config.teacher.path if config.uses_teacher else "",
-        "prm": config.prm.path if config.uses_prm else "",
-        "reward_model": config.reward_model.path,
-    }
+    own: dict[str, str] = {name: getattr(config, name).path for name in config.roles if name not in _POLICY}
     for name, path in own.items():
         if path:
             _shape(config, name, path)
     check_engine(config.model, config.rollout)
-    if config.uses_reference and config.reference.path:
+    if own.get("reference"):
         check_language_model(dataclasses.replace(config.model, path=config.reference.path))
     for joins in of_guests.values():
         joins.check(config)
@@ -232,12 +219,8 @@ class JoinedRole(Protocol):
 
 def _joined_roles(config: Config) -> dict[str, JoinedRole]:
     """The roles of guests that this run uses."""
-    used = {
-        "teacher": config.uses_teacher,
-        "prm": config.uses_prm,
-        "reward_model": config.uses_reward_model,
-    }
-    return {name: needed("role", f"the run has a {name}", name) for name, is_used in used.items() if is_used}
+    others = [name for name in config.roles if name not in (*_POLICY, "critic", "reference")]
+    return {name: needed("role", f"the run has a {name}", name) for name in others}
 
 
 def _shape(config: Config, name: str, path: str) -> Any:
@@ -364,7 +347,7 @@ def role_specs(
             config.actor,
             config.algorithm,
             device=device,
-            num_updates=num_steps * config.updates_per_step,
+            num_updates=num_steps * config.updates_per_step(config.actor),
             checkpoint=checkpoint,
             optimizer=optimizer,
         )
@@ -376,11 +359,11 @@ def role_specs(
             config.critic,
             config.algorithm,
             device=device,
-            num_updates=num_steps * config.critic_updates_per_step,
+            num_updates=num_steps * config.updates_per_step(config.critic),
             checkpoint=checkpoint,
             optimizer=optimizer,
         )
-    if config.uses_reference and config.model.lora.rank == 0:
+    if "reference" in config.roles:
         specs["reference"] = role(ReferenceWorker, config.model, config.reference, device=device)
     for name, joins in _joined_roles(config).items():
         specs[name] = joins.spec(config, device=device, num_steps=num_steps, checkpoint=checkpoint)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from strop.agents.rows import with_agents
+from strop.agents.registry import AGENTS_IN_A_WORLD
 from strop.agents.setup import AgentSetup
 from strop.base.guests import all_joined, needed
 from strop.data.config import DataConfig
@@ -21,13 +21,18 @@ from strop.engines.media import media_reader
 from strop.engines.model import load_tokenizer, read_shape
 from strop.engines.model_folder import end_tokens
 from strop.protocol import DataProto
+from strop.rewards import RewardPool, summarize
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import NATIVE
 from strop.rollout.types import Sampling
 from strop.run import RunFolder
 from strop.trainer.config import Config
+from strop.trainer.launch import Say
 from strop.trainer.sections import EvalConfig
 from strop.trajectory import Prompt
+
+NUM_PROBES = 2
+"""Prompts on which scorers are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,17 +130,16 @@ def _training_prompts(
             f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not tell "
             f"how many steps there are: set trainer.max_steps"
         )
-    prepared = with_agents(rows, setup, "train", is_streamed=data.streaming)
     if data.streaming:
         streamed: TrainingPrompts = needed("streamed rows", "data.streaming is set").StreamedPrompts(
-            prepared, tokenizer, data
+            rows, tokenizer, data, shown=setup.shown_row
         )
         return streamed, None
-    train = PromptDataset(prepared, tokenizer, data, "train")
+    train = PromptDataset(setup.shown_rows(rows, "train"), tokenizer, data, "train")
     if not is_growing:
         return train, None
     grow = needed("rows that come later", "data.datagen, or on_batch_end of a dataset class, adds rows")
-    growth: Growth = grow(data, rows, train, tokenizer, lambda new: with_agents(new, setup, "train"))
+    growth: Growth = grow(data, rows, train, tokenizer, lambda new: setup.shown_rows(new, "train"))
     return growth.prompts, growth
 
 
@@ -216,7 +220,7 @@ def load_val_prompts(
 ) -> list[Prompt]:
     """The validation prompts, in the order of the files; `setup` knows what their agents and tools show."""
     rows = load_rows(data, "val", tokenizer)
-    dataset = PromptDataset(with_agents(rows, setup, "val"), tokenizer, data, "val")
+    dataset = PromptDataset(setup.shown_rows(rows, "val"), tokenizer, data, "val")
     if reads_media:
         dataset.read_media()
     return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers]
@@ -259,3 +263,23 @@ def _sampling(config: Config, how: RolloutConfig | EvalConfig, tokenizer: Any) -
         max_tokens=config.data.max_response_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
     )
+
+
+async def probe_scorers(scorers: RewardPool, prompts: Sequence[Prompt], say: Say) -> None:
+    """Score the right answer and an empty one to each of a few prompts; what failed of it is said.
+
+    Args:
+        scorers: they run.
+        prompts: the first ones count; those of agents that score episodes themselves are left out.
+        say: takes the line.
+
+    Raises:
+        RewardError: every probe failed.
+    """
+    probed = [prompt for prompt in prompts[:NUM_PROBES] if prompt.agent_name not in AGENTS_IN_A_WORLD]
+    if not probed:
+        return
+    answers = [str(prompt.ground_truth) for prompt in probed]
+    outcomes = await scorers.preflight([*probed, *probed], [*answers, *["" for _ in probed]])
+    if any(outcome.kind != "score" for outcome in outcomes):
+        say(f"reward preflight: {summarize(outcomes, timeout_s=scorers.config.timeout_s)}")

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +16,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from strop.base.durable import replace_text
-from strop.base.foreign_files import lines_of, open_regular, parse_json
+from strop.base.durable import append_line, replace_text, whole_lines
+from strop.base.foreign_files import open_regular, parse_json
 from strop.base.guests import joined, targets
 from strop.base.registry import Registry, unknown
 from strop.border import as_number, storable, storable_text
@@ -191,7 +189,7 @@ class JsonlTracker:
         self.path = path
         try:
             _drop_lines_after(path, resume_step)
-            self._file = path.open("ab", buffering=0)  # nothing waits in memory for a disk that is full
+            self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise RunError(
                 f"cannot write {path}: {error.strerror}; free space or check the disk, then continue with --resume"
@@ -200,14 +198,9 @@ class JsonlTracker:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append one line; it is in the file when this returns."""
         record = storable({"step": step, **metrics})
-        line = (json.dumps(record, ensure_ascii=False) + "\n").encode()
-        size = os.fstat(self._file.fileno()).st_size
         try:
-            while line:  # a disk that fills up within the line writes a part, then gives the error
-                line = line[self._file.write(line) :]
+            append_line(self._file, (json.dumps(record, ensure_ascii=False) + "\n").encode())
         except OSError as error:
-            with suppress(OSError):  # the first error is the one to tell
-                self._file.truncate(size)
             raise RunError(
                 f"cannot write the metrics of step {step} to {self.path}: {error.strerror}; free space, then "
                 f"continue with --resume"
@@ -224,7 +217,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     Each dict has the key "step". A line that an interrupted run left unfinished is passed over.
     """
     by_step: dict[int, dict[str, float]] = {}
-    for record in _whole_lines(path):
+    for record in _records(path):
         joined = by_step.setdefault(record["step"], {"step": record["step"]})
         joined.update({name: as_number(value) for name, value in record.items() if name != "step"})
     return [by_step[step] for step in sorted(by_step)]
@@ -235,9 +228,7 @@ def _drop_lines_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [
-        json.dumps(record, ensure_ascii=False) + "\n"
-        for record in _whole_lines(path)
-        if record["step"] <= step
+        json.dumps(record, ensure_ascii=False) + "\n" for record in _records(path) if record["step"] <= step
     ]
     text = "".join(kept)
     with open_regular(path) as file:
@@ -246,17 +237,14 @@ def _drop_lines_after(path: Path, step: int) -> None:
         replace_text(path, text)
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
+def _records(path: Path) -> list[dict[str, Any]]:
     records = []
-    with open_regular(path) as file:
-        for line in lines_of(file, path):
-            if not line.endswith(b"\n"):  # unfinished
-                break
-            try:
-                record = parse_json(line)
-            except ValueError:
-                continue
-            step = record.get("step") if isinstance(record, dict) else None
-            if type(step) is int and 0 <= step < MAX_STEP:
-                records.append(record)
+    for line in whole_lines(path):
+        try:
+            record = parse_json(line)
+        except ValueError:
+            continue
+        step = record.get("step") if isinstance(record, dict) else None
+        if type(step) is int and 0 <= step < MAX_STEP:
+            records.append(record)
     return records

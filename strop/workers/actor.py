@@ -6,7 +6,6 @@ same order, each with its own rows, also with none.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -39,7 +38,7 @@ from strop.rollout.sync.probe import Probe, probe_tokens
 from strop.rollout.sync.transfer import Sender, weight_transfer
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
-from strop.workers.estimates import batch_advantages, correction_columns, shaping_metrics
+from strop.workers.estimates import batch_advantages, correction_columns
 from strop.workers.models import TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
@@ -204,9 +203,7 @@ class ActorWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def summarize_batch(self, data: DataProto) -> BatchSummary:
         """What the controller keeps of all rows of a step, with all their columns (`summarize`)."""
-        summary = summarize(data)
-        metrics = {**summary.metrics, **shaping_metrics(data, self._algorithm)}
-        return dataclasses.replace(summary, metrics=metrics)
+        return summarize(data, self._algorithm)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def open_sync(self, num_receivers: int) -> Endpoint | None:

@@ -5,46 +5,20 @@ They need all rows at once (groups, whitening) but no token ids: they run in one
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
-from strop.algorithms.batch_metrics import spread
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.kl_control import reward_kl, token_level_rewards
 from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
 from strop.base.guests import needed
-from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
 """Columns that an estimator in verl's convention gets, where there are any."""
-
-REWARD_KL = Metric(
-    "actor/reward_kl_penalty",
-    "nats",
-    "KL in the reward, when there is one, mean over samples of their token means",
-)
-REWARD_MODEL_SCORE = Metric(
-    "reward_model/score/{mean,max,min}",
-    "reward",
-    "of the reward model, when there is one, over trained samples",
-)
-SHARED_STATES = Metric(
-    "training/steps_in_shared_states",
-    "share",
-    "of answers with another one to their prompt in the same state, where the estimator compares these",
-)
-PROCESS_REWARD = Metric(
-    "prm/reward/{mean,max,min}",
-    "reward",
-    "of the process reward model, over sampled tokens, before any weight of the estimator",
-)
-REWARD_MODEL_TRUNCATED = Metric("reward_model/truncated", "samples", "that it did not read to the end")
 
 
 def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto:
@@ -58,10 +32,10 @@ def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto
         The columns, and meta_info["numbers"]: metrics of the whole batch, by name.
     """
     tensors = data.tensors()
-    mask = _padded(tensors, "response_mask").bool()
+    mask = padded(tensors, "response_mask").bool()
     correct = needed("rollout correction", "algorithm.correction is on")
     found = correct(
-        _padded(tensors, "old_log_probs"), _padded(tensors, "rollout_log_probs"), mask, algorithm.correction
+        padded(tensors, "old_log_probs"), padded(tensors, "rollout_log_probs"), mask, algorithm.correction
     )
     inside = torch.arange(mask.shape[1])[None] < columns.row_lengths(tensors["response_mask"])[:, None]
     made = {
@@ -97,14 +71,14 @@ def batch_advantages(
     Raises:
         ValueError: a column is missing, a number is not finite, or there are too few tokens to whiten.
     """
-    mask = _padded(tensors, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
+    mask = padded(tensors, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
     lengths = columns.row_lengths(tensors["response_mask"])
     rewards = token_level_rewards(
-        _padded(tensors, "token_level_scores"),
+        padded(tensors, "token_level_scores"),
         mask,
         lengths,
         answer_scores=tensors.get("rm_scores"),
-        kl=_kl(tensors, algorithm, mask)[0] if algorithm.use_kl_in_reward else None,
+        kl=kl_of_tokens(tensors, algorithm, mask)[0] if algorithm.use_kl_in_reward else None,
         kl_coef=kl_coef,
     )
     representatives = episode_representatives(episode_ids, mask)
@@ -133,9 +107,9 @@ def _estimated(
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns [B', R] of some rows, by the configured estimator."""
     taken = adv_estimator_columns(algorithm.adv_estimator) | OFFERED
-    found = {name: _padded(tensors, name)[rows] for name in taken if name in tensors}
+    found = {name: padded(tensors, name)[rows] for name in taken if name in tensors}
     if "turn_rewards" in found:  # a penalty or a reward model's word is of the answer it is on
-        added = rewards - _padded(tensors, "token_level_scores")[rows]
+        added = rewards - padded(tensors, "token_level_scores")[rows]
         found["turn_rewards"] = found["turn_rewards"] + added.sum(dim=-1)
     advantages, returns = estimate_advantages(
         algorithm.adv_estimator,
@@ -156,44 +130,9 @@ def _estimated(
     return advantages.to(rewards.dtype), returns.to(rewards.dtype)
 
 
-def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, float]:
-    """What went into the rewards beside the scorer's; empty where nothing did. Arguments as `batch_advantages`."""
-    tensors = data.tensors()
-    metrics: dict[str, float] = {}
-    if algorithm.use_kl_in_reward:
-        _, mean = _kl(tensors, algorithm, _padded(tensors, "response_mask").bool())
-        metrics[REWARD_KL] = float(mean)
-    if "rm_scores" in tensors:
-        metrics |= spread(REWARD_MODEL_SCORE, tensors["rm_scores"])
-    if "process_rewards" in tensors:
-        sampled = columns.flat(tensors["response_mask"]).bool()
-        metrics |= spread(PROCESS_REWARD, columns.flat(tensors["process_rewards"])[sampled])
-    metrics |= _own_metrics(data, algorithm)
-    if "rm_cut_tokens" in tensors:
-        metrics[REWARD_MODEL_TRUNCATED] = float((tensors["rm_cut_tokens"] > 0).sum())
-    if "anchor_ids" in tensors and len(data):
-        states = list(zip(data.non_tensor_batch["uid"], tensors["anchor_ids"].tolist(), strict=True))
-        times = Counter(state for state in states if state[1] >= 0)  # below 0: like no other
-        metrics[SHARED_STATES] = sum(times[state] > 1 for state in states) / len(states)
-    return metrics
-
-
-def _own_metrics(data: DataProto, algorithm: AlgorithmConfig) -> Mapping[str, float]:
-    """What the estimator is judged by, over all rows: of an episode of several sequences each one counts."""
-    declaration = adv_estimator_declaration(algorithm.adv_estimator)
-    if declaration.measure is None:
-        return {}
-    tensors = data.tensors()
-    found = {name: _padded(tensors, name) for name in declaration.needs if name in tensors}
-    found["response_mask"] = _padded(
-        tensors, "loss_mask" if "loss_mask" in tensors else "response_mask"
-    ).bool()
-    found["rewards"] = _padded(tensors, "token_level_rewards").sum(dim=-1)
-    found["group_ids"] = group_ids_of(list(data.non_tensor_batch["uid"]))
-    return declaration.measure(found, {**declaration.own, "gamma": algorithm.gamma, **algorithm.adv_settings})
-
-
-def _kl(tensors: Mapping[str, Tensor], algorithm: AlgorithmConfig, mask: Tensor) -> tuple[Tensor, Tensor]:
+def kl_of_tokens(
+    tensors: Mapping[str, Tensor], algorithm: AlgorithmConfig, mask: Tensor
+) -> tuple[Tensor, Tensor]:
     """KL per token [B, R], and its mean."""
     missing = [name for name in ("old_log_probs", "ref_log_prob") if name not in tensors]
     if missing:
@@ -202,10 +141,10 @@ def _kl(tensors: Mapping[str, Tensor], algorithm: AlgorithmConfig, mask: Tensor)
             f"{', '.join(sorted(tensors))}"
         )
     return reward_kl(
-        _padded(tensors, "old_log_probs"), _padded(tensors, "ref_log_prob"), mask, kind=algorithm.kl_penalty
+        padded(tensors, "old_log_probs"), padded(tensors, "ref_log_prob"), mask, kind=algorithm.kl_penalty
     )
 
 
-def _padded(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+def padded(tensors: Mapping[str, Tensor], name: str) -> Tensor:
     """[B, R], R the longest row; a column with one number per row as it is."""
     return columns.to_padded(tensors[name], 0.0)

@@ -1,4 +1,4 @@
-"""The numbers of a step under the names that people already chart, from plain tensors.
+"""The numbers of a step under the names that people already chart.
 
 Every function is pure and returns `{name: number}`; a statistic over nothing is left out, never 0 or NaN.
 Each name says in its function over what it averages: tokens, samples, groups or prompts.
@@ -9,12 +9,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from strop.algorithms.batch_metrics import Metrics, Numbers, doubles, spread
 from strop.base.metrics import Metric
 from strop.rewards.outcome import KINDS, OutcomeKind
+
+if TYPE_CHECKING:
+    from strop.workers.models import Usage
+    from strop.workers.reports import EpisodeReport
 
 PHASES_OVER_ALL_TOKENS = ("ref", "values", "adv", "update_critic", "update_actor")
 """Phases whose time is also given per token of prompt and response; `gen` is per response token."""
@@ -81,6 +86,60 @@ REWARD_USAGE = Metric(
     "sums of `requests`, `retries`, `cached`, `input_tokens`, `output_tokens`, `cost`, `wait_s` of the services "
     "`judge` and `server`",
 )
+
+FAILED_EPISODES = Metric("rollout/failed", "samples", "whose agent failed")
+MFU = Metric(
+    "perf/mfu/{actor,actor_infer,critic,prm}",
+    "share",
+    "of the operations per second that the devices can do at best (a CPU: as measured): of updates, and of the "
+    "policy's log-probs; not there for models whose operations are not known (images, linear attention)",
+)
+MEMORY = Metric(
+    "perf/max_memory_{allocated,reserved}_gb",
+    "GiB",
+    "most on one accelerator so far, of tensors, and held by torch",
+)
+HOST_MEMORY = Metric("perf/cpu_memory_used_gb", "GiB", "in use on the fullest machine, by all programs")
+GIB = 2**30
+
+
+def episode_metrics(
+    reports: Sequence[EpisodeReport], *, max_prompt_tokens: int, max_response_tokens: int
+) -> Metrics:
+    """Lengths, turns and outcomes of the episodes; the limits are those that are configured."""
+    finished = [report for report in reports if report.is_finished]
+    outcomes = [(report.data_source, report.outcome) for report in reports if report.outcome is not None]
+    return {
+        **length_metrics(
+            prompt_lengths=[report.num_prompt_tokens for report in finished],
+            response_lengths=[report.num_response_tokens for report in finished],
+            is_aborted=[report.stop_reason == "aborted" for report in finished],
+            max_prompt_tokens=max_prompt_tokens,
+            max_response_tokens=max_response_tokens,
+        ),
+        **spread(TURNS, [report.num_turns for report in finished]),
+        **agent_loop_metrics(
+            [_seconds_of(report) for report in finished],
+            [(report.num_prompt_tokens, report.num_response_tokens) for report in finished],
+        ),
+        **agent_number_metrics([report.numbers for report in finished]),
+        **reward_outcome_metrics([outcome.kind for _, outcome in outcomes]),
+        **reward_part_metrics(
+            [source for source, outcome in outcomes if outcome.score is not None],
+            [outcome.parts for _, outcome in outcomes if outcome.score is not None],
+        ),
+        **reward_usage_metrics([outcome.usage for _, outcome in outcomes]),
+        FAILED_EPISODES: float(len(reports) - len(finished)),
+    }
+
+
+def _seconds_of(report: EpisodeReport) -> dict[str, float]:
+    """Time of one sample per activity, under verl's names."""
+    return {
+        "generate_sequences": report.timings.get("generate_s", 0.0),
+        "tool_calls": report.timings.get("tool_calls", 0.0),
+        "compute_score": 0.0 if report.outcome is None else report.outcome.seconds,
+    }
 
 
 def length_metrics(
@@ -192,6 +251,42 @@ def reward_usage_metrics(usage: Sequence[Mapping[str, float]]) -> Metrics:
     return {
         REWARD_USAGE.of(*name.split("/", 1)): math.fsum(one.get(name, 0.0) for one in usage) for name in names
     }
+
+
+def usage_metrics(
+    usage: Mapping[str, Sequence[Usage]], seconds: Mapping[str, float], *, actor_is_reference: bool
+) -> dict[str, float]:
+    """MFU, MEMORY and HOST_MEMORY.
+
+    Args:
+        usage: of each rank, by the role that learns.
+        seconds: of each stage of the step.
+        actor_is_reference: the actor without its adapter gives the reference's log-probs.
+    """
+    stages = ("old_log_prob", "ref") if actor_is_reference else ("old_log_prob",)
+    infer_s = sum(seconds.get(stage, 0.0) for stage in stages)
+    found = {
+        MFU.of(role): _mfu([one.updates for one in ranks], ranks, seconds.get(f"update_{role}", 0.0))
+        for role, ranks in usage.items()
+    }
+    found[MFU.of("actor_infer")] = _mfu([one.others for one in usage["actor"]], usage["actor"], infer_s)
+    every = [one for ranks in usage.values() for one in ranks]
+    for what, values in (
+        (MEMORY.of("allocated"), [one.allocated for one in every]),
+        (MEMORY.of("reserved"), [one.reserved for one in every]),
+        (HOST_MEMORY, [one.host for one in every]),
+    ):
+        known = [value for value in values if value is not None]
+        found[what] = max(known) / GIB if known else None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _mfu(operations: Sequence[float | None], ranks: Sequence[Usage], seconds: float) -> float | None:
+    done = [value for value in operations if value is not None]
+    peaks = [one.peak for one in ranks if one.peak is not None]
+    if not seconds or len(done) < len(ranks) or len(peaks) < len(ranks):
+        return None
+    return sum(done) / (seconds * sum(peaks))
 
 
 def _lengths(what: str, lengths: Tensor, limit: int) -> Metrics:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from strop.base.limits import host_used_bytes
 from strop.controller import Dispatch, Worker, register
 from strop.engines.adapters import adapters, has_adapter
 from strop.engines.causal_lm import CausalLM
-from strop.engines.checkpoint import PendingSave
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.parallel import Parallel, join_ranks
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
@@ -134,7 +134,7 @@ class TrainedWorker(ModelWorker):
         loaded = load(model, parallel=parallel)
         self.engine = TrainEngine(loaded, engine, optim, total_steps=num_updates, parallel=parallel)
         self._role = role
-        self._pending: PendingSave | None = None
+        self._pending: Future[None] | None = None
         if checkpoint is not None:
             load_role(checkpoint / role, self.engine)
         elif optimizer is not None:

@@ -5,6 +5,7 @@ Made where the rows are, so that the rows themselves never reach the controller.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +15,36 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.algorithms.advantages import group_ids_of
-from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics
+from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics, spread
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.declarations import adv_estimator_declaration
+from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
 from strop.protocol.schema import STAGES, stage_columns
 from strop.run import digest
+from strop.workers.estimates import kl_of_tokens, padded
+
+REWARD_KL = Metric(
+    "actor/reward_kl_penalty",
+    "nats",
+    "KL in the reward, when there is one, mean over samples of their token means",
+)
+REWARD_MODEL_SCORE = Metric(
+    "reward_model/score/{mean,max,min}",
+    "reward",
+    "of the reward model, when there is one, over trained samples",
+)
+SHARED_STATES = Metric(
+    "training/steps_in_shared_states",
+    "share",
+    "of answers with another one to their prompt in the same state, where the estimator compares these",
+)
+PROCESS_REWARD = Metric(
+    "prm/reward/{mean,max,min}",
+    "reward",
+    "of the process reward model, over sampled tokens, before any weight of the estimator",
+)
+REWARD_MODEL_TRUNCATED = Metric("reward_model/truncated", "samples", "that it did not read to the end")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +54,19 @@ class BatchSummary:
     advantages: dict[str, float]
     """Sample id -> mean advantage over its sampled tokens."""
     metrics: dict[str, float]
-    """Rewards, advantages, groups, values, and the mismatch of rollout and trainer."""
+    """Rewards, advantages, groups, values, the mismatch of rollout and trainer, and what went into the rewards."""
     digests: dict[str, str]
     """Stage -> digest of its columns; stages that the step did not have are left out."""
 
 
-def summarize(rows: DataProto) -> BatchSummary:
+def summarize(rows: DataProto, algorithm: AlgorithmConfig) -> BatchSummary:
     """The summary of rows with all their columns.
 
     Args:
         rows: columns prompts, responses, response_mask, rollout_log_probs, token_level_scores,
             token_level_rewards, advantages, returns; the trainer's at the start of the step, as `log_probs` or
             else `old_log_probs`; values and ref_log_prob where there are any.
+        algorithm: that the batch was trained with.
     """
     tensors = rows.tensors()
     if "log_probs" not in tensors:
@@ -49,7 +77,10 @@ def summarize(rows: DataProto) -> BatchSummary:
     rewards = _row_sums(tensors["token_level_rewards"])
     return BatchSummary(
         advantages=dict(zip(ids, means, strict=True)),
-        metrics=_metrics(tensors, rewards, list(rows.non_tensor_batch["uid"])),
+        metrics={
+            **_metrics(tensors, rewards, list(rows.non_tensor_batch["uid"])),
+            **shaping_metrics(rows, algorithm),
+        },
         digests={
             stage: digest(*(part for name in names if name in tensors for part in _bits(tensors[name])))
             for stage, names in ((stage, stage_columns(stage)) for stage in STAGES)
@@ -77,6 +108,43 @@ def _metrics(tensors: Mapping[str, Tensor], rewards: Tensor, uids: Sequence[str]
             row_lengths=columns.row_lengths(tensors["responses"]),
         ),
     }
+
+
+def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, float]:
+    """What went into the rewards beside the scorer's; empty where nothing did. Arguments as `batch_advantages`."""
+    tensors = data.tensors()
+    metrics: dict[str, float] = {}
+    if algorithm.use_kl_in_reward:
+        _, mean = kl_of_tokens(tensors, algorithm, padded(tensors, "response_mask").bool())
+        metrics[REWARD_KL] = float(mean)
+    if "rm_scores" in tensors:
+        metrics |= spread(REWARD_MODEL_SCORE, tensors["rm_scores"])
+    if "process_rewards" in tensors:
+        sampled = columns.flat(tensors["response_mask"]).bool()
+        metrics |= spread(PROCESS_REWARD, columns.flat(tensors["process_rewards"])[sampled])
+    metrics |= _own_metrics(data, algorithm)
+    if "rm_cut_tokens" in tensors:
+        metrics[REWARD_MODEL_TRUNCATED] = float((tensors["rm_cut_tokens"] > 0).sum())
+    if "anchor_ids" in tensors and len(data):
+        states = list(zip(data.non_tensor_batch["uid"], tensors["anchor_ids"].tolist(), strict=True))
+        times = Counter(state for state in states if state[1] >= 0)  # below 0: like no other
+        metrics[SHARED_STATES] = sum(times[state] > 1 for state in states) / len(states)
+    return metrics
+
+
+def _own_metrics(data: DataProto, algorithm: AlgorithmConfig) -> Mapping[str, float]:
+    """What the estimator is judged by, over all rows: of an episode of several sequences each one counts."""
+    declaration = adv_estimator_declaration(algorithm.adv_estimator)
+    if declaration.measure is None:
+        return {}
+    tensors = data.tensors()
+    found = {name: padded(tensors, name) for name in declaration.needs if name in tensors}
+    found["response_mask"] = padded(
+        tensors, "loss_mask" if "loss_mask" in tensors else "response_mask"
+    ).bool()
+    found["rewards"] = padded(tensors, "token_level_rewards").sum(dim=-1)
+    found["group_ids"] = group_ids_of(list(data.non_tensor_batch["uid"]))
+    return declaration.measure(found, {**declaration.own, "gamma": algorithm.gamma, **algorithm.adv_settings})
 
 
 def answer_scores(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> Tensor:

@@ -1,16 +1,23 @@
-"""How many samples of a call have ended, while it lasts: each rollout worker writes it into a file of the run's logs.
+"""How many samples of a call have ended, while it lasts: rollout workers write it into the run's logs, and it is shown.
 
 A call of a worker says nothing before its end, whatever runtime carries it; a file can be read meanwhile.
+
+Concurrency: while samples are played, a thread of the controller reads the files from time to time; it has ended when
+the call returns.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from strop.base.background import every
 from strop.workers.episodes import Episode
 
 SUFFIX = ".progress"
+PERIOD_S = 10.0
+"""Seconds between two looks."""
 
 
 class Tally:
@@ -50,8 +57,29 @@ def ended_and_scored(logs: Path) -> tuple[int, int]:
     return ended, scored
 
 
-def clear(logs: Path) -> None:
-    """Forget the call before."""
-    for file in logs.glob(f"rollout-*{SUFFIX}"):
-        with contextlib.suppress(OSError):
-            file.unlink()
+class PlayWatch:
+    """Looks at the samples that are being played, from time to time."""
+
+    def __init__(self, logs: Path | None) -> None:
+        """`logs` is the folder in which the workers note them; None: nothing is shown."""
+        self._logs = logs
+        self.show: Callable[[str], None] | None = None
+        """Takes a sentence, once there is somebody to show it to."""
+
+    @contextlib.contextmanager
+    def playing(self, num_samples: int) -> Iterator[None]:
+        """While so many samples are played and scored."""
+        if self._logs is None or self.show is None:
+            yield
+            return
+        logs, show = self._logs, self.show
+        for file in logs.glob(f"rollout-*{SUFFIX}"):  # of the call before
+            with contextlib.suppress(OSError):
+                file.unlink()
+
+        def look() -> None:
+            ended, scored = ended_and_scored(logs)
+            show(f"{ended} of {num_samples} episodes done, {scored} scored")
+
+        with every(PERIOD_S, look, name="progress"):
+            yield

@@ -11,7 +11,6 @@ from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with,
 from template_family import family_tokenizer
 
 from strop.agents import AgentConfig, AgentSetup, agents
-from strop.agents.rows import with_agents
 from strop.environments.config import EnvironmentConfig
 from strop.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
 from strop.tools.calculator import CalculatorTool
@@ -134,7 +133,7 @@ def row(**columns: Any) -> dict[str, Any]:
 def test_rows_show_the_tools_that_they_may_use() -> None:
     chosen = {"tool_selection": ["calculator"]}
     rows = [row(), row(extra_info=chosen), row(agent_name="single_turn_agent")]
-    shown = with_agents(rows, setup(default_agent="tool_agent"), "train")
+    shown = setup(default_agent="tool_agent").shown_rows(rows, "train")
     assert [one["agent_name"] for one in shown] == ["tool_agent", "tool_agent", "single_turn_agent"]
     names = [[tool["function"]["name"] for tool in one.get("tools", ())] for one in shown]
     assert names == [["calculator", "calc_gsm8k_reward"], ["calculator"], []]
@@ -143,7 +142,7 @@ def test_rows_show_the_tools_that_they_may_use() -> None:
 
 def test_rows_of_single_turns_are_left_as_they_are() -> None:
     rows = [row()]
-    assert with_agents(rows, AgentSetup(AgentConfig(), None), "train") is rows
+    assert AgentSetup(AgentConfig(), None).shown_rows(rows, "train") is rows
 
 
 @pytest.mark.parametrize(
@@ -163,25 +162,25 @@ def test_rows_of_single_turns_are_left_as_they_are() -> None:
 )  # fmt: skip
 def test_rows_that_name_what_there_is_not_are_refused(columns: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        with_agents([row(), row(**columns)], setup(default_agent="tool_agent"), "train")
+        setup(default_agent="tool_agent").shown_rows([row(), row(**columns)], "train")
 
 
 def test_tools_that_only_environments_could_use_are_refused_for_training_rows() -> None:
     made = setup(default_agent="env_agent", environment=EnvironmentConfig(name="gymnasium"))
     with pytest.raises(ValueError, match="every train row is played by env_agent, which uses none"):
-        with_agents([row(), row()], made, "train")
-    both = with_agents([row(), row(agent_name="tool_agent")], made, "train")
+        made.shown_rows([row(), row()], "train")
+    both = made.shown_rows([row(), row(agent_name="tool_agent")], "train")
     assert [len(one.get("tools", ())) for one in both] == [0, 2]
-    assert len(with_agents([row()], made, "val")) == 1, "validation may leave the tools alone"
+    assert len(made.shown_rows([row()], "val")) == 1, "validation may leave the tools alone"
 
 
 def test_tools_that_no_row_uses_are_refused() -> None:
     with pytest.raises(
         ValueError, match="the run has tools .*, but every train row is played by single_turn_agent"
     ):
-        with_agents([row()], setup(), "train")
+        setup().shown_rows([row()], "train")
     with pytest.raises(ValueError, match="train row 0 is for tool_agent, but the run has no tools"):
-        with_agents([row(agent_name="tool_agent")], AgentSetup(AgentConfig(), None), "train")
+        AgentSetup(AgentConfig(), None).shown_rows([row(agent_name="tool_agent")], "train")
 
 
 def test_a_template_that_writes_no_calls_needs_a_format_by_name() -> None:

@@ -21,9 +21,9 @@ from strop.base import foreign_files, trust
 from strop.config import describe, load_config
 from strop.quickstart.starting import start_or_resume
 from strop.run import RunError, RunFolder
-from strop.trainer.code_named import code_named
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
+from strop.trainer.loading import code_named
 
 REWARD = """
 def compute_score(**given):

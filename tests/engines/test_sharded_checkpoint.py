@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from references.rank_processes import Ranks, run_ranks
-from strop.engines import tensor_files
 from strop.engines.checkpoint import (
     load_sharded,
     save_sharded,
     save_sharded_async,
 )
 from strop.engines.parallel import alone
-from strop.engines.saved_tensors import SavedTensors
+from strop.engines.saved_tensors import SavedTensors, shard_name
 
 ALONE = alone("cpu")
 NUMBERS = {"optimizer": {"num_steps": 3, "lr": 0.1}, "rng": [1, 2], "note": "ä"}
@@ -48,8 +48,10 @@ def whole_tensors() -> dict[str, Tensor]:
 
 def saved_in(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint."""
-    saved = SavedTensors(folder)
-    return {name: saved.read(name) for name in saved.tensors}
+    forms = SavedTensors(folder).tensors
+    tensors = {name: torch.empty(form.size, dtype=form.properties.dtype) for name, form in forms.items()}
+    load_sharded(folder, tensors)
+    return tensors
 
 
 def bits_of(tensor: Tensor) -> list[int]:
@@ -80,16 +82,18 @@ def spread(tensors: dict[str, Tensor], mesh: Any, layout: str) -> dict[str, Tens
 
 
 def save_on_ranks(ranks: Ranks, folder: Path, layout: str, shard_size: int, in_background: bool) -> int:
+    """Bytes of the tensors in this rank's file."""
     parallel = ranks.join(shard_size=shard_size)
     tensors = spread(whole_tensors(), parallel.mesh, layout)
-    if not in_background:
+    if in_background:
+        pending = save_sharded_async(folder, tensors, NUMBERS, parallel=parallel)
+        for tensor in tensors.values():  # the live tensors change at once
+            (tensor.to_local() if isinstance(tensor, DTensor) else tensor).zero_()
+        pending.result(60)
+    else:
         save_sharded(folder, tensors, NUMBERS, parallel=parallel)
-        return 0
-    pending = save_sharded_async(folder, tensors, NUMBERS, parallel=parallel)
-    for tensor in tensors.values():  # the live tensors change at once
-        (tensor.to_local() if isinstance(tensor, DTensor) else tensor).zero_()
-    pending.result(60)
-    return pending.num_bytes
+    content = (folder / shard_name(parallel.rank, parallel.world_size)).read_bytes()
+    return len(content) - 8 - int.from_bytes(content[:8], "little")
 
 
 def load_on_ranks(ranks: Ranks, folder: Path, layout: str, shard_size: int) -> tuple[dict[str, Any], Any]:
@@ -133,9 +137,8 @@ def test_saved_on_two_ranks_loads_on_one_and_on_two_cut_otherwise(
     tmp_path: Path, layout: str, in_background: bool
 ) -> None:
     sizes = run_ranks(save_on_ranks, 2, tmp_path, layout, 0, in_background)
-    if in_background:
-        assert sum(sizes) == sum(t.numel() * t.element_size() for t in whole_tensors().values()), "once each"
-        assert max(sizes) < 0.7 * sum(sizes), "both have work"
+    assert sum(sizes) == sum(t.numel() * t.element_size() for t in whole_tensors().values()), "once each"
+    assert max(sizes) < 0.7 * sum(sizes), "both have work"
     check_alone(tmp_path)
     same_bits(saved_in(tmp_path), whole_tensors())
     check_on_ranks(tmp_path, 2, "columns" if layout == "rows" else "rows")
@@ -206,8 +209,6 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     many = {f"model/{i}": torch.zeros(1) for i in range(5)}
     with pytest.raises(ValueError, match="lacks model/0, model/1, model/2 and 2 more; nothing here takes"):
         load_sharded(tmp_path, many)
-    with pytest.raises(ValueError, match="has no tensor 'model/x'"):
-        SavedTensors(tmp_path).read("model/x")
 
 
 def test_a_lost_or_foreign_or_torn_shard_is_said(tmp_path: Path) -> None:
@@ -229,6 +230,10 @@ def test_a_lost_or_foreign_or_torn_shard_is_said(tmp_path: Path) -> None:
     state = json.loads((tmp_path / "state.json").read_text())
     for change, message in (
         ({"tensors": {**state["tensors"], "model/norm.weight": {"dtype": "F32", "shape": [2]}}}, "describe"),
+        (
+            {"tensors": {"model/one": {"dtype": "F1", "shape": [2]}}},
+            r"gives model/one the unknown type 'F1'; known",
+        ),
         ({"format": 9}, "has format 9, this strop reads format 1"),
     ):
         (tmp_path / "state.json").write_text(json.dumps({**state, **change}))
@@ -272,13 +277,12 @@ def test_the_background_write_is_of_the_moment_of_the_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_write = threading.Event()
-    write = tensor_files.write_tensors
 
     def late(*args: Any, **kwargs: Any) -> None:
         assert may_write.wait(30)
-        write(*args, **kwargs)
+        save_file(*args, **kwargs)
 
-    monkeypatch.setattr("strop.engines.checkpoint.write_tensors", late)
+    monkeypatch.setattr("strop.engines.checkpoint.save_file", late)
     live = whole_tensors()
     numbers: dict[str, Any] = {"rng": [1, 2]}
     pending = save_sharded_async(tmp_path, live, numbers, parallel=ALONE)
@@ -286,10 +290,6 @@ def test_the_background_write_is_of_the_moment_of_the_call(
         tensor.zero_()
     numbers["rng"].append(3)
     assert not pending.done()
-    with pytest.raises(
-        TimeoutError, match=r"writing 0\.00 GiB of a checkpoint to .* takes longer than 0\.01 s"
-    ):
-        pending.result(0.01)
     may_write.set()
     pending.result(30)
     assert pending.done()
@@ -305,12 +305,6 @@ def test_a_refusal_of_the_disk_comes_with_the_result(tmp_path: Path) -> None:
     assert pending.done()
 
 
-def test_a_tensor_of_another_form_than_announced_is_not_written(tmp_path: Path) -> None:
-    layout = {"a": tensor_files.TensorInfo(torch.float32, (2,))}
-    with pytest.raises(ValueError, match="a was announced as"):
-        tensor_files.write_tensors(tmp_path / "x", layout, [torch.zeros(3)], metadata={})
-
-
 def test_each_tensor_of_a_file_starts_at_a_multiple_of_its_element_size(tmp_path: Path) -> None:
     save_sharded(tmp_path, whole_tensors(), NUMBERS, parallel=ALONE)
     content = (tmp_path / "shard-00001-of-00001.safetensors").read_bytes()
@@ -320,6 +314,3 @@ def test_each_tensor_of_a_file_starts_at_a_multiple_of_its_element_size(tmp_path
     assert header.keys() == whole_tensors().keys()
     for name, entry in header.items():
         assert (8 + length + entry["data_offsets"][0]) % whole_tensors()[name].element_size() == 0, name
-    layout = {"a": tensor_files.TensorInfo(torch.int8, (1,)), "b": tensor_files.TensorInfo(torch.int64, (1,))}
-    with pytest.raises(ValueError, match="tensors with larger elements come first"):
-        tensor_files.write_tensors(tmp_path / "x", layout, [], metadata={})

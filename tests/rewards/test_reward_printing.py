@@ -49,10 +49,10 @@ def test_prints_are_shown_up_to_a_limit_and_all_logged_with_tracebacks(
 def test_lines_are_joined_over_reads_and_cut_where_they_never_end() -> None:
     taken: list[str] = []
     lines = Lines(taken.append)
-    lines.feed(b"one\r\ntw")
-    lines.feed(b"o\n" + b"x" * (MAX_LINE_BYTES + 1))
-    lines.feed(b"\xff")
-    lines.end()
+    lines.data_received(b"one\r\ntw")
+    lines.data_received(b"o\n" + b"x" * (MAX_LINE_BYTES + 1))
+    lines.data_received(b"\xff")
+    lines.connection_lost(None)
     assert taken == ["one", "two", "x" * (MAX_LINE_BYTES + 1), "\\xff"]
 
 

@@ -21,8 +21,7 @@ from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings, start_vllm
 from strop.rollout.vllm.environment import VARIABLE, vllm_python
 from strop.rollout.vllm.process import VllmDied
-from strop.trainer.code_named import code_named
-from strop.trainer.loading import load
+from strop.trainer.loading import code_named, load
 from strop.workers.generation import check_engine
 
 

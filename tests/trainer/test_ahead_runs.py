@@ -71,7 +71,7 @@ def test_a_lead_of_nothing_is_the_synchronous_trainer(
     monkeypatch.setattr(loop, "RolloutCollector", functools.partial(AheadCollector, start_step=0))
     monkeypatch.setattr(roles, "RolloutWorker", AheadWorker)
     two = train_in(tmp_path / "two", config)
-    assert two.records[0].collected.metrics["training/off_policy/prompts_ahead"] == 0, "it was this one"
+    assert two.records[0].collection_metrics["training/off_policy/prompts_ahead"] == 0, "it was this one"
     assert [print_.chain for print_ in one.chain] == [print_.chain for print_ in two.chain]
 
 
@@ -188,7 +188,7 @@ def test_groups_that_cannot_teach_are_replaced_while_others_play(project: Projec
     left_out = sum(numbers["training/filter_groups/evicted_samples"] for numbers in done.steps)
     assert left_out > 0, "some pairs had equal rewards"
     for record in done.records:
-        assert len({report.uid for report in record.reports} - record.collected.dropped.keys()) == 4
+        assert len({report.uid for report in record.reports} - record.dropped.keys()) == 4
     check_records(done.folder, num_steps=4)
 
 

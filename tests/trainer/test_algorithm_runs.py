@@ -219,7 +219,7 @@ def test_at_its_limit_it_trains_on_what_there_is_or_stops(project: Project, tmp_
     config = project.config(*rare, "algorithm.filter_groups.highest_mean=0.2")
     done = train_in(tmp_path / "run", config)
     check_records(done.folder, num_steps=1)
-    assert len(done.records[0].collected.prompts) == 4
+    assert len(done.records[0].prompts) == 4
     with pytest.raises(
         RuntimeError, match=r"only \d of 4 groups could teach after 1 rounds .*easier than the band"
     ):

@@ -112,7 +112,7 @@ def test_by_the_clock_on_the_wall_and_with_a_filter(project: Project, tmp_path: 
     done = train_in(tmp_path / "run", project.config(*LATER, *filtered, "rollout.samples_per_prompt=2"))
     check_records(done.folder, num_steps=6)
     for record in done.records:
-        assert len({report.uid for report in record.reports} - record.collected.dropped.keys()) == 4
+        assert len({report.uid for report in record.reports} - record.dropped.keys()) == 4
     assert set(trained(done.folder).values()) == {1}
 
 

@@ -94,7 +94,7 @@ def test_with_a_group_filter_what_is_left_out_is_not_looked_at(
     done = train_in(
         tmp_path / "run", project.config(*SYNCHRONOUS, *OVERLAP, *filtered, "rollout.samples_per_prompt=2")
     )
-    left_out = {uid for record in done.records for uid in record.collected.dropped}
+    left_out = {uid for record in done.records for uid in record.dropped}
     assert left_out, "some were"
     assert not left_out & set(made)
     assert len(made) == 8

@@ -101,7 +101,7 @@ def own(tmp_path: Path) -> Iterator[str]:
 
 
 def visits(done: Done) -> list[tuple[int, int]]:
-    return [parse_visit_uid(prompt.uid) for record in done.records for prompt in record.collected.prompts]
+    return [parse_visit_uid(prompt.uid) for record in done.records for prompt in record.prompts]
 
 
 @pytest.mark.slow

@@ -60,7 +60,7 @@ def test_long_prompts_are_counted_and_a_resumed_run_is_the_one_that_was_not(
     )
     whole = train_in(tmp_path / "whole", config)
     check_records(whole.folder, num_steps=3)
-    assert all(len(record.collected.prompts) == 4 for record in whole.records)
+    assert all(len(record.prompts) == 4 for record in whole.records)
     counted = sum(step["training/overlong_prompts"] for step in whole.steps)
     assert counted > 0
     with RunFolder.open(whole.folder, read_only=True) as run:

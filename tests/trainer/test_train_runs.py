@@ -13,9 +13,9 @@ from torch import Tensor
 
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
 from strop.base.metrics import metric_values
+from strop.engines import model as model_loading
 from strop.engines import offloading
 from strop.engines.causal_lm import CausalLM
-from strop.engines.model import _Loading
 from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
 from strop.run import RunFolder
@@ -272,8 +272,8 @@ def test_epochs_go_on_across_steps_and_the_last_step_is_shorter(project: Project
         "data.prompts_per_step=10", "trainer.num_epochs=1", "trainer.max_steps=null", "data.val_files=[]"
     )
     done = train_in(tmp_path / "run", config)
-    assert [len(record.collected.prompts) for record in done.records] == [10, 10, 4]
-    assert len({prompt.row for record in done.records for prompt in record.collected.prompts}) == 24
+    assert [len(record.prompts) for record in done.records] == [10, 10, 4]
+    assert len({prompt.row for record in done.records for prompt in record.prompts}) == 24
     check_records(done.folder, num_steps=3)
 
 
@@ -364,14 +364,14 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
         moved.append(copies.num_bytes > 0)
         return copies
 
-    finish = _Loading.finish
+    made_ready = model_loading._made_ready
 
-    def in_own_memory(loading: _Loading, module: torch.nn.Module) -> CausalLM:
+    def in_own_memory(module: torch.nn.Module, *others: object) -> CausalLM:
         for parameter in module.parameters():
             parameter.data = parameter.data.clone()  # that of a mapped file cannot be freed
-        return finish(loading, module)
+        return made_ready(module, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_Loading, "finish", in_own_memory)
+    monkeypatch.setattr(model_loading, "_made_ready", in_own_memory)
     monkeypatch.setattr(offloading, "_on_device", iter)
     monkeypatch.setattr(offloading, "offload", counted)
     leaves = train_in(tmp_path / "leaves", project.config(*settings, "resources.offload_idle=true"))

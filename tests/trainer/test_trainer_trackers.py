@@ -21,10 +21,9 @@ from strop.rewards import Outcome
 from strop.run import RunError
 from strop.trainer.progress import ConsoleTracker, duration, find, headline
 from strop.trainer.trackers import JsonlTracker, TrackerGroup, TrackerSetup, read_metrics, trackers
-from strop.trainer.watching import PlayWatch
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
-from strop.workers.tally import Tally
+from strop.workers.tally import PlayWatch, Tally
 
 METRICS = {
     "critic/rewards/mean": 0.5314, "critic/score/mean": 9.0, "val-core/a/b/acc/mean@1": 0.5,
@@ -122,7 +121,7 @@ def test_on_a_terminal_the_line_below_the_bar_says_how_far_a_step_is() -> None:
 def test_what_workers_note_is_shown_while_samples_are_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strop.trainer.watching.PERIOD_S", 0.01)
+    monkeypatch.setattr("strop.workers.tally.PERIOD_S", 0.01)
     shown: queue.SimpleQueue[str] = queue.SimpleQueue()
     watch = PlayWatch(tmp_path)
     prompt = Prompt(uid="a", row=0, token_ids=(1,), messages=(), data_source="x", ground_truth=None)

@@ -10,7 +10,7 @@ from tiny_runs import Done
 
 from strop.base.limits import host_used_bytes
 from strop.engines.flops.peak import half_precision_peak, peak_flops
-from strop.trainer.usage import usage_metrics
+from strop.workers.metrics import usage_metrics
 from strop.workers.models import Usage
 
 

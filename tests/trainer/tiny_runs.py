@@ -12,11 +12,11 @@ from strop.protocol import DataProto
 from strop.quickstart.task import TaskFiles
 from strop.run import Fingerprint, RunFolder
 from strop.trainer.config import Config
+from strop.trainer.ending import TrainResult
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loading import load
 from strop.trainer.loop import Trainer
 from strop.trainer.records import StepRecord
-from strop.trainer.results import TrainResult
 from strop.trainer.stages import Stages
 from strop.trainer.trackers import read_metrics
 
@@ -108,9 +108,7 @@ class RecordingTrainer(Trainer):
     def step(self, step: int, stages: Stages) -> StepRecord:
         record = super().step(step, stages)
         batch = None if record.learned is None else record.learned.experience.rows.get()
-        self.records.append(
-            SeenStep(step=step, collected=record.collected, learned=record.learned, batch=batch)
-        )
+        self.records.append(SeenStep(**vars(record), batch=batch))
         return record
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_tokenizer
 from strop.engines.packing import Row, make_rows
-from strop.engines.tokens import pack, run_tokens
+from strop.engines.tokens import pack
 from strop.engines.training import TrainEngine
 from strop.trajectory import Media
 from strop.vision.families import load_media_processor
@@ -286,9 +285,9 @@ def test_media_tokens_without_media_are_refused(folder: Callable[[str], Path]) -
 
 def test_images_and_divided_sequences_do_not_go_together(folder: Callable[[str], Path]) -> None:
     path = folder("qwen2_vl")
-    ranks: Any = SimpleNamespace(sp_group=object())
+    group: Any = object()
     with pytest.raises(ValueError, match="use engine.sequence_parallel=1"):
-        run_tokens(load(path), samples(path), lambda tokens: tokens.log_probs(temperature=1.0), ranks)
+        pack(samples(path), load(path), sp_group=group)
 
 
 def test_a_model_whose_own_pass_differs_is_refused(

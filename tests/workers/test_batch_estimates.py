@@ -15,8 +15,8 @@ from references.batches import advantages_of
 from strop.algorithms.config import AlgorithmConfig
 from strop.controller import InlineWorkerGroup
 from strop.protocol import DataProto, columns
-from strop.workers.estimates import shaping_metrics
 from strop.workers.rows import updates_of
+from strop.workers.summary import shaping_metrics
 
 LENGTHS = (3, 1, 2, 4)
 UIDS = ("a", "b", "a", "b")

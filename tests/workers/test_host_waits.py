@@ -16,7 +16,7 @@ from critic_batches import make_critic, value_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.engines import tokens
+from strop.engines import training
 from strop.engines.optimizer import StepReport
 from strop.engines.training import TrainEngine
 
@@ -28,7 +28,7 @@ class Waits(TorchDispatchMode):
         super().__init__()
         self.count = self.micro_batches = 0
         self._is_packing = False
-        pack = tokens.pack
+        pack = training.pack
 
         def uncounted(*args: Any, **kwargs: Any) -> object:
             self._is_packing = True
@@ -38,7 +38,7 @@ class Waits(TorchDispatchMode):
             finally:
                 self._is_packing = False
 
-        monkeypatch.setattr(tokens, "pack", uncounted)
+        monkeypatch.setattr(training, "pack", uncounted)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket is torch.ops.aten._local_scalar_dense and not self._is_packing:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from strop.base.durable import replace_text
-from strop.base.foreign_files import lines_of, open_regular
+from strop.base.durable import append_line, replace_text, whole_lines
 from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.data.config import DataConfig
@@ -82,18 +81,15 @@ class Growth:
             return
         kept: list[str] = []
         added: list[Mapping[str, Any]] = []
-        with open_regular(self._path) as file:
-            for number, line in enumerate(lines_of(file, self._path), start=1):
-                if not line.endswith(b"\n"):  # an interrupted write
-                    break
-                try:
-                    at, epoch, rows = decode(line)
-                except ValueError as error:
-                    raise RunError(f"line {number} of {self._path} is damaged: {error}") from error
-                if at <= step:
-                    self._add(rows, epoch)
-                    added += rows
-                    kept.append(line.decode("ascii"))
+        for number, line in enumerate(whole_lines(self._path), start=1):
+            try:
+                at, epoch, rows = decode(line)
+            except ValueError as error:
+                raise RunError(f"line {number} of {self._path} is damaged: {error}") from error
+            if at <= step:
+                self._add(rows, epoch)
+                added += rows
+                kept.append(line.decode("ascii"))
         replace_text(self._path, "".join(kept))
         self._source.restore(added)
 
@@ -115,8 +111,8 @@ class Growth:
         line = encode([step, epoch, plain])
         self._add(plain, epoch)
         try:
-            with self._path.open("ab") as file:
-                file.write(line)
+            with self._path.open("ab", buffering=0) as file:
+                append_line(file, line)
         except OSError as error:
             raise RunError(
                 f"cannot write {self._path}: {error.strerror}; free space, then continue with --resume"

@@ -8,7 +8,7 @@ prompts as without, and what is visited depends on seed, files and limits alone.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -31,18 +31,24 @@ class StreamedPrompts:
         rows: read at each visit; not held.
         tokenizer: with a chat template.
         config: column names and limits; data.max_train_prompts keeps rows at even distances, of all rows.
+        shown: what a row goes through before, such as naming its agent; its second argument names the row in errors.
 
     Raises:
         ValueError: the tokenizer has no chat template, or one of a few rows that are tried cannot be a prompt.
     """
 
     def __init__(
-        self, rows: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, config: DataConfig
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        tokenizer: PreTrainedTokenizerBase,
+        config: DataConfig,
+        *,
+        shown: Callable[[Mapping[str, Any], str], Mapping[str, Any]] = lambda row, where: row,
     ) -> None:
         require_chat_template(tokenizer)
         if not rows:
             raise ValueError("train data has no rows; check data.train_files")
-        self._rows = rows
+        self._rows, self._shown = rows, shown
         self._tokenizer = tokenizer
         self._limit = config.max_prompt_tokens
         self._is_filtered = config.filter_overlong_prompts
@@ -75,7 +81,8 @@ class StreamedPrompts:
         Raises:
             ValueError: the row cannot be a prompt; the sentence names it.
         """
-        one = PromptDataset([self._rows[row]], self._tokenizer, self._config, "train", first_row=row)
+        source = self._shown(self._rows[row], f"train row {row}")
+        one = PromptDataset([source], self._tokenizer, self._config, "train", first_row=row)
         return dataclasses.replace(one.prompt(0, uid), row=row)
 
     def refusal(self, prompt: Prompt) -> str:

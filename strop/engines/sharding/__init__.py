@@ -1,6 +1,10 @@
 """One model on several ranks: their process group, and its parameters in shards.
 
-joining.py  what the core asks for
 ranks.py    the process group, joined and left
 fsdp.py     parameters sharded with FSDP2, and gathered for generation
 """
+
+from strop.engines.sharding.fsdp import full_parameters, reshard, shard, sync_gradients
+from strop.engines.sharding.ranks import joined
+
+__all__ = ["full_parameters", "joined", "reshard", "shard", "sync_gradients"]

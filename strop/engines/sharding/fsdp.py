@@ -11,9 +11,11 @@ in the same order. Inside `full_parameters` forward passes talk to nobody.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
+from torch import nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -26,6 +28,19 @@ from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.parallel import Parallel
 from strop.engines.tokens import sequence_parallelism
+
+T = TypeVar("T")
+
+
+class _Root(nn.Module):
+    """Runs a function as its forward pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[[], T]) -> T:
+        return function()
 
 
 def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
@@ -47,9 +62,10 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
         precision = MixedPrecisionPolicy(param_dtype=model.compute_dtype, reduce_dtype=torch.float32)
     if config.offload == "all":
         placement = CPUOffloadPolicy(pin_memory=parallel.device.type != "cpu")
+    root = _Root(model.module)
     for part, reshard_after_forward in [
         *((layer, config.reshard_after_forward) for layer in model.layers),
-        (model.root, False),  # its backward pass comes first, so it would be gathered again at once
+        (root, False),  # its backward pass comes first, so it would be gathered again at once
     ]:
         fully_shard(
             part,
@@ -58,10 +74,10 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
             mp_policy=precision,
             offload_policy=placement,
         )
+    model.root = root
     for unit in sharded_units(model):
         unit.set_gradient_divide_factor(1.0)
         unit.set_force_sum_reduction_for_comms(True)
-    model.is_sharded = True
     model.device = parallel.device
     model.run(lambda: None)  # the first pass through the root tells the units which one it is
     reshard(model)
@@ -69,6 +85,7 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
 
 def sharded_units(model: CausalLM) -> list[FSDPModule]:
     """The units that are gathered together, root first."""
+    assert model.root is not None, "the model is sharded"
     return [part for part in model.root.modules() if isinstance(part, FSDPModule)]
 
 
@@ -87,8 +104,7 @@ def sync_gradients(model: CausalLM, *, is_last: bool, each: bool, keep_parameter
         each: add up after every backward pass.
         keep_parameters: leave parameters gathered for the next forward pass where there is one.
     """
-    root = model.root
-    assert isinstance(root, FSDPModule), "a sharded model's root is a unit"
+    root = sharded_units(model)[0]
     root.set_requires_gradient_sync(each or is_last)
     root.set_reshard_after_backward(is_last or not keep_parameters)
 

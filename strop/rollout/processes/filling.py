@@ -11,8 +11,7 @@ from strop.engines.adapters import merged_weights
 from strop.engines.causal_lm import CausalLM
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
-from strop.engines.parallel import alone
-from strop.engines.tokens import run_tokens
+from strop.engines.tokens import pack
 from strop.engines.training import TrainEngine
 from strop.rollout.registry import engines
 from strop.rollout.sync.probe import Probe, probe_tokens
@@ -63,7 +62,7 @@ def probe_of(model: CausalLM) -> Probe:
     ids = probe_tokens(model.config.get_text_config().vocab_size, never=model.media_tokens)
     rows = make_rows([torch.tensor(ids[:1])], [torch.tensor(ids[1:])])
     with torch.no_grad():
-        log_probs, _ = run_tokens(model, rows, lambda one: one.log_probs(temperature=1.0), alone("cpu"))
+        log_probs, _ = model.run(lambda one: one.log_probs(temperature=1.0), pack(rows, model))
     return Probe(token_ids=ids, log_probs=tuple(log_probs.tolist()))
 
 

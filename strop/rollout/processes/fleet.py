@@ -21,6 +21,7 @@ from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.types import SyncCorrupted, UnverifiedWeights
 from strop.rollout.types import RolloutEngine
 from strop.workers.generation import Generation, Place
+from strop.workers.serving import Serving
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ RANKS_APART = 1000
 """Between the numbers of replicas in the names of their logs: rank 0 has vllm-0.log, vllm-1000.log, ..."""
 
 
-class Fleet:
+class Fleet(Serving):
     """Engines with weights of their own, beside a policy in this process that is whole, or one engine of any kind."""
 
     def __init__(self, place: Place, made: Sequence[Generation]) -> None:
@@ -41,33 +42,33 @@ class Fleet:
             place: where they were made.
             made: at least one.
         """
-        self._place, self._made = place, list(made)
+        self._place, self._engines = place, list(made)
         self._trained = place.trained
         self._num_restarts = 0
         self._locks = [asyncio.Lock() for _ in made]
         self._told: list[str] = []
         restart = self._restart if self._can_restart else None
-        self.client = RolloutClient(
+        self.client: RolloutClient = RolloutClient(
             [one.engine for one in made], timeout_s=place.rollout.timeout_s, restart=restart
         )
 
     @property
     def first(self) -> Generation:
         """One of them, for what they have in common."""
-        return self._made[0]
+        return self._engines[0]
 
     @property
     def _can_restart(self) -> bool:
         """Its weights can be had here at any moment: nobody else has to take part."""
         return (
             self._trained is not None
-            and all(one.target is not None for one in self._made)
+            and all(one.target is not None for one in self._engines)
             and not self._trained.model.is_sharded
         )
 
     def replace_first(self, engine: RolloutEngine) -> None:
         """Ask this one in place of the first engine, around which it was made."""
-        self._made[0] = dataclasses.replace(self._made[0], engine=engine)
+        self._engines[0] = dataclasses.replace(self._engines[0], engine=engine)
         self.client.admit(0, engine)
 
     def begin(self) -> None:
@@ -139,7 +140,7 @@ class Fleet:
 
     async def close(self) -> None:
         """End all of them."""
-        for one in self._made:
+        for one in self._engines:
             await one.engine.close()
 
     async def start_lost_again(self) -> int:
@@ -150,11 +151,11 @@ class Fleet:
         """
         if self._can_restart or self.first.target is None:
             return 0
-        lost = [index for index, one in enumerate(self._made) if not await _serves(one)]
+        lost = [index for index, one in enumerate(self._engines) if not await _serves(one)]
         for index in lost:
-            await self._made[index].engine.close()
-            self._made[index] = await self._another(index)
-            self.client.admit(index, self._made[index].engine)
+            await self._engines[index].engine.close()
+            self._engines[index] = await self._another(index)
+            self.client.admit(index, self._engines[index].engine)
             self._told.append(
                 f"rollout engine {index} was lost and started again, and what it had is played again"
             )
@@ -173,7 +174,7 @@ class Fleet:
 
         Where that needs all ranks, one that fails `waits` for `start_lost_again`, or is an error.
         """
-        for index, one in enumerate(self._made):
+        for index, one in enumerate(self._engines):
             try:
                 await act(one)
             except (OSError, RuntimeError, TimeoutError) as error:
@@ -192,10 +193,10 @@ class Fleet:
             RuntimeError: too many were started again.
             Exception: it does not start, or does not compute with these weights.
         """
-        lost = self._made[index]
+        lost = self._engines[index]
         async with self._locks[index]:
-            if self._made[index] is not lost:  # requests and an update noticed it at the same time
-                return self._made[index].engine
+            if self._engines[index] is not lost:  # requests and an update noticed it at the same time
+                return self._engines[index].engine
             return await self._start_in_place(index)
 
     async def _start_in_place(self, index: int) -> RolloutEngine:
@@ -206,7 +207,7 @@ class Fleet:
             )
         trained, version = self._trained, self._place.version
         assert trained is not None, "asked for with a policy in this process"
-        await self._made[index].engine.close()
+        await self._engines[index].engine.close()
         made = await self._another(index)
         try:
             assert made.target is not None, "as the one before"
@@ -218,7 +219,7 @@ class Fleet:
         except BaseException:
             await made.engine.close()
             raise
-        self._made[index] = made
+        self._engines[index] = made
         self._told.append(f"rollout engine {index} was lost and started again, at version {version}")
         return made.engine
 

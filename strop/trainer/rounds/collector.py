@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 
 from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
-from strop.trainer.collecting import CollectedSamples, RolloutCollector, TooFewGroups
+from strop.trainer.collecting import RolloutCollector, TooFewGroups
 from strop.trainer.experience import Experience
 from strop.trainer.groups import sample_groups
+from strop.trainer.records import StepRecord
 from strop.trainer.rounds.causes import CAUSES, FAILED, SOLVED, left_out_for
 from strop.trainer.stages import Stages
 from strop.workers.reports import EpisodeReport
@@ -36,7 +37,7 @@ FILTER = Metric(
 class RoundsCollector(RolloutCollector):
     """Fills steps with groups that can teach, where there is a filter."""
 
-    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> CollectedSamples:
+    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> StepRecord:
         """As RolloutCollector, in rounds.
 
         Raises:
@@ -46,7 +47,7 @@ class RoundsCollector(RolloutCollector):
         if not settings.enable:
             return super().collect(step, stages, num_prompts)
         wanted = self._config.data.prompts_per_step
-        rounds: list[CollectedSamples] = []
+        rounds: list[StepRecord] = []
         causes: dict[str, str] = {}
         found, rate = 0, 1.0
         while found < wanted and len(rounds) < settings.max_rounds:
@@ -66,21 +67,23 @@ class RoundsCollector(RolloutCollector):
         return self._joined(rounds, dropped, self._counts(dropped, reports, len(rounds)))
 
     def _joined(
-        self, rounds: Sequence[CollectedSamples], dropped: Mapping[str, str], metrics: Mapping[str, float]
-    ) -> CollectedSamples:
+        self, rounds: Sequence[StepRecord], dropped: Mapping[str, str], metrics: Mapping[str, float]
+    ) -> StepRecord:
         """All rounds, without the samples of dropped groups."""
-        num_refused = sum(one.num_refused for one in rounds)
+        passed_over = {
+            name: sum(one.collection_metrics[name] for one in rounds) for name in rounds[0].collection_metrics
+        }
         experience = Experience.concat([one.experience for one in rounds])
         if dropped:
             kept = [row for row, report in enumerate(experience.reports) if report.uid not in dropped]
             experience = experience.take(kept)
-        return CollectedSamples(
+        return StepRecord(
+            step=rounds[0].step,
             prompts=tuple(prompt for one in rounds for prompt in one.prompts),
-            num_refused=num_refused,
             episodes=Experience.concat([one.episodes for one in rounds]),
             experience=experience,
             dropped=dropped,
-            metrics={**metrics, **self._passed_over(num_refused)},
+            collection_metrics={**metrics, **passed_over},
         )
 
     def _filter(self, reports: Sequence[EpisodeReport], *, at_most: int) -> dict[str, str]:

@@ -1,0 +1,10 @@
+"""Which models packed computation carries: refused by name before they are loaded, or tried once they are.
+
+refused.py  model families that are known not to run, and what they do
+packed.py   a loaded model on packed tokens, compared with its own forward pass
+"""
+
+from strop.engines.carried.packed import check_packed
+from strop.engines.carried.refused import check_family, check_type
+
+__all__ = ["check_family", "check_packed", "check_type"]
