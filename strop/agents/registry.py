@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
+from strop.agents.config import SINGLE_TURN
 from strop.agents.context import AgentContext, Generate
 from strop.base.guests import all_joined, joined, targets
 from strop.base.registry import Registry
@@ -75,6 +76,14 @@ def _as_function(agent: object) -> Callable[..., Awaitable[AgentResult]] | None:
         return agent
     made = (function_of(agent) for function_of in all_joined("form of agents").values())
     return next((function for function in made if function is not None), None)
+
+
+@register(SINGLE_TURN)
+async def single_turn(prompt: Prompt, trajectory: Trajectory, generate: Generate) -> Trajectory:
+    """The simplest agent: one answer to one prompt."""
+    output = await generate(prompt.token_ids)
+    answered = trajectory.with_sampled(output.token_ids, output.log_probs, output.versions)
+    return answered.finish(output.stop_reason)
 
 
 def agent_named(name: str) -> tuple[Callable[..., Awaitable[AgentResult]], bool]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from strop.agents import single_turn
 from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.kits import Kit
@@ -18,8 +17,6 @@ from strop.trajectory import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = ["AgentSetup", "single_turn"]
 
 
 class AgentSetup:

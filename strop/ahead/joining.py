@@ -17,7 +17,7 @@ from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
-from strop.workers.playing import Playing
+from strop.workers.rollout import Playing
 
 
 def role_of(config: Config, playing: Playing) -> RoleSpec[AheadWorker]:

@@ -36,8 +36,7 @@ from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.generation import Place
 from strop.workers.player import Scorers
-from strop.workers.playing import Playing
-from strop.workers.rollout import RolloutWorker
+from strop.workers.rollout import Playing, RolloutWorker
 
 
 class AheadWorker(RolloutWorker):

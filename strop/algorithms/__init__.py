@@ -6,7 +6,6 @@
     kl_kinds.py          names of the KL estimators (torch-free)
     registry.py          names from a config to functions, with what each function needs (torch-free)
     declarations.py      what the built-in ones need and what may be set (torch-free)
-    stream_functions.py  filters and reward shaping of a user's own (torch-free); stream_calls.py calls them
 
     advantages/          credit per token: an estimator per paper, and their registry
     losses/              policy losses as per-token terms, and their registry
@@ -17,7 +16,7 @@
     kl.py                per-token KL estimators
     kl_control.py        KL in the reward, and the controllers of its coefficient
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
-    (distillation/ is a guest: learning from a teacher)
+    (guests: distillation/, learning from a teacher; stream_functions/, filters and reward shaping of a user's own)
 
     masked.py            sums, means and whitening under a mask
     intervals.py         how sure a rate is (torch-free)

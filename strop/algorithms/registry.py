@@ -227,6 +227,11 @@ class FunctionRegistry(Registry[F]):
         return self.declarations.get(key, Declaration())
 
 
+FILTERS = FunctionRegistry[Callable[..., object]]("filter")
+REWARD_SHAPINGS = FunctionRegistry[Callable[..., object]]("reward shaping")
+"""Functions of a user's own on the samples of a prompt (the guest stream_functions)."""
+
+
 def own_settings(function: Callable[..., object], declaration: Declaration) -> dict[str, object]:
     """Settings of the function's own by name, each with its default: the keyword defaults of the function and
     of its `prepare`, without columns and without settings that have a key of their own in the config."""

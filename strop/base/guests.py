@@ -24,10 +24,14 @@ from typing import Any
 PACKAGE = Path(__file__).parent.parent
 
 HOOKS = {
+    "check of settings": "a function (configuration of a run) that raises a ValueError where settings of several "
+    "sections do not go with what the guest brings; it imports nothing heavy",
     "unread settings": "a function (args, command, what it reads; None: what a training reads) that refuses settings "
     "which somebody typed and the command has no use for",
     "recipes": "advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "distance to a teacher": "a function as strop.algorithms.distillation.terms.distance, for algorithm.distillation",
+    "reward shaping": "a function as strop.algorithms.stream_functions.groups.shaped_by_group, for "
+    "algorithm.reward_shaping",
     "rollout correction": "a function as strop.recipes.correction.correct, for algorithm.correction",
     "calling convention": "a module with estimate() and loss_of_tokens(), which call estimators and losses written "
     "for verl (strop.algorithms.registry.verl_convention)",
@@ -37,7 +41,6 @@ HOOKS = {
     "class translation": "a function from a dotted path of another library's classes to ours; any other path as it is",
     "chat of agents": "a class (tokenizer, variables of the template) that tells which tokens a chat template puts "
     "between the answers of a conversation (AgentContext.template)",
-    "samples read": "a function from a file of the sample store to its rows",
     "interpolation": "a class (root, values) whose value(given, key) puts in what ${...} stands for",
     "bound on templates": "a function that has every chat template compiled within limits from then on",
     "media of rows": "a module as strop.data.media.MediaReader describes",
@@ -138,6 +141,8 @@ PLACES = {
     "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
+    "sample store": "form of its files: a class as strop.run.samples.SampleStore, called with the folder",
+    "samples as rows": "the same: a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
     "(strop.engines.optimizer.Part)",
     "runtime": "name in resources.runtime of what runs the roles in processes of their own: a function (resources, "

@@ -89,6 +89,16 @@ class MediaReader(Protocol):
             ValueError: the model takes no such media, or a file cannot be read.
         """
 
+    def check_run(self, config: Any) -> None:
+        """Refuse settings of a run (strop.trainer.config.Config) that prompts with media do not go with.
+
+        Raises:
+            ValueError: the sentence says which, and what to do.
+        """
+
+    def check_engine(self, rollout: Any, model: Any) -> None:
+        """Refuse an engine that is given no media, or none of such a model; as `check_run`, with these sections."""
+
 
 def media_reader(where: str) -> MediaReader:
     """The guest that reads the media of rows.

@@ -20,6 +20,7 @@ from typing import Any
 from strop.agents.setup import AgentSetup
 from strop.base.device import device_name
 from strop.controller import Mesh, WorkerGroup, role
+from strop.data.media import media_reader
 from strop.engines.model import load_tokenizer
 from strop.evaluation.alone import as_spoken, is_remote, player, sampling_spoken, speaking
 from strop.evaluation.worker import EvaluationWorker
@@ -28,7 +29,7 @@ from strop.rewards import RewardPool
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
-from strop.trainer.setup import eval_sampling, load_val_prompts, probe_scorers, refuse_media_of_engine
+from strop.trainer.setup import load_val_prompts, probe_scorers, sampling_of
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -87,7 +88,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         )
         prompts = load_val_prompts(as_spoken(spoken.data, spoken), tokenizer, setup)
         if any(prompt.media for prompt in prompts):
-            refuse_media_of_engine(spoken.rollout, spoken.model)
+            media_reader("the data").check_engine(spoken.rollout, spoken.model)
         say(
             f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature "
             f"{config.eval.temperature}"
@@ -181,7 +182,7 @@ async def _play(
             return await playing.play(
                 prompts,
                 samples_per_prompt=config.eval.samples_per_prompt,
-                sampling=sampling_spoken(eval_sampling(config, setup.tokenizer), config),
+                sampling=sampling_spoken(sampling_of(config, config.eval, setup.tokenizer), config),
                 on_episode=count,
             )
 
@@ -215,6 +216,6 @@ def _play_on_ranks(
         ).on(Mesh(dp=ranks))
         workers: WorkerGroup[EvaluationWorker] = runtime.groups({"rollout": spec})["rollout"]
         rows = DataProto.from_dict({}, non_tensors={"prompt": list(prompts)})
-        sampling = eval_sampling(config, setup.tokenizer)
+        sampling = sampling_of(config, config.eval, setup.tokenizer)
         played = workers.call.play(rows, config.eval.samples_per_prompt, sampling)
         return list(played.non_tensor_batch["episode"])

@@ -7,8 +7,7 @@ from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import NATIVE
 from strop.rollout.types import RolloutEngine
-from strop.workers.generation import Generation, Place, native_engine
-from strop.workers.serving import engines_apart
+from strop.workers.generation import Generation, Place, engines_apart, native_engine
 
 
 async def load_generation(place: Place) -> Generation:

@@ -141,8 +141,7 @@ def _registered(key: str) -> Iterator[Registered]:
     if kind is None:
         return
     from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS
-    from strop.algorithms.registry import Declaration
-    from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
+    from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, Declaration
     from strop.data.curriculum import SAMPLERS
 
     tables = (ADV_DECLARATIONS, LOSS_DECLARATIONS, FILTERS.declarations, REWARD_SHAPINGS.declarations)

@@ -27,7 +27,7 @@ from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.loading import load
 from strop.trainer.producers import PRODUCERS, StepContext, produced
 from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
-from strop.trainer.setup import eval_sampling, load_training_data, training_sampling
+from strop.trainer.setup import load_training_data, sampling_of
 from strop.trainer.stages import Stages
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
@@ -134,7 +134,7 @@ class Pieces:
         Raises:
             EpisodesFailed, RewardError: too many failed.
         """
-        sampling = training_sampling(self.config, self.data.tokenizer)
+        sampling = sampling_of(self.config, self.config.rollout, self.data.tokenizer)
         episodes = self.roles.play(prompts, samples_per_prompt, sampling)
         check_failed_episodes(episodes.reports)
         experience = training_rows(self.config, self.roles, episodes, sampling)
@@ -217,7 +217,7 @@ class Pieces:
         """
         if not self.data.val_prompts:
             raise ValueError("data.val_files is empty, so there is nothing to validate on")
-        sampling = eval_sampling(self.config, self.data.tokenizer)
+        sampling = sampling_of(self.config, self.config.eval, self.data.tokenizer)
         played = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
         check_failed_episodes(played.reports)
         return summarize_validation(played.reports)

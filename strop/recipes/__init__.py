@@ -1,6 +1,6 @@
 """Recipes beyond the core's: advantage estimators and policy losses of further papers.
 
-declarations.py     what each asks for, and what may be set for it (torch-free)
+declarations.py     what each asks for, and what may be set for it; checks.py: what does not go with it (torch-free)
 functions.py        importing it registers all of them
 
 batch_whitened.py   reinforce_plus_plus_baseline: compared, then whitened over the batch

@@ -11,8 +11,8 @@ from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.runs import run_in
 from strop.cli.settings import add_trust_argument, admission
+from strop.replay.comparing import Difference, common_steps, compare
 from strop.run import RunFolder
-from strop.run.reading.comparing import Difference, common_steps, compare
 
 if TYPE_CHECKING:
     from strop.replay.repeated import Recorded

@@ -14,7 +14,8 @@ from typing import Any
 from strop.data.sampler import visit_uid
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
-from strop.run import RunError, RunFolder, SampleStore, is_run
+from strop.run import RunError, RunFolder, is_run
+from strop.run.samples import SampleStore
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
 from strop.trajectory import Prompt, Trajectory
@@ -178,7 +179,7 @@ def _trajectory(
     num_turns: int,
     timings: Mapping[str, float] | None = None,
 ) -> Trajectory:
-    """A training sequence, as `strop.workers.sample_rows` wrote it."""
+    """A training sequence, as `strop.run.samples.rows` wrote it."""
     return Trajectory(
         uid=uid,
         sample_index=index,

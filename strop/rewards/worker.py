@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,7 @@ _CHECK_S = 0.5
 """How often the process is looked at, should a pipe not tell that it is gone, in seconds."""
 _DUMP_S = 0.15
 """Time a hanging worker gets to write where it hangs, in seconds."""
-_MAX_LINE_BYTES = 16 << 20
+_CHUNK_BYTES, _MAX_LINE_BYTES = 1 << 18, 16 << 20
 _BOOT = "import json,sys;sys.path[:]=json.loads(sys.argv[1]);import strop.rewards.child as c;c.main({},{},{})"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
 
@@ -53,7 +54,8 @@ class WorkerProcess:
         """Number of the comparison within that call that is under way."""
         self.is_loaded = False
         self.calls_done = 0
-        self._results = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
+        self._results = asyncio.StreamReader(limit=_CHUNK_BYTES)
+        self._lines, self._rest = deque[bytes](), b""  # of what was read from it
         self._printed = Lines(partial(printed.take, is_shown=True))
         self._complained = Lines(partial(printed.take, is_shown=False))
         with contextlib.ExitStack() as on_failure:
@@ -160,15 +162,18 @@ class WorkerProcess:
                     raise ValueError(f"no message of a reward worker: {str(message)[:200]}")
 
     async def _message(self, until: float) -> list[Any]:
-        try:
-            async with asyncio.timeout_at(until):
-                line = await self._results.readline()
-        except TimeoutError:
-            async with asyncio.timeout(0):  # what has come by then counts
-                line = await self._results.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError
-        return decode(line)
+        while not self._lines:
+            try:
+                async with asyncio.timeout_at(until):
+                    data = await self._results.read(_CHUNK_BYTES)
+            except TimeoutError:
+                async with asyncio.timeout(0):  # what has come by then counts
+                    data = await self._results.read(_CHUNK_BYTES)
+            if not data or len(self._rest) > _MAX_LINE_BYTES:
+                raise EOFError
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            self._lines.extend(lines)
+        return decode(self._lines.popleft())
 
     def has_ended(self) -> bool:
         """It is gone, or is about to be."""

@@ -4,7 +4,7 @@
     events.py         the event log; records.py: the form of its records
     ledger.py         every issued sample has one fate
     fingerprints.py   a hash chain per step and stage
-    samples.py        what the model wrote, as Parquet; the guest `reading` reads it, and compares fingerprints
+    samples/          what the model wrote, as Parquet (a guest)
     checkpoints.py    saves that are whole or absent; pending.py, manifest.py: one while it is made, and what it says
     lock.py           one writer per folder; jsonable.py: plain JSON
 
@@ -27,7 +27,6 @@ from strop.run.folder import RunFolder, is_run, processes_of
 from strop.run.ledger import Fate, Ledger, LedgerError
 from strop.run.manifest import Checkpoint, CheckpointError, Manifest
 from strop.run.pending import PendingCheckpoint
-from strop.run.samples import SampleStore
 
 __all__ = [
     "MODEL_FOLDER",
@@ -46,7 +45,6 @@ __all__ = [
     "RunConfig",
     "RunError",
     "RunFolder",
-    "SampleStore",
     "digest",
     "is_run",
     "processes_of",

@@ -30,6 +30,7 @@ from typing import Any
 import strop
 from strop.base.durable import replace_text
 from strop.base.foreign_files import read_json
+from strop.base.guests import optional
 from strop.border import storable, storable_text
 from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
@@ -38,7 +39,6 @@ from strop.run.events import EventLog
 from strop.run.fingerprints import FingerprintChain
 from strop.run.ledger import Ledger
 from strop.run.lock import RunLock
-from strop.run.samples import SampleStore
 
 RUN_FILE = "run.json"
 GROWN_FILE = "grown.jsonl"
@@ -65,7 +65,9 @@ class RunFolder:
         self.events = EventLog(path / "events.jsonl", read_only=lock is None)
         self.ledger = Ledger(self.events)
         self.fingerprints = FingerprintChain(self.events)
-        self.samples = SampleStore(path / SAMPLES)
+        store = optional("sample store")
+        self.samples: Any = None if store is None else store(path / SAMPLES)
+        """What the model wrote (`strop.run.samples.SampleStore`); None where nothing here can keep it."""
         self.checkpoints = CheckpointStore(
             path / "checkpoints", keep_last=settings.keep_last, keep_best=settings.keep_best
         )
@@ -155,7 +157,8 @@ class RunFolder:
             CheckpointError: later checkpoints are valid and the one of `step` is not.
         """
         self.checkpoints.discard_after(step)
-        self.samples.discard_after(step)
+        if self.samples is not None:
+            self.samples.discard_after(step)
         self.events.rollback(step, **_environment(), settings=dict(settings or {}), before=dict(before or {}))
         self.ledger.reload()
         self.fingerprints.reload()

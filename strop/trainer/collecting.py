@@ -20,7 +20,6 @@ from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.groups import shaped_by_group
 from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles
 from strop.trainer.setup import TrainingData
@@ -46,7 +45,8 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
     played, limit = episodes.reports, sampling.max_tokens
     rewards = training_rewards(played, config.reward, max_response_tokens=limit)
     if config.algorithm.reward_shaping:
-        rewards = shaped_by_group(config, played, rewards, limit)
+        shaped = needed("reward shaping", "algorithm.reward_shaping is set")
+        rewards = shaped(config.algorithm, played, rewards, limit)
     kept = episodes.take([number for number, one in enumerate(played) if one.id in rewards])
     column = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
     given = kept.rows.union(DataProto.from_dict({"reward": column}))

@@ -9,8 +9,7 @@ from strop.agents.config import AgentConfig
 from strop.algorithms.balance import even_bounds
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
-from strop.algorithms.registry import STEP_COLUMNS
-from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
+from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, STEP_COLUMNS
 from strop.base.sections import section
 from strop.data.config import DataConfig
 from strop.data.sampler import is_sampler
@@ -119,12 +118,18 @@ class Config:
     @property
     def num_epochs(self) -> int | None:
         """Visits of each prompt; None when trainer.max_steps alone ends the run, because visits may be without use."""
-        is_open = (
-            self.algorithm.filter_groups.enable
-            or bool(self.data.datagen.path)
-            or (self.data.streaming and self.data.filter_overlong_prompts)
-        )
-        return None if is_open else self.trainer.num_epochs
+        return None if self.open_end else self.trainer.num_epochs
+
+    @property
+    def open_end(self) -> str:
+        """Why nobody knows how many steps the epochs make; empty where that is known."""
+        if self.algorithm.filter_groups.enable:
+            return "algorithm.filter_groups asks for prompts until enough groups can teach"
+        if self.data.datagen.path:
+            return "data.datagen adds rows"
+        if self.data.streaming and self.data.filter_overlong_prompts:
+            return "data.streaming passes over prompts that are too long at their visit"
+        return ""
 
     @property
     def engines(self) -> dict[str, EngineConfig]:

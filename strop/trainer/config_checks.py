@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.algorithms.declarations import check_estimator, check_loss_settings
-from strop.algorithms.stream_functions import FILTERS, check_shaping
-from strop.base.guests import needed
+from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, check_settings
+from strop.base.guests import all_joined, needed
 from strop.data.sampler import sees_results
 from strop.engines.config import EngineConfig
 from strop.rollout.registry import check_engine_name
-from strop.workers.config import PrmConfig, TeacherConfig
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
-
-UNMEASURED_IN_BASELINES = ("algorithm.reward_shaping", "reward_model.path")
-"""Settings that greedy answers are scored without."""
 
 
 def check_together(config: Config) -> None:
@@ -35,7 +31,7 @@ def check_together(config: Config) -> None:
         settings=config.algorithm.adv_settings,
     )
     check_loss_settings(config.algorithm.policy_loss, config.algorithm.loss_settings)
-    for check in _CHECKS:
+    for check in (*all_joined("check of settings").values(), *_CHECKS):
         check(config)
 
 
@@ -67,12 +63,6 @@ def _check_roles(config: Config) -> None:
             f"critic.path is {config.critic.path!r}, but algorithm.adv_estimator={config.algorithm.adv_estimator} "
             f"uses no values: set algorithm.adv_estimator=gae, or remove it"
         )
-    if config.prm != PrmConfig() and not config.uses_prm:
-        raise ValueError(
-            f"a setting of prm is given, but algorithm.adv_estimator={config.algorithm.adv_estimator} uses no "
-            f"process rewards: set algorithm.adv_estimator=prime, or remove it"
-        )
-    _check_teacher(config)
     if config.trainer.critic_warmup and not config.uses_critic:
         raise ValueError(
             f"trainer.critic_warmup is {config.trainer.critic_warmup}, but algorithm.adv_estimator="
@@ -93,29 +83,6 @@ def _check_roles(config: Config) -> None:
             raise ValueError(f"resources.apart names {role}, but this run has no such role: remove it")
 
 
-def _check_teacher(config: Config) -> None:
-    kind, path = config.algorithm.distillation.kind, config.teacher.path
-    if path and not config.uses_teacher:
-        raise ValueError(
-            f"teacher.path is {path!r}, but algorithm.distillation.kind=none learns from nobody: set it to "
-            f"reverse_kl or forward_kl, or remove the path"
-        )
-    if config.uses_teacher and not path:
-        raise ValueError(
-            f"algorithm.distillation.kind is {kind}, but teacher.path is empty: set it to the folder of a model "
-            f"with the policy's vocabulary"
-        )
-    if not config.uses_teacher and config.teacher != TeacherConfig():
-        raise ValueError(
-            "a setting of teacher is given, but algorithm.distillation.kind=none has no teacher: remove it"
-        )
-    if config.algorithm.policy_coef == 0 and config.uses_critic:
-        raise ValueError(
-            f"algorithm.policy_coef=0 uses no advantage, but algorithm.adv_estimator="
-            f"{config.algorithm.adv_estimator} would train a critic for it: use reinforce_plus_plus"
-        )
-
-
 def _check_ranks(config: Config) -> None:
     for role, engine in config.engines.items():
         check_ranks(role, engine, config.resources.apart.get(role, config.resources.ranks))
@@ -126,15 +93,6 @@ def _check_services(config: Config) -> None:
     workers = config.resources.apart.get("rollout", config.resources.ranks)
     for service in config.reward.services.values():
         service.share(0, workers)
-
-
-def _check_recording(config: Config) -> None:
-    if config.trainer.skip_rollout and config.needs("reward_baselines"):
-        raise ValueError(
-            f"trainer.skip_rollout takes recorded samples, and algorithm.adv_estimator="
-            f"{config.algorithm.adv_estimator} compares them with greedy answers, which are not recorded: use "
-            f"another estimator, or remove it"
-        )
 
 
 def _check_ahead(config: Config) -> None:
@@ -154,48 +112,6 @@ def _check_ending(config: Config) -> None:
                 f"trainer.{key} is {value}, but {lacking}, so no validation can end the run: set it, or remove "
                 f"trainer.{key}"
             )
-
-
-def _check_reward_parts(config: Config) -> None:
-    if config.needs("reward_parts") and not config.algorithm.reward_keys:
-        raise ValueError(
-            f"algorithm.adv_estimator={config.algorithm.adv_estimator} takes the parts of the reward one by one, "
-            f"but algorithm.reward_keys is empty: name those that the reward function returns, such as "
-            f"[score, format]"
-        )
-    if config.algorithm.reward_keys and not config.needs("reward_parts"):
-        raise ValueError(
-            f"algorithm.reward_keys is set, but algorithm.adv_estimator={config.algorithm.adv_estimator} takes "
-            f"the whole reward: use gdpo, or remove it"
-        )
-
-    ignores_kl = {
-        "gdpo": "it takes the parts of the reward, and no penalty is one of them",
-        "maxrl": "it divides by the mean reward, which a penalty can make negative",
-    }
-    if config.algorithm.use_kl_in_reward and config.algorithm.adv_estimator in ignores_kl:
-        raise ValueError(
-            f"algorithm.use_kl_in_reward does not go with algorithm.adv_estimator="
-            f"{config.algorithm.adv_estimator}: {ignores_kl[config.algorithm.adv_estimator]}. Use "
-            f"algorithm.use_kl_loss=true"
-        )
-
-
-def _check_answers(config: Config) -> None:
-    """Answers can be compared where each is a sample of its own."""
-    algorithm = config.algorithm
-    if not config.compares_answers:
-        if algorithm.anchor_similarity != 1:
-            raise ValueError(
-                f"algorithm.anchor_similarity is {algorithm.anchor_similarity:g}, but algorithm.adv_estimator="
-                f"{algorithm.adv_estimator} compares no states: use gigpo, or remove it"
-            )
-        return
-    if getattr(config.agent, "credit", "") != "turn":
-        raise ValueError(
-            f"algorithm.adv_estimator={algorithm.adv_estimator} compares the single answers of episodes, so each "
-            f"must be a sample of its own: set agent.credit=turn, with an environment for env_agent, or use grpo"
-        )
 
 
 def _check_penalty(config: Config) -> None:
@@ -221,24 +137,9 @@ def _check_stream_functions(config: Config) -> None:
     if algorithm.filter_groups.filter:
         FILTERS[algorithm.filter_groups.filter]  # an unknown name fails here, with the known ones
     if algorithm.reward_shaping:
-        check_shaping(algorithm.reward_shaping, algorithm.shaping_settings)
-    for key, is_set in (
-        ("algorithm.reward_shaping", algorithm.reward_shaping),
-        ("reward.overlong_buffer", config.reward.overlong_buffer),
-        ("reward.weight", config.reward.weight != 1),
-        ("reward_model.path", config.uses_reward_model),
-    ):
-        if is_set and config.needs("reward_parts"):
-            raise ValueError(
-                f"{key} changes the whole reward, but algorithm.adv_estimator={algorithm.adv_estimator} takes its "
-                f"parts one by one: let the reward function return a part for it, or remove it"
-            )
-        if is_set and config.needs("reward_baselines") and key in UNMEASURED_IN_BASELINES:
-            raise ValueError(
-                f"{key} changes the rewards of samples, but not those of the greedy answers that "
-                f"algorithm.adv_estimator={algorithm.adv_estimator} compares them with: remove it, or use another "
-                f"estimator"
-            )
+        shaping = algorithm.reward_shaping
+        declaration = REWARD_SHAPINGS.declaration(shaping)
+        check_settings(REWARD_SHAPINGS.kind, shaping, declaration, algorithm.shaping_settings)
 
 
 def _check_filter(config: Config) -> None:
@@ -246,11 +147,10 @@ def _check_filter(config: Config) -> None:
         needed("dynamic sampling", "algorithm.filter_groups.enable is set", "check")(config)
 
 
-def _check_streaming(config: Config) -> None:
-    if config.data.streaming and config.data.filter_overlong_prompts and config.trainer.max_steps is None:
+def _check_epochs(config: Config) -> None:
+    if config.open_end and config.trainer.max_steps is None:
         raise ValueError(
-            "data.streaming passes over prompts that are too long at their visit, so epochs do not tell how many "
-            "steps there are: set trainer.max_steps"
+            f"{config.open_end}, so epochs do not tell how many steps there are: set trainer.max_steps"
         )
 
 
@@ -262,32 +162,21 @@ def _check_replicas(config: Config) -> None:
         )
 
 
-def _check_growth(config: Config) -> None:
-    if config.data.datagen.path and config.trainer.max_steps is None:
-        raise ValueError(
-            "data.datagen adds rows, so epochs do not tell how many steps there are: set trainer.max_steps"
-        )
-
-
 _CHECKS = (
-    _check_reward_parts,
-    _check_answers,
     _check_sampler,
     _check_stream_functions,
     _check_filter,
-    _check_streaming,
-    _check_growth,
     _check_replicas,
     _check_penalty,
+    _check_epochs,
     _check_budgets,
     _check_roles,
     _check_ranks,
     _check_services,
     _check_ending,
-    _check_recording,
     _check_ahead,
 )
-"""In the order in which they speak."""
+"""In the order in which they speak, after those of guests."""
 
 
 def check_ranks(role: str, engine: EngineConfig, ranks: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.kl_control import KlController
 from strop.base.guests import needed
-from strop.base.metrics import Metric, Reduction
+from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.protocol import DataProto
 from strop.protocol.schema import labels_for
@@ -35,25 +35,6 @@ REJECTED = "rollout correction rejected every token of it"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerStep:
-    """One optimizer step of a role."""
-
-    role: str
-    """actor, critic or prm."""
-    metrics: Mapping[str, Reduction]
-    """Empty where no token was left to take it with."""
-    skipped: str
-    """Why it was not taken; empty when it was."""
-    trained: frozenset[str]
-    """Ids of the samples of it, where it was taken."""
-
-    def losses(self) -> list[float]:
-        """Loss and gradient norm, where there are any."""
-        names = (f"{self.role}/loss", f"{self.role}/grad_norm")
-        return [self.metrics[name].value for name in names] if self.metrics else []
-
-
-@dataclass(frozen=True, kw_only=True)
 class LearnerResult:
     """What the samples of one step came to."""
 
@@ -61,7 +42,7 @@ class LearnerResult:
     """All rows with all their columns."""
     summary: BatchSummary
     """Of these rows."""
-    steps: tuple[OptimizerStep, ...]
+    steps: tuple[Update, ...]
     """Those of the process reward model first, then the critic's."""
     left_out: Mapping[str, str]
     """Why samples were left out, by id: those that were not drawn, or not kept."""
@@ -98,7 +79,7 @@ class Learner:
         config, context = self._config, StepContext(self._config, self._roles, self.kl.value)
         check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
         wanted = wanted_before_updates(config, len(experience.sample_starts))
-        steps: list[OptimizerStep] = []
+        steps: list[Update] = []
         if config.uses_prm and config.prm.update == "before":
             experience = produced(experience, {PRM_REF}, context, stages)
             with stages.stage("update_prm", "prm"):
@@ -131,7 +112,7 @@ class Learner:
             metrics={**trained.metrics, **self._control_kl(summary)},
         )
 
-    def _update_prm(self, experience: Experience) -> list[OptimizerStep]:
+    def _update_prm(self, experience: Experience) -> list[Update]:
         """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
         config, prm, steps = self._config, self._roles.prm, []
         assert prm is not None, "there is one"
@@ -142,11 +123,10 @@ class Learner:
             totals = BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
             if totals.num_tokens:
                 updates = as_list(prm.call.update_prm(part.partition(prm.mesh), totals))
-                # What became of a sample is what the policy made of it.
-                steps.append(replace(_optimizer_step("prm", updates, part), trained=frozenset()))
+                steps.append(merged_update(updates))  # what became of a sample is what the policy made of it
         return steps
 
-    def _update_critic(self, experience: Experience) -> list[OptimizerStep]:
+    def _update_critic(self, experience: Experience) -> list[Update]:
         """Every optimizer step of the critic."""
         config, critic, steps = self._config, self._roles.critic, []
         assert critic is not None, "there is one"
@@ -157,22 +137,22 @@ class Learner:
         ):
             if part.totals().num_tokens:
                 updates = as_list(critic.call.update_critic(part.partition(critic.mesh), part.totals()))
-                steps.append(_optimizer_step("critic", updates, part))
+                steps.append(_of_samples(updates, part))
         return steps
 
-    def _update_actor(self, experience: Experience) -> tuple[list[OptimizerStep], DataProto | None]:
+    def _update_actor(self, experience: Experience) -> tuple[list[Update], DataProto | None]:
         """Every optimizer step of the policy, and the log-probs of the rows before their steps."""
         config, actor = self._config, self._roles.actor
-        steps: list[OptimizerStep] = []
+        steps: list[Update] = []
         before: list[DataProto] = []
         for part in optimizer_batches(
             experience, samples_per_update=config.samples_per_update(config.actor), epochs=config.actor.epochs
         ):
             if not part.totals().num_tokens:
-                steps.append(OptimizerStep(role="actor", metrics={}, skipped=REJECTED, trained=frozenset()))
+                steps.append(Update(role="actor", metrics={}, skipped=REJECTED))
                 continue
             made = actor.call.update_policy(part.partition(actor.mesh), part.totals())
-            steps.append(_optimizer_step("actor", updates_of(made.select([], []).get()), part))
+            steps.append(_of_samples(updates_of(made.select([], []).get()), part))
             before.append(made.select(["log_probs", "entropys"], meta_info_keys=[]))
         return steps, before[0].concat(before) if before else None
 
@@ -189,14 +169,10 @@ class Learner:
         return used
 
 
-def _optimizer_step(role: str, updates: Sequence[Update], part: Experience) -> OptimizerStep:
+def _of_samples(updates: Sequence[Update], part: Experience) -> Update:
     """The step that all ranks took, and whose samples it was."""
     update = merged_update(updates)
+    if update.skipped:
+        return update
     counted = zip(part.reports, part.num_trained, strict=True)
-    trained = frozenset(report.episode_id for report, count in counted if count)
-    return OptimizerStep(
-        role=role,
-        metrics=update.metrics,
-        skipped=update.skipped,
-        trained=frozenset() if update.skipped else trained,
-    )
+    return replace(update, trained=frozenset(report.episode_id for report, count in counted if count))

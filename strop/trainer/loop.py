@@ -41,10 +41,9 @@ from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playi
 from strop.trainer.setup import (
     NUM_PROBES,
     TrainingData,
-    eval_sampling,
     load_training_data,
     probe_scorers,
-    training_sampling,
+    sampling_of,
 )
 from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
@@ -53,8 +52,7 @@ from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, che
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
-from strop.workers.reports import check_failed_episodes
-from strop.workers.sample_rows import Decided
+from strop.workers.reports import Decided, check_failed_episodes
 
 POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
 GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
@@ -227,7 +225,7 @@ class Trainer:
         playing = playing_of(
             config,
             version=self._start_step,
-            samples=self._run.samples.folder if config.run.save_samples else None,
+            samples=self._run.samples.folder if self._saves_samples else None,
             logs=self._run.path / "logs",
             is_replayed=self._recorded is not None and bool(self._recorded.steps),
         )
@@ -244,7 +242,7 @@ class Trainer:
         if self._checkpoint is not None:
             kl.load_state(self._checkpoint.manifest.facts.get("kl", {}))
         self.learner = Learner(config, self.roles, kl)
-        sampling = training_sampling(config, self.data.tokenizer)
+        sampling = sampling_of(config, config.rollout, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
         if key := config.ahead_by:
             make = needed("generation ahead", f"{key} is set", "collector")
@@ -326,14 +324,18 @@ class Trainer:
         wanted = self.config.eval.before_train and bool(self.data.val_prompts)
         return wanted and not self._run.events.read("validation")
 
+    @property
+    def _saves_samples(self) -> bool:
+        return self.config.run.save_samples and self._run.samples is not None
+
     def _validate(self, step: int) -> Validation:
         """Answers on the held-out prompts, with their records."""
-        sampling = eval_sampling(self.config, self.data.tokenizer)
+        sampling = sampling_of(self.config, self.config.eval, self.data.tokenizer)
         episodes = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
         check_failed_episodes(episodes.reports)
         validation = summarize_validation(episodes.reports)
         self._say(f"step {step}: validation {validation.describe()}")
-        if self.config.run.save_samples:
+        if self._saves_samples:
             decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "filtered", "validation"))
             self.roles.write_samples(step, episodes, decided, split="val")
         low, high = validation.interval()
@@ -354,7 +356,7 @@ class Trainer:
         """Fates, samples and fingerprint of a step."""
         fates, advantages = record.fates(), record.advantages()
         self._run.ledger.settle(record.step, fates)
-        if self.config.run.save_samples:
+        if self._saves_samples:
             decided = {
                 name: Decided(advantages.get(name), fate.name, fate.reason) for name, fate in fates.items()
             }

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from strop.base.metrics import merge_metrics, metric_values
 from strop.run import Fate, digest
 from strop.trainer.experience import Experience
-from strop.trainer.learning import REJECTED, LearnerResult, OptimizerStep
+from strop.trainer.learning import REJECTED, LearnerResult
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
+from strop.workers.rows import Update
 
 
 def untrained_fate(report: EpisodeReport, *, skipped: str) -> Fate:
@@ -64,7 +65,7 @@ class StepRecord:
         return sum(report.num_tokens for report in self.reports)
 
     @property
-    def optimizer_steps(self) -> tuple[OptimizerStep, ...]:
+    def optimizer_steps(self) -> tuple[Update, ...]:
         """As in `LearnerResult.steps`."""
         return () if self.learned is None else self.learned.steps
 

@@ -38,10 +38,9 @@ from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
-from strop.workers.playing import Playing
 from strop.workers.reference import ReferenceWorker
-from strop.workers.rollout import RolloutWorker
-from strop.workers.sample_rows import Decided
+from strop.workers.reports import Decided
+from strop.workers.rollout import Playing, RolloutWorker
 from strop.workers.tally import PlayWatch
 
 _POLICY = ("actor", "rollout")

@@ -13,17 +13,16 @@ from strop.agents.setup import AgentSetup
 from strop.base.guests import all_joined, needed
 from strop.data.config import DataConfig
 from strop.data.drawing import TrainingPrompts
+from strop.data.media import media_reader
 from strop.data.prompts import PromptDataset
 from strop.data.readers import load_rows
 from strop.data.sampler import PromptSampler, val_uid
 from strop.engines.config import ModelConfig
-from strop.engines.media import media_reader
-from strop.engines.model import load_tokenizer, read_shape
+from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
 from strop.protocol import DataProto
 from strop.rewards import RewardPool, summarize
 from strop.rollout.config import RolloutConfig
-from strop.rollout.registry import NATIVE
 from strop.rollout.types import Sampling
 from strop.run import RunFolder
 from strop.trainer.config import Config
@@ -102,7 +101,8 @@ def load_training_data(
     if reads_media and isinstance(train, PromptDataset):
         train.read_media()
     val_prompts = load_val_prompts(data, tokenizer, setup, reads_media=reads_media) if data.val_files else []
-    _check_media(config, has_media=train.has_media or any(prompt.media for prompt in val_prompts))
+    if train.has_media or any(prompt.media for prompt in val_prompts):
+        media_reader("the data").check_run(config)
     for hear in all_joined("data of a run").values():
         hear(data)
     return TrainingData(
@@ -173,48 +173,6 @@ def _grows(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> bool:
     return bool(data.datagen.path) or hears
 
 
-def _check_media(config: Config, *, has_media: bool) -> None:
-    """Refuse what images do not go with, before a model is loaded."""
-    if not has_media:
-        return
-    refuse_media_of_engine(config.rollout, config.model)
-    if config.agent.num_workers:
-        raise ValueError(
-            f"agent.num_workers is {config.agent.num_workers}, but prompts have images, which agents in other "
-            f"processes are not given: use agent.num_workers=0"
-        )
-    if config.uses_critic:
-        raise ValueError(
-            f"prompts have images, which a critic does not take: algorithm.adv_estimator="
-            f"{config.algorithm.adv_estimator} needs one; use one without, such as grpo, or remove the images"
-        )
-    if config.uses_reward_model:
-        raise ValueError(
-            "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
-        )
-    for role, engine in config.used_engines.items():
-        if engine.sequence_parallel > 1:
-            raise ValueError(
-                f"{role}.engine.sequence_parallel is {engine.sequence_parallel}, but prompts have images, and it "
-                f"divides sequences over ranks, which images cannot be: use {role}.engine.sequence_parallel=1"
-            )
-
-
-def refuse_media_of_engine(rollout: RolloutConfig, model: ModelConfig) -> None:
-    """Refuse images for an engine that is given none, or none of such a model; raises a ValueError."""
-    own = rollout.own_processes
-    if rollout.engine != NATIVE and (own is None or not own.takes_media):
-        raise ValueError(
-            f"prompts have images, which rollout.engine={rollout.engine} is not given: use rollout.engine={NATIVE} or "
-            f"vllm"
-        )
-    if own is not None and media_reader(shape := read_shape(model), model.path) is None:
-        raise ValueError(
-            f"prompts have images, which rollout.engine={rollout.engine} is not given for {shape.model_type}: use "
-            f"rollout.engine={NATIVE}"
-        )
-
-
 def load_val_prompts(
     data: DataConfig, tokenizer: Any, setup: AgentSetup, *, reads_media: bool = False
 ) -> list[Prompt]:
@@ -244,17 +202,14 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
     return tuple(sorted(found))
 
 
-def training_sampling(config: Config, tokenizer: Any) -> Sampling:
-    """Options of every training sample; key and budget are filled in per episode."""
-    return _sampling(config, config.rollout, tokenizer)
+def sampling_of(config: Config, how: RolloutConfig | EvalConfig, tokenizer: Any) -> Sampling:
+    """Options of every training sample, or of every validation answer; key and budget are filled in per episode.
 
-
-def eval_sampling(config: Config, tokenizer: Any) -> Sampling:
-    """Options of every validation answer."""
-    return _sampling(config, config.eval, tokenizer)
-
-
-def _sampling(config: Config, how: RolloutConfig | EvalConfig, tokenizer: Any) -> Sampling:
+    Args:
+        config: of the run.
+        how: its section rollout, or eval.
+        tokenizer: of the model.
+    """
     return Sampling(
         key=0,
         temperature=how.temperature,

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from strop.cli.output import print_json, print_plain, shorten
+from strop.replay.comparing import Difference, common_steps, compare
 from strop.replay.schedule import ScheduleDifference, compare_schedules, read_schedule
 from strop.run import RunFolder
-from strop.run.reading.comparing import Difference, common_steps, compare
 
 SUMMARY = "where two runs part: first step and stage"
 EPILOG = """\

@@ -2,6 +2,7 @@
 
 rows.py, sources.py   the media of a row: found in columns and messages; files, contents, Pillow images
 placing.py            as many tokens as stand for each
+limits.py             what images of prompts do not go with
 families.py           which models read images: a declaration for each family
 grids.py              pictures as grids of patches (Qwen-VL and its like), and their positions
 kimi.py               those of Kimi K2.5, whose positions are those of text

@@ -16,10 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.data.media import MEDIA_COLUMNS, content_parts
 from strop.vision.families import load_media_processor
+from strop.vision.limits import check_engine, check_run
 from strop.vision.placing import RowMedia, measured_media
 from strop.vision.sources import MediaSource, source_of
 
-__all__ = ["row_media", "take_media"]
+__all__ = ["check_engine", "check_run", "row_media", "take_media"]
 
 _PLACEHOLDER = re.compile(r"<(image|video)>")
 

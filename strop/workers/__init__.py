@@ -5,8 +5,8 @@ actor.py         ActorWorker: the policy; log-probs, policy updates, and the adv
 critic.py        CriticWorker: values and value updates
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
 (those of guests, such as a reward model: place "role")
-rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples (sample_rows.py) of episodes;
-                 playing.py: what it is told; generation.py, serving.py: the engines that it has
+rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes;
+                 generation.py: the engines that it has
 
 What they share: models.py (a role with a model, and one that learns), rows.py (rows of a batch, and what an optimizer
 step on them came to), estimates.py (rollout correction and advantages), summary.py (what the controller keeps of a

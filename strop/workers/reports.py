@@ -40,6 +40,16 @@ class SequenceSize(NamedTuple):
     num_sampled_tokens: int
 
 
+class Decided(NamedTuple):
+    """What the controller decided about one sample."""
+
+    advantage: float | None
+    """Mean over its sampled tokens; None when it was not trained on."""
+    fate: str
+    reason: str
+    """Of the fate; see `strop.run.Fate`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpisodeReport:
     """One sample without its tokens."""

@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.algorithms.registry import load_extensions
 from strop.base.call_loop import CallRunner, Runner
@@ -34,17 +37,54 @@ from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.transfer import ReceivingEngine, weight_transfer
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.rollout.types import Sampling
-from strop.run import SampleStore
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows
-from strop.workers.generation import Generation, Place
+from strop.workers.generation import Generation, Place, make_serving
 from strop.workers.models import TrainedWorker
 from strop.workers.player import Player, Scorers, make_player
-from strop.workers.playing import Playing
 from strop.workers.reports import report_of, reward_parts
-from strop.workers.sample_rows import saved_rows
-from strop.workers.serving import make_serving
 from strop.workers.tally import Tally
+
+
+@dataclass(frozen=True, kw_only=True)
+class Playing:
+    """What a `RolloutWorker` is told beside its model, and how to generate and to score."""
+
+    device: str
+    """Where the policy is, if it is the worker's own."""
+    seed: int
+    """Of the run; with a prompt's uid and the sample's number it fixes every random number."""
+    agent: AgentConfig = field(default_factory=AgentConfig)
+    """Agents and tools; single turns unless it says otherwise."""
+    template_options: Mapping[str, Any] | None = None
+    """Variables of the chat template."""
+    max_prompt_tokens: int | None = None
+    """Of any prompt of the run."""
+    max_tokens: int = 0
+    """Of the longest sequence, prompt and response, for engines that plan their memory by it."""
+    version: int = 0
+    """Policy version that the weights hold."""
+    share_with: str | None = None
+    """Role in this process whose model generates; None for a copy of the worker's own."""
+    extensions: tuple[str, ...] = ()
+    """Files of the user's that register an engine."""
+    is_replayed: bool = False
+    """Requests wait for the versions that sampled them in another run."""
+    recording: Path | None = None
+    """A run whose samples are taken in place of new ones."""
+
+    keeps_text: bool = False
+    """Add columns raw_prompt and response_text to the rows, for a reward model."""
+    reward_keys: tuple[str, ...] = ()
+    """Parts of the reward that become the column reward_parts."""
+    anchor_similarity: float | None = None
+    """Add the columns of single answers, with this similarity; None: not."""
+    samples: Path | None = None
+    """Folder of the sample store that `write_samples` writes to."""
+    keeps_rows: bool = False
+    """Write what rewards get of the dataset rows as well, which cannot be read again by number."""
+    logs: Path | None = None
+    """Folder for what the engine and reward functions print, and for how far a call is."""
 
 
 class RolloutWorker(Worker):
@@ -63,7 +103,9 @@ class RolloutWorker(Worker):
         super().__init__()
         load_extensions(playing.extensions)
         self._rollout, self._reward, self._playing = rollout, reward, playing
-        self._samples = None if playing.samples is None else SampleStore(playing.samples)
+        self._samples: Any = None
+        if playing.samples is not None:
+            self._samples = needed("sample store", "run.save_samples is true")(playing.samples)
         self._tokenizer = load_tokenizer(model)
         self._trained = None if playing.share_with is None else self._engine_of(playing.share_with)
         self._runner = self._make_runner()
@@ -232,7 +274,8 @@ class RolloutWorker(Worker):
             RunError: the disk refused.
         """
         assert self._samples is not None, "the role was made without a sample store"
-        rows = saved_rows(episodes, self._tokenizer, keeps_row=self._playing.keeps_rows)
+        as_rows = needed("samples as rows", "run.save_samples is true")
+        rows = as_rows(episodes, self._tokenizer, keeps_row=self._playing.keeps_rows)
         self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

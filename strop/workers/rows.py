@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -62,18 +62,28 @@ def flat_mask(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What an optimizer step came to, on one rank or on all of them."""
+    """What an optimizer step of a role came to, on one rank or on all of them."""
 
+    role: str
+    """First part of the names of its metrics."""
     metrics: Mapping[str, Reduction]
+    """Empty where no token was left to take it with."""
     skipped: str = ""
     """Why no step was taken, the same on every rank; empty when one was."""
+    trained: frozenset[str] = frozenset()
+    """Ids of the samples of it, where it was taken: what the controller adds."""
+
+    def losses(self) -> list[float]:
+        """Loss and gradient norm, where there are any."""
+        names = (f"{self.role}/loss", GRAD_NORM.of(self.role))
+        return [self.metrics[name].value for name in names] if self.metrics else []
 
     @staticmethod
     def of(role: str, report: StepReport, metrics: Mapping[str, Reduction]) -> Update:
         """The step of one rank: its own metrics, and those of which every rank reports the same.
 
         Args:
-            role: first part of the names of those metrics.
+            role: of the worker.
             report: of the optimizer.
             metrics: of the loss.
         """
@@ -82,12 +92,12 @@ class Update:
             LEARNING_RATE.of(role): Mean(report.lr, 1),
             SKIPPED_UPDATES.of(role): Max(1.0 if report.skipped else 0.0),
         }
-        return Update(metrics={**metrics, **shared}, skipped=report.skipped)
+        return Update(role=role, metrics={**metrics, **shared}, skipped=report.skipped)
 
 
 def merged_update(updates: Sequence[Update]) -> Update:
     """The step of all ranks; one without rows has seen nothing of some metrics."""
-    return Update(metrics=merge_metrics(update.metrics for update in updates), skipped=updates[0].skipped)
+    return replace(updates[0], metrics=merge_metrics(update.metrics for update in updates))
 
 
 def updates_of(rows: DataProto) -> list[Update]:

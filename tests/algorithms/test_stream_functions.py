@@ -12,17 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from strop.algorithms.registry import load_extensions
-from strop.algorithms.stream_calls import filter_cause, shaped_rewards
+from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, check_settings, load_extensions
 from strop.algorithms.stream_functions import (
-    FILTERS,
-    REWARD_SHAPINGS,
     SHAPING_COLUMNS,
     SampleGroup,
-    check_shaping,
     register_filter,
     register_reward_shaping,
 )
+from strop.algorithms.stream_functions.calls import filter_cause, shaped_rewards
 
 GROUP = SampleGroup(
     uid="e0-7",
@@ -197,13 +194,13 @@ def test_settings_of_a_shaping_function_are_its_defaults() -> None:
         return rewards * factor
 
     assert register_reward_shaping("scaled")(scaled) is scaled
-    check_shaping("scaled", {"factor": 2.0})
+    check_settings("reward shaping", "scaled", REWARD_SHAPINGS.declaration("scaled"), {"factor": 2.0})
     with pytest.raises(
         ValueError, match="reward shaping 'scaled' has no setting 'facto'; did you mean 'factor'"
     ):
-        check_shaping("scaled", {"facto": 2.0})
+        check_settings("reward shaping", "scaled", REWARD_SHAPINGS.declaration("scaled"), {"facto": 2.0})
     with pytest.raises(ValueError, match="unknown reward shaping 'other'; known: .*scaled"):
-        check_shaping("other", {})
+        REWARD_SHAPINGS.declaration("other")
 
 
 @pytest.mark.parametrize("registry", [FILTERS, REWARD_SHAPINGS])

@@ -72,7 +72,7 @@ def test_the_sample_store_takes_any_value(column: str, value: Any, name: str, te
 def test_a_file_of_samples_never_grows_beyond_what_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strop.run.samples._MAX_FILE_CHARS", 100_000)
+    monkeypatch.setattr("strop.run.samples.store._MAX_FILE_CHARS", 100_000)
     store = SampleStore(tmp_path)
     facts = {"facts": ["x" * 1000] * 100, **dict.fromkeys(map(str, range(1000)), 1)}
     rows = [

@@ -554,12 +554,12 @@ add("samples_dataset_row_number", column("dataset_row", lambda count: ["5"] * co
 
 @kind
 def samples_that_decompress_to_gigabytes(run: Path) -> None:
-    from strop.run.samples import _schema
+    from strop.run.samples import schema_of
 
     rows = 200_000  # of ten thousand characters each: 2 GB out of some kB, by a dictionary
     text = pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), pa.array(["x" * 10_000]))
     columns = []
-    for field in _schema():
+    for field in schema_of():
         if field.name == "response":
             columns.append(text)
         elif field.name in ("id", "uid"):
@@ -567,7 +567,7 @@ def samples_that_decompress_to_gigabytes(run: Path) -> None:
         else:
             columns.append(pa.nulls(rows, field.type))
     pq.write_table(
-        pa.Table.from_arrays(columns, names=[field.name for field in _schema()]),
+        pa.Table.from_arrays(columns, names=[field.name for field in schema_of()]),
         samples(run),
         compression="zstd",
     )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from references.chat_templates import CHATML, make_tokenizer
-from strop.data import DataConfig, PromptDataset, encoding
+from strop.data import DataConfig, PromptDataset, prompts
 from strop.data.cache import prompts as kept_prompts
 from strop.data.prompts import Side, truncate
 
@@ -137,7 +137,7 @@ def test_a_second_run_takes_the_token_ids_of_the_first(
     first = token_ids(PromptDataset(rows, tokenizer, cached, "train"))
     (file,) = kept_files(cached)
     assert file.suffix == ".npz"
-    monkeypatch.setattr(encoding, "encode_all", None)  # nothing is encoded any more
+    monkeypatch.setattr(prompts, "encode_all", None)  # nothing is encoded any more
     assert token_ids(PromptDataset(rows, tokenizer, cached, "train")) == first
     smaller = config(cache_dir=cached.cache_dir, max_prompt_tokens=25, filter_overlong_prompts=True)
     assert token_ids(PromptDataset(rows, tokenizer, smaller, "train")) == first[:2]

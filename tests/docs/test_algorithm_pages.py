@@ -15,8 +15,7 @@ from doc_pages import ROOT, Session, code_spans, is_declared
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
-from strop.algorithms.registry import FunctionRegistry, own_settings
-from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
+from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, FunctionRegistry, own_settings
 from strop.config.sources import preset_names
 from strop.data.curriculum import SAMPLERS
 

@@ -10,9 +10,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from strop.run import RunError, SampleStore, reading
-from strop.run.reading import MAX_VALUES, MEMORY_SHARE
-from strop.run.samples import COLUMNS, GROUP_ROWS
+from strop.run import RunError
+from strop.run.samples import SampleStore, reading
+from strop.run.samples.columns import COLUMNS, GROUP_ROWS
+from strop.run.samples.reading import MAX_VALUES, MEMORY_SHARE
 
 FULL: dict[str, Any] = {
     "id": "e0-000003/1", "uid": "e0-000003", "sample_index": 1, "data_source": "gsm8k", "prompt": "2+2?",
@@ -159,7 +160,7 @@ def test_a_write_that_the_disk_refuses_leaves_the_old_file_and_nothing_else(
     def refuse(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("strop.run.samples.fsync_path", refuse)
+    monkeypatch.setattr("strop.run.samples.store.fsync_path", refuse)
     with pytest.raises(RunError, match="step 1 to .*: No space left on device; free space"):
         store.write(1, [row("b/0")])
     assert [path.name for path in tmp_path.iterdir()] == ["step-000001.parquet"]

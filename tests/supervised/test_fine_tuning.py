@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from strop.config import load_config
 from strop.data.sampler import PromptSampler
 from strop.engines.config import EngineConfig
+from strop.replay.comparing import compare
 from strop.run import RunError, RunFolder
-from strop.run.reading.comparing import compare
 from strop.supervised.config import SftConfig
 from strop.supervised.trainer import SftResult, SupervisedTrainer, fine_tune
 from strop.trainer.checkpointing import Checkpointer

@@ -11,7 +11,8 @@ from cli.cli_calls import cli
 from test_fine_tuning import Killed, _killed_if, resume, tune
 from trainer.tiny_runs import Project, chain_of, train_in
 
-from strop.run import RunFolder, SampleStore
+from strop.run import RunFolder
+from strop.run.samples import SampleStore
 from strop.supervised.rows import read_sft_rows
 from strop.supervised.trainer import SupervisedTrainer
 from strop.trainer.config import Config

@@ -10,7 +10,8 @@ from test_ray_runs import cut_after
 from tiny_runs import Project, check_records, resume_in, train_in
 
 from strop.ahead.in_play import IN_PLAY, InPlay, read_in_play
-from strop.run import RunFolder, SampleStore
+from strop.run import RunFolder
+from strop.run.samples import SampleStore
 from strop.trainer.config import Config
 
 WORLD = """

@@ -24,10 +24,9 @@ from strop.protocol import DataProto
 from strop.run import RunFolder
 from strop.sharing.role_export import export_role
 from strop.trainer.roles import check_models
-from strop.trainer.setup import load_training_data, training_sampling
+from strop.trainer.setup import load_training_data, sampling_of
 from strop.vision.families import load_media_processor
-from strop.workers.playing import Playing
-from strop.workers.rollout import RolloutWorker
+from strop.workers.rollout import Playing, RolloutWorker
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +219,7 @@ def test_a_reward_model_of_text_is_not_asked_about_images(task: ImageTask) -> No
             worker.play(
                 DataProto.from_dict({}, non_tensors={"prompt": prompts}),
                 1,
-                training_sampling(config, tokenizer),
+                sampling_of(config, config.rollout, tokenizer),
             )
     finally:
         worker.close()

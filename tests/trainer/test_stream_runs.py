@@ -12,7 +12,7 @@ from test_ray_runs import cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
-from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS
+from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS
 from strop.config.errors import ConfigError
 from strop.data.curriculum import SAMPLERS
 from strop.data.sampler import parse_visit_uid

@@ -21,9 +21,8 @@ from strop.evaluation.evaluate import evaluate
 from strop.protocol import DataProto, columns
 from strop.run import RunFolder
 from strop.trainer.config import Config
-from strop.trainer.setup import training_sampling
-from strop.workers.playing import Playing
-from strop.workers.rollout import RolloutWorker
+from strop.trainer.setup import sampling_of
+from strop.workers.rollout import Playing, RolloutWorker
 
 IMAGE_ID = 105
 # A random model writes no tool calls, so an answer of an odd number of letters counts as one. What is seen depends on
@@ -191,7 +190,7 @@ def test_a_reward_model_of_text_is_not_asked_about_images_of_tools(
             worker.play(
                 DataProto.from_dict({}, non_tensors={"prompt": prompts}),
                 2,
-                training_sampling(config, tokenizer),
+                sampling_of(config, config.rollout, tokenizer),
             )
     finally:
         worker.close()

@@ -18,8 +18,8 @@ from strop.engines import offloading
 from strop.engines.causal_lm import CausalLM
 from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
+from strop.replay.comparing import compare
 from strop.run import RunFolder
-from strop.run.reading.comparing import compare
 from strop.trainer.policy_sync import PolicySync
 from strop.workers.reports import StaleSamples
 from strop.workers.tally import ended_and_scored

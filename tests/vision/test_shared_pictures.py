@@ -22,7 +22,7 @@ from strop.rollout.sync.probe import probe_tokens
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings
 from strop.rollout.vllm.pictures import SharedPictures
-from strop.trainer.setup import refuse_media_of_engine
+from strop.vision.limits import check_engine
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_a_probe_has_no_token_of_an_image() -> None:
 @pytest.mark.parametrize("engine", ["native", "vllm"])
 def test_engines_that_are_given_images(engine: str, folder: Path) -> None:
     rollout = RolloutConfig(engine=engine)
-    refuse_media_of_engine(rollout, ModelConfig(path=str(folder)))
+    check_engine(rollout, ModelConfig(path=str(folder)))
     assert rollout.own_processes is None or rollout.own_processes.takes_media
 
 
@@ -128,11 +128,11 @@ def test_an_engine_that_is_given_none(folder: Path) -> None:
     with pytest.raises(
         ValueError, match="which rollout.engine=sglang is not given: use rollout.engine=native"
     ):
-        refuse_media_of_engine(RolloutConfig(engine="sglang"), ModelConfig(path=str(folder)))
+        check_engine(RolloutConfig(engine="sglang"), ModelConfig(path=str(folder)))
 
 
 def test_vllm_is_not_given_images_of_models_that_cut_them_into_tiles(tmp_path: Path) -> None:
     model = ModelConfig(path=str(save_tiny_tiles("gemma3", tmp_path / "model")))
-    refuse_media_of_engine(RolloutConfig(), model)
+    check_engine(RolloutConfig(), model)
     with pytest.raises(ValueError, match="is not given for gemma3: use rollout.engine=native"):
-        refuse_media_of_engine(RolloutConfig(engine="vllm"), model)
+        check_engine(RolloutConfig(engine="vllm"), model)

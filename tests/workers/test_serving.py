@@ -19,8 +19,7 @@ from strop.rollout.sync.transfer import weight_transfer
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.roles import start_runtime
-from strop.workers.generation import Place
-from strop.workers.serving import make_serving
+from strop.workers.generation import Place, make_serving
 
 MISSING = "but the part of strop for that is missing from this installation"
 MINE = "one for test_serving"

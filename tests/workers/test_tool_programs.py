@@ -23,15 +23,13 @@ from strop.protocol import DataProto
 from strop.rewards import RewardConfig
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling, TokenOutput
-from strop.run import SampleStore
+from strop.run.samples import SampleStore
 from strop.sandbox import Limits, SandboxConfig, SandboxUnavailable
 from strop.tools.agent import tool_agent
 from strop.tools.python_sandbox import PythonSandboxTool, SandboxFailed
 from strop.trajectory import Prompt, Trajectory
-from strop.workers.playing import Playing
-from strop.workers.reports import EpisodeReport
-from strop.workers.rollout import RolloutWorker
-from strop.workers.sample_rows import Decided
+from strop.workers.reports import Decided, EpisodeReport
+from strop.workers.rollout import Playing, RolloutWorker
 
 REWARD = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

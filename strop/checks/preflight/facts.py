@@ -10,7 +10,7 @@ from strop.checks.preflight.tokens import AnswerEnd, TokenFacts
 from strop.data.chat import Chat, render
 from strop.engines.model import read_shape
 from strop.trainer.config import Config
-from strop.trainer.setup import training_sampling
+from strop.trainer.setup import sampling_of
 from strop.trajectory import Prompt
 
 _ANSWER = "strop:answer"
@@ -75,7 +75,7 @@ def _end(config: Config, tokenizer: Any, answered: str) -> AnswerEnd:
     ids = tokenizer.encode(text, add_special_tokens=False)
     if not ids:
         return AnswerEnd("nothing")
-    if ids[0] in training_sampling(config, tokenizer).stop_token_ids:
+    if ids[0] in sampling_of(config, config.rollout, tokenizer).stop_token_ids:
         return AnswerEnd("stops")
     if ids[0] in tokenizer.all_special_ids:
         return AnswerEnd("runs on", str(tokenizer.convert_ids_to_tokens(ids[0])))

@@ -32,7 +32,7 @@ from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.producers import StepContext, produced
 from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
-from strop.trainer.setup import TrainingData, load_training_data, training_sampling
+from strop.trainer.setup import TrainingData, load_training_data, sampling_of
 from strop.trainer.stages import Stages
 from strop.trainer.threads import set_threads
 from strop.trajectory import Prompt
@@ -122,7 +122,7 @@ def _asked(config: Config, *, num_prompts: int) -> Preflight:
         data = load_training_data(spoken, data=as_spoken(spoken.data, spoken))
         start = time.perf_counter()
         prompts = first_prompts(data, num_prompts)
-        sampling = sampling_spoken(training_sampling(spoken, data.tokenizer), spoken)
+        sampling = sampling_spoken(sampling_of(spoken, spoken.rollout, data.tokenizer), spoken)
         options = spoken.data.chat_template_kwargs
         setup = AgentSetup(spoken.agent, data.tokenizer, template_options=options)
 
@@ -224,7 +224,7 @@ class _Trial:
     def __init__(self, config: Config, data: TrainingData, roles: Roles, facts: TokenFacts) -> None:
         self._config, self._roles, self._facts = config, roles, facts
         self._tokenizer = data.tokenizer
-        self._sampling = training_sampling(config, data.tokenizer)
+        self._sampling = sampling_of(config, config.rollout, data.tokenizer)
         self.prompts: list[Prompt] = []
         self.reports: list[EpisodeReport] = []
         self._rewards: dict[str, tuple[float, ...]] = {}

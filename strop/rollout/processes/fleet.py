@@ -20,8 +20,7 @@ from strop.rollout.processes.filling import make_engine, probe_of, pull_weights
 from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.types import SyncCorrupted, UnverifiedWeights
 from strop.rollout.types import RolloutEngine
-from strop.workers.generation import Generation, Place
-from strop.workers.serving import Serving
+from strop.workers.generation import Generation, Place, Serving
 
 logger = logging.getLogger(__name__)
 

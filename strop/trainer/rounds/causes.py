@@ -6,8 +6,8 @@ Source: Yu et al. 2025, arXiv:2503.14476, section 3.2, for groups of equal rewar
 from __future__ import annotations
 
 from strop.algorithms.config import FilterGroupsConfig
-from strop.algorithms.stream_calls import filter_cause
 from strop.algorithms.stream_functions import SampleGroup
+from strop.algorithms.stream_functions.calls import filter_cause
 
 SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED = (
     "solved by every sample",

@@ -6,16 +6,11 @@ from strop.trainer.config import Config
 
 
 def check(config: Config) -> None:
-    """Refuse a run whose groups are filtered, and that would not end or has nothing to compare.
+    """Refuse a run whose groups are filtered, and that has nothing to compare.
 
     Raises:
         ValueError: the sentence says which setting, and what to do.
     """
-    if config.trainer.max_steps is None:
-        raise ValueError(
-            "algorithm.filter_groups asks for prompts until enough groups can teach, so epochs do not tell how "
-            "many steps there are: set trainer.max_steps"
-        )
     if config.rollout.samples_per_prompt < 2:
         raise ValueError(
             "algorithm.filter_groups compares the samples of a prompt: set rollout.samples_per_prompt to at "

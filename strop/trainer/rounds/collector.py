@@ -11,11 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from strop.algorithms.stream_functions.groups import sample_groups
 from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
 from strop.trainer.collecting import RolloutCollector, TooFewGroups
 from strop.trainer.experience import Experience
-from strop.trainer.groups import sample_groups
 from strop.trainer.records import StepRecord
 from strop.trainer.rounds.causes import CAUSES, FAILED, SOLVED, left_out_for
 from strop.trainer.stages import Stages

@@ -10,8 +10,8 @@ from typing import Any
 import strop
 from strop.border import printable
 from strop.run import RunError, RunFolder
-from strop.run.reading import tables_of
 from strop.run.samples import schema_of
+from strop.run.samples.reading import tables_of
 from strop.view.curves import AXES, axis_of, metric_names
 from strop.view.diff import changed_settings, compared
 from strop.view.dropped import find_fates

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from strop.base.foreign_files import parse_json
 from strop.border import printable
-from strop.run.reading import tables_of
 from strop.run.samples import SampleStore, schema_of
+from strop.run.samples.reading import tables_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

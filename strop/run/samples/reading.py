@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from strop.base.foreign_files import check_regular, parse_json
 from strop.border import as_number
 from strop.run.errors import RunError
-from strop.run.samples import GROUP_ROWS, JSON_COLUMNS, MAPPINGS, is_message, schema_of
+from strop.run.samples.columns import GROUP_ROWS, JSON_COLUMNS, MAPPINGS, is_message, schema_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

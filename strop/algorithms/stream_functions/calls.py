@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strop.algorithms.stream_functions import FILTERS, REWARD_SHAPINGS, SHAPING_COLUMNS, SampleGroup
+from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS
+from strop.algorithms.stream_functions import SHAPING_COLUMNS, SampleGroup
 from strop.base.registry import dotted
 
 

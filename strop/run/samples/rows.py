@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from strop.data.media import shown_text
 from strop.protocol import DataProto, columns
 from strop.rewards.wire import encode, plain
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
-
-
-class Decided(NamedTuple):
-    """What the controller decided about one sample."""
-
-    advantage: float | None
-    """Mean over its sampled tokens; None when it was not trained on."""
-    fate: str
-    reason: str
-    """Of the fate; see `strop.run.Fate`."""
+from strop.workers.reports import Decided
 
 
 def saved_rows(episodes: DataProto, tokenizer: Any, *, keeps_row: bool) -> list[dict[str, Any]]:

@@ -3,8 +3,11 @@
     filter:   keep(group) -> True, False, or a string: why the group is left out
     shaping:  shape(rewards, *, response_lengths, max_response_tokens, ..., own settings) -> rewards
 
-Both are called once per prompt, with all its samples, so what they return depends on no cut of the batch. How they are
-called is in stream_calls.py; this module needs no torch.
+Both are called once per prompt, with all its samples, so what they return depends on no cut of the batch. This module
+needs no torch.
+
+calls.py   how they are called, and what may come back
+groups.py  the samples of a step by prompt, and their rewards after shaping
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from strop.algorithms.registry import FunctionRegistry, check_settings
+from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS
 from strop.base.registry import dotted, required_parameters
 
 
@@ -39,11 +42,7 @@ class SampleGroup:
     """Why each sample ended: `length` at the limit."""
 
 
-GroupFilter = Callable[[SampleGroup], object]
 RewardShaping = Callable[..., object]
-
-FILTERS: FunctionRegistry[GroupFilter] = FunctionRegistry("filter")
-REWARD_SHAPINGS: FunctionRegistry[RewardShaping] = FunctionRegistry("reward shaping")
 
 SHAPING_COLUMNS = (
     "rewards",
@@ -95,12 +94,3 @@ def register_reward_shaping(name: str) -> Callable[[RewardShaping], RewardShapin
         return REWARD_SHAPINGS.register(name, needs=needs)(function)
 
     return add
-
-
-def check_shaping(name: str, settings: Mapping[str, object]) -> None:
-    """Refuse settings that the function does not have.
-
-    Raises:
-        ValueError: there is no such function, or no such setting.
-    """
-    check_settings("reward shaping", name, REWARD_SHAPINGS.declaration(name), settings)

@@ -1,0 +1,74 @@
+"""The samples of a step by prompt, as filters see them, and what shaping makes of their rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.stream_functions import SampleGroup
+from strop.algorithms.stream_functions.calls import shaped_rewards
+from strop.workers.reports import EpisodeReport
+
+
+def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
+    """The samples that are trained on by prompt, in the order of first appearance; a prompt without any has an empty
+    group."""
+    held: dict[str, list[EpisodeReport]] = {}
+    source: dict[str, str] = {}
+    for report in reports:
+        usable = held.setdefault(report.uid, [])
+        source[report.uid] = report.data_source
+        if report.reward() is not None:
+            usable.append(report)
+    groups = []
+    for uid, samples in held.items():
+        rewards = [sample.reward() or 0.0 for sample in samples]
+        groups.append(
+            SampleGroup(
+                uid=uid,
+                data_source=source[uid],
+                rewards=tuple(rewards),
+                accuracies=tuple(
+                    reward if sample.accuracy is None else sample.accuracy
+                    for sample, reward in zip(samples, rewards, strict=True)
+                ),
+                parts=tuple({} if s.outcome is None else dict(s.outcome.parts) for s in samples),
+                response_lengths=tuple(sample.num_response_tokens for sample in samples),
+                num_turns=tuple(sample.num_turns for sample in samples),
+                stop_reasons=tuple(sample.stop_reason for sample in samples),
+            )
+        )
+    return groups
+
+
+def shaped_by_group(
+    algorithm: AlgorithmConfig,
+    reports: Sequence[EpisodeReport],
+    plain: Mapping[str, float],
+    max_response_tokens: int,
+) -> dict[str, float]:
+    """By sample id, what algorithm.reward_shaping makes of what each sample is trained with.
+
+    Args:
+        algorithm: says which function, and its settings.
+        reports: samples, those of a prompt with the same uid.
+        plain: their `training_rewards`.
+        max_response_tokens: limit of a response, which penalties on long ones refer to.
+    """
+    ids: dict[str, list[str]] = {}
+    for report in reports:
+        if report.id in plain:
+            ids.setdefault(report.uid, []).append(report.id)
+    shaped: dict[str, float] = {}
+    for group in sample_groups(reports):
+        members = ids.get(group.uid, [])
+        if members:
+            rewards = shaped_rewards(
+                algorithm.reward_shaping,
+                group,
+                [plain[member] for member in members],
+                max_response_tokens=max_response_tokens,
+                settings=algorithm.shaping_settings,
+            )
+            shaped |= dict(zip(members, rewards, strict=True))
+    return shaped

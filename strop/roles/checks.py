@@ -1,0 +1,43 @@
+"""Settings that do not go with the roles that are here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from strop.workers.config import PrmConfig, TeacherConfig
+
+if TYPE_CHECKING:
+    from strop.trainer.config import Config
+
+
+def check(config: Config) -> None:
+    """Refuse settings of a role that the run has not, and a role without what it needs.
+
+    Raises:
+        ValueError: the sentence says which, and what to do.
+    """
+    if config.prm != PrmConfig() and not config.uses_prm:
+        raise ValueError(
+            f"a setting of prm is given, but algorithm.adv_estimator={config.algorithm.adv_estimator} uses no "
+            f"process rewards: set algorithm.adv_estimator=prime, or remove it"
+        )
+    kind, path = config.algorithm.distillation.kind, config.teacher.path
+    if path and not config.uses_teacher:
+        raise ValueError(
+            f"teacher.path is {path!r}, but algorithm.distillation.kind=none learns from nobody: set it to "
+            f"reverse_kl or forward_kl, or remove the path"
+        )
+    if config.uses_teacher and not path:
+        raise ValueError(
+            f"algorithm.distillation.kind is {kind}, but teacher.path is empty: set it to the folder of a model "
+            f"with the policy's vocabulary"
+        )
+    if not config.uses_teacher and config.teacher != TeacherConfig():
+        raise ValueError(
+            "a setting of teacher is given, but algorithm.distillation.kind=none has no teacher: remove it"
+        )
+    if config.algorithm.policy_coef == 0 and config.uses_critic:
+        raise ValueError(
+            f"algorithm.policy_coef=0 uses no advantage, but algorithm.adv_estimator="
+            f"{config.algorithm.adv_estimator} would train a critic for it: use reinforce_plus_plus"
+        )

@@ -1,0 +1,14 @@
+"""The samples of a run: what the model wrote, with tokens, log-probs and rewards, as Parquet in the run folder.
+
+store.py    SampleStore: a file per step and writer
+columns.py  the columns, and their types
+reading.py  files that somebody else may have written
+rows.py     episodes as rows
+
+Nothing here but rows.py imports torch.
+"""
+
+from strop.run.samples.columns import COLUMNS, schema_of
+from strop.run.samples.store import SampleStore
+
+__all__ = ["COLUMNS", "SampleStore", "schema_of"]
