@@ -99,7 +99,6 @@ HOOKS = {
     "mending of a run": "a class as strop.trainer.healing.Healing, for worker processes that die",
     "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
     "end of the machine": "a class as strop.trainer.machine.MachineEnd, for run.save_before",
-    "order of prompts": "a class as strop.trainer.rounds.lengths.Lengths, for rollout.longest_first",
     "repeated run": "a function (run folder) that gives what the run in it repeats, with last_step and steps (by "
     "step, what generation ahead takes as `recorded`), or None",
     "recorded samples": "a module with check(config, data, first_step=), which refuses those that do not fit the run, "
@@ -157,8 +156,8 @@ PLACES = {
     "strop.rollout.config.RemoteModel",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
-    "dynamic sampling": "for algorithm.filter_groups: `check`, a function (config); `collector`, a "
-    "strop.trainer.collecting.RolloutCollector",
+    "dynamic sampling": "for algorithm.filter_groups and rollout.longest_first: `check`, a function (config); "
+    "`collector`, a strop.trainer.collecting.RolloutCollector",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "

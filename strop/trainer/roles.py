@@ -36,8 +36,10 @@ from strop.trainer.experience import Experience
 from strop.trainer.policy_sync import MAX_HEALS, PolicySync
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
+from strop.workers.config import ActorConfig, CriticConfig
 from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
+from strop.workers.models import Learning
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.rollout import Playing, RolloutWorker
@@ -338,35 +340,22 @@ def role_specs(
     optimizer: Path | None = None,
 ) -> Mapping[str, RoleSpec[Any]]:
     """What `make_roles` makes, in the order in which roles of one process are made; arguments as there."""
-    device = playing.device
+    device, model, algorithm = playing.device, config.model, config.algorithm
+
+    def learning(learner: ActorConfig | CriticConfig) -> Learning:
+        updates = num_steps * config.updates_per_step(learner)
+        return Learning(device=device, num_updates=updates, checkpoint=checkpoint, optimizer=optimizer)
+
     specs: dict[str, RoleSpec[Any]] = {
-        "actor": role(
-            ActorWorker,
-            config.model,
-            config.actor,
-            config.algorithm,
-            device=device,
-            num_updates=num_steps * config.updates_per_step(config.actor),
-            checkpoint=checkpoint,
-            optimizer=optimizer,
-        )
+        "actor": role(ActorWorker, model, config.actor, algorithm, learning(config.actor))
     }
     if config.uses_critic:
-        specs["critic"] = role(
-            CriticWorker,
-            config.model,
-            config.critic,
-            config.algorithm,
-            device=device,
-            num_updates=num_steps * config.updates_per_step(config.critic),
-            checkpoint=checkpoint,
-            optimizer=optimizer,
-        )
+        specs["critic"] = role(CriticWorker, model, config.critic, algorithm, learning(config.critic))
     if "reference" in config.roles:
-        specs["reference"] = role(ReferenceWorker, config.model, config.reference, device=device)
+        specs["reference"] = role(ReferenceWorker, model, config.reference, device=device)
     for name, joins in _joined_roles(config).items():
         specs[name] = joins.spec(config, device=device, num_steps=num_steps, checkpoint=checkpoint)
-    specs["rollout"] = role(RolloutWorker, config.model, config.rollout, config.reward, playing)
+    specs["rollout"] = role(RolloutWorker, model, config.rollout, config.reward, playing)
     if key := config.ahead_by:
         specs["rollout"] = needed("generation ahead", f"{key} is set", "role")(config, playing)
     engines = config.engines

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from strop.engines.model import load_value_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.workers.config import CriticConfig
-from strop.workers.models import TrainedWorker
+from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask
 
 LOSS = Metric(
@@ -43,35 +42,21 @@ class CriticWorker(TrainedWorker):
     """
 
     def __init__(
-        self,
-        model: ModelConfig,
-        critic: CriticConfig,
-        algorithm: AlgorithmConfig,
-        *,
-        device: str,
-        num_updates: int | None,
-        checkpoint: Path | None = None,
-        optimizer: Path | None = None,
+        self, model: ModelConfig, critic: CriticConfig, algorithm: AlgorithmConfig, learning: Learning
     ) -> None:
         """Load the value model: a causal language model with a head of zeros, or a classifier with its own.
 
         Args:
             model: the policy's; its folder is the critic's too where `critic.path` is empty.
             critic, algorithm: of the run.
-            device: `auto` or a device name.
-            num_updates: optimizer steps of the critic in the whole run, where a schedule needs to know.
-            checkpoint: folder that `save_checkpoint` wrote, to continue from.
-            optimizer: folder of the same form, whose optimizer state a new run takes over.
+            learning: on which device, and from where.
         """
         super().__init__()
         self._clip_range = algorithm.cliprange_value
         load_extensions(algorithm.extensions)
         self._aggregation = aggregation_of(algorithm)  # as the policy's
         own = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
-        self._learn(
-            load_value_model, own, critic.engine, critic.optim, role="critic",
-            device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer,
-        )  # fmt: skip
+        self._learn(load_value_model, own, critic.engine, critic.optim, learning, role="critic")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_values(self, data: DataProto) -> DataProto:
