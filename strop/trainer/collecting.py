@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -13,7 +12,7 @@ from strop.algorithms.registry import STEP_COLUMNS
 from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.data.drawing import Drawn, draw
-from strop.protocol import DataProto, future_of
+from strop.protocol import DataProto
 from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
@@ -54,7 +53,7 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
     left_out = {"reward_baselines"} | (set() if config.algorithm.reward_keys else {"reward_parts"})
     left_out |= set() if config.compares_answers else STEP_COLUMNS
     return Experience(
-        rows=future_of(roles.rollout.call.rows(cast(DataProto, given))),
+        rows=roles.rollout.call.rows(given),
         reports=reports,
         column_names=made_by("rollout") - left_out,
         num_trained=tuple(report.num_sampled_tokens for report in reports),

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from strop.base.device import device_name
 from strop.base.guests import needed
@@ -153,7 +153,7 @@ class Roles:
         if rows is not None and lasts:  # a sample without rows gets those of another, which nobody reads
             places = [lasts.get(one.id, 0) for one in episodes.reports]
             columns = columns.union(rows.rows.select(rows.token_numbers, []).take(places))
-        self.rollout.call.write_samples(step, cast(DataProto, columns), split=split)
+        self.rollout.call.write_samples(step, columns, split=split)
 
 
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:

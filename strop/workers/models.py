@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from strop.base.guests import optional
-from strop.base.memory import host_used_bytes
+from strop.base.limits import host_used_bytes
 from strop.controller import Dispatch, Worker, register
 from strop.engines.adapters import adapters, has_adapter
 from strop.engines.causal_lm import CausalLM
