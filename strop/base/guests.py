@@ -87,9 +87,11 @@ PLACES = {
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
     "(strop.engines.optimizer.Part)",
     "operation counts": "a word for them: a module with model_work(model), operations of passes over rows, "
-    "peak_flops(device, dtype), operations per second of a device (each may be None), and bfloat16_speedup() of a CPU",
+    "peak_flops(device, dtype), operations per second of a device (each may be None), and precision_hint(dtype), where "
+    "another precision is faster on a CPU",
     "several ranks": "a word for the way: a module with joined(), as strop.engines.parallel.join_ranks for several "
-    "ranks, and shard(), reshard(), sync_gradients() and full_parameters() of a model on them (strop.engines.sharding)",
+    "ranks, shard(), reshard(), sync_gradients() and full_parameters() of a model on them, and balanced_rows(), which "
+    "rows each of them gets (strop.engines.sharding)",
     "sequence parallelism": "a word for the way: a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
     "runtime": "name in resources.runtime of what runs the roles in processes of their own: a function (resources, "

@@ -1,9 +1,18 @@
-"""What the estimator of process rewards asks for (torch-free)."""
+"""What the estimators of critic and process reward model ask for (torch-free)."""
 
 from __future__ import annotations
 
 from strop.algorithms.registry import Declaration, Recipes
 
+PPO = Recipes(
+    estimators={
+        "gae": Declaration(
+            needs=frozenset({"token_level_rewards", "values", "response_mask"}),
+            settings=frozenset({"gamma", "lam"}),
+        )
+    },
+    functions="strop.roles.gae",
+)
 RECIPES = Recipes(
     estimators={
         "prime": Declaration(
