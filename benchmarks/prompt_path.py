@@ -29,7 +29,7 @@ from strop.data.chat import Chat
 from strop.data.tiny import make_tiny_model
 from strop.engines.packing import Row
 from strop.engines.tokens import Tokens
-from strop.protocol import DataProto, DataProtoFuture
+from strop.protocol import DataProto
 from strop.quickstart.task import write_task
 from strop.rollout.native.request import Request
 from strop.rollout.types import TokenOutput
@@ -47,7 +47,7 @@ FORMS: dict[type, str] = {
     kind: kind.__name__
     for kind in (
         Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, StepRecord,
-        DataProtoFuture, Partition, Row, Tokens,
+        Partition, Row, Tokens,
     )
 }  # fmt: skip
 """Values that are the prompt, or what was made of it; rows of files, batches and tensors are told apart below."""

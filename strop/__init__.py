@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from strop.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from strop.protocol import DataProto, DataProtoFuture
+    from strop.protocol import DataProto
     from strop.trajectory import Prompt, Trajectory
 
 __version__ = "0.2.0"
 
-__all__ = ["DataProto", "DataProtoFuture", "Prompt", "Trajectory", "__version__"]
+__all__ = ["DataProto", "Prompt", "Trajectory", "__version__"]
 
 __getattr__, __dir__ = lazy_names(
-    __name__, {"strop.protocol": "DataProto DataProtoFuture", "strop.trajectory": "Prompt Trajectory"}
+    __name__, {"strop.protocol": "DataProto", "strop.trajectory": "Prompt Trajectory"}
 )

@@ -6,7 +6,7 @@ sections.py, field_types.py  sections of the configuration; what a field may hol
 registry.py                  what stands under a name
 metrics.py                   metrics: their names, and values that merge; tensor_metrics.py: added up on the device
 randomness.py                random numbers as functions of a key and a position
-device.py, cores.py          the device, and the processor cores that may be used
+device.py, limits.py         the device; the cores and the memory that may be used
 trust.py                     whether what settings name may be run
 user_files.py                Python files of the user's own
 foreign_files.py             files that somebody else may have written; durable.py: writes that survive a crash

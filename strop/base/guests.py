@@ -1,14 +1,15 @@
 """Guests: rooms that use the core, and that the core finds by what they declare.
 
-A guest is a package below strop/, or below a room of it, with a file guest.toml, a table for each place where it joins
-the core:
+A guest is a package below strop/, or below a room of it, with a file guest.toml that says where it joins the core: at
+hooks, and at places where what joins has names.
+
+    "rows that come later" = "strop.data.growing.growth:Growth"
 
     [section]
     "reward.sandbox" = "strop.sandbox.config:SandboxConfig"
 
-Each entry is a name, and where the object behind it is: `module:attribute`, or a module. Nothing is imported before the
-core asks for it, so a command that only reads settings stays quick; and where the folder of a guest is taken away, the
-core works without it.
+Behind each is an object: `module:attribute`, or a module. Nothing is imported before the core asks for it, so a command
+that only reads settings stays quick; and where the folder of a guest is taken away, the core works without it.
 """
 
 from __future__ import annotations
@@ -22,38 +23,114 @@ from typing import Any
 
 PACKAGE = Path(__file__).parent.parent
 
+HOOKS = {
+    "check of settings": "a function (configuration of a run) that raises a ValueError where settings of several "
+    "sections do not go with what the guest brings; it imports nothing heavy",
+    "unread settings": "a function (args, command, what it reads; None: what a training reads) that refuses settings "
+    "which somebody typed and the command has no use for",
+    "recipes": "advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
+    "distance to a teacher": "a function as strop.algorithms.distillation.terms.distance, for algorithm.distillation",
+    "reward shaping": "a function as strop.algorithms.stream_functions.groups.shaped_by_group, for "
+    "algorithm.reward_shaping",
+    "rollout correction": "a function as strop.recipes.correction.correct, for algorithm.correction",
+    "calling convention": "a module with estimate() and loss_of_tokens(), which call estimators and losses written "
+    "for verl (strop.algorithms.registry.verl_convention)",
+    "services of a reward": "a class, called as (config, functions, rank=, count=), that asks the sections of place "
+    '"reward service" (strop.rewards.service.Services)',
+    "key translation": "a function from a key of another library to our full keys and a sentence",
+    "class translation": "a function from a dotted path of another library's classes to ours; any other path as it is",
+    "chat of agents": "a class (tokenizer, variables of the template) that tells which tokens a chat template puts "
+    "between the answers of a conversation (AgentContext.template)",
+    "interpolation": "a class (root, values) whose value(given, key) puts in what ${...} stands for",
+    "bound on templates": "a function that has every chat template compiled within limits from then on",
+    "media of rows": "a module as strop.data.media.MediaReader describes",
+    "adapters": "a module as strop.engines.adapters.Adapters describes",
+    "kernels": "a function (module, device) that puts its kernels into a model that was just loaded",
+    "carried models": "a module with check_type(settings, path) and check_family(config, auto_class, path), which "
+    "raise a ValueError for models that are known not to run, and check_packed(module, device, by_formula=), which "
+    "raises one where a loaded model computes something else on packed tokens than alone",
+    "changes of a model": "a module with import_external(config), overridden(given, known, override) and "
+    "template_text(chosen), for settings of model that change what is read from its folder",
+    "operation counts": "a module with model_work(model), operations of passes over rows, peak_flops(device, dtype), "
+    "operations per second of a device (each may be None), and precision_hint(dtype), where another precision is "
+    "faster on a CPU",
+    "several ranks": "a module with joined(), as strop.engines.parallel.join_ranks for several ranks, shard(), "
+    "reshard(), sync_gradients() and full_parameters() of a model on them, and balanced_rows(), which rows each of "
+    "them gets (strop.engines.sharding)",
+    "sequence parallelism": "a module as strop.engines.tokens.sequence_parallelism describes",
+    "model with media": "a module as strop.engines.media.MediaModels describes",
+    "sample store": "a class as strop.run.samples.SampleStore, called with the folder",
+    "samples as rows": "a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
+    "choice of samples": "a function (experience, config, step) that gives the rows that are trained on and, by the "
+    "ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
+    "columns of answers": "a function (episodes, rewards, turn_weight=, similarity=) that gives the columns "
+    "strop.algorithms.registry.STEP_COLUMNS of their training rows",
+    "engines apart": "a module as strop.workers.serving.EnginesApart describes, for engines that are not the native "
+    "one",
+    "decode steps": "a function (model) that gives a strop.rollout.native.batch.OtherSteps, or None for a model that "
+    "has none",
+    "kept prefixes": "a class, called without arguments, of computed tokens that may begin a later request of the "
+    "native engine (strop.rollout.native.prefill.KeptPrefixes)",
+    "weight transfer": "a module as strop.rollout.sync.transfer.WeightTransfer describes, for rollout workers in "
+    "other processes",
+    "engine checks": "a function (wants_json=) that tries the rollout engines of this installation and gives the exit "
+    "code of the command",
+    "kept token ids": "a function (encode, tokenizer, chats, num_chats, cache_dir) that gives token ids which it has "
+    "kept, or those that encode(tokenizer, chats()) gives",
+    "data of a run": "a function of the section data, called once a run has read its data",
+    "streamed rows": "a module with open_rows(files, cache_dir), rows that stay in their files, and "
+    "StreamedPrompts(rows, tokenizer, config, shown=), a strop.data.drawing.TrainingPrompts of such rows",
+    "mixture of sources": "a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how many "
+    "epochs there are, where data.source_weights or data.source_shares are set",
+    "metrics of a validation": "a function of the reports of scored answers, for val-core/ and val-aux/",
+    "alarms of a run": "a strop.trainer.loop.Alarm, called as (told=, earlier=)",
+    "end of a training": "a function (run folder) that gives what `strop train` prints at its end",
+    "what is installed": "a function that gives the lines of `strop --version`",
+    "rows that come later": "a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows while a run "
+    "goes on (strop.trainer.setup.Growth)",
+    "data generator": "a function of data.datagen and the rows so far that gives an object with new_rows(batch) and "
+    "restore(rows)",
+    "rows of a class": "a function (config, files, tokenizer, max_samples, seed) that gives the rows of "
+    "data.dataset_class",
+    "orders of rows": "a module with SAMPLERS, by name, sees_results(name) and ResultsOrder(name, rows, data), a "
+    "strop.data.sampler.RowOrder",
+    "sampler of a class": "a strop.data.curriculum.SamplerObject, with check(name, cls)",
+    "export of a role": "a function (checkpoint, out, model, role=) that writes a role of a checkpoint as a folder "
+    "that a run can begin with",
+    "beginning of a run": "a class as strop.trainer.beginning.Beginning, for --from",
+    "settings given anew": "a function (config.yaml of a run, overrides, its settings, text=) that gives the "
+    "strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
+    "mending of a run": "a class as strop.trainer.healing.Healing, for worker processes that die",
+    "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
+    "end of the machine": "a class as strop.trainer.machine.MachineEnd, for run.save_before",
+    "repeated run": "a function (run folder) that gives what the run in it repeats, with last_step and steps (by "
+    "step, what generation ahead takes as `recorded`), or None",
+    "recorded samples": "a module with check(config, data, first_step=), which refuses those that do not fit the run, "
+    "and open_recording(run folder, section reward), a strop.workers.player.Recording",
+    "lines of a fresh run": "a function (config, source=, overrides=) that gives what is said as it begins",
+    "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, "
+    "at no cost",
+    "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will "
+    "do, says and records what it finds, and may refuse the run unless somebody forces it",
+}
+"""Where a guest joins with one thing: what it is."""
+
 PLACES = {
     "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
     "settings": "full key of a section and a word for them: a dataclass whose fields are among those of the section",
-    "check of settings": "a word: a function (configuration of a run) that raises a ValueError where settings of "
-    "several sections do not go with what the guest brings; it imports nothing heavy",
     "changeable settings": "what they are about: full keys of settings that a run may be continued with anew",
     "steering settings": "the same, of those that change what it does from there on; `how long …` end it",
     "command": "word after `strop`: a module with SUMMARY, add_arguments(parser) and run(args); one that makes runs "
     "has a section at the root, by its name (strop.cli.launching)",
-    "unread settings": "a word: a function (args, command, what it reads; None: what a training reads) that refuses "
-    "settings which somebody typed and the command has no use for",
     "data command": "word after `strop data`: its strop.data.command.Action",
     "public name": "a dotted name that users import from the core: what it stands for",
-    "recipes": "a word for them: advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
-    "distance to a teacher": "a word for its kinds: a function as strop.algorithms.distillation.terms.distance, for "
-    "algorithm.distillation",
-    "reward shaping": "a word: a function as strop.algorithms.stream_functions.groups.shaped_by_group, for "
-    "algorithm.reward_shaping",
-    "rollout correction": "a word: a function as strop.recipes.correction.correct, for algorithm.correction",
-    "calling convention": "a library: a module that calls estimators and losses written for it, with estimate() and "
-    "loss_of_tokens() (strop.algorithms.registry.verl_convention)",
     "reward service": "full key of a section below reward: a class, called as (section, rank=, count=), that scores "
     "answers (strop.judges.services.RewardService)",
-    "services of a reward": "a word: a class, called as (config, functions, rank=, count=), that asks them "
-    "(strop.rewards.service.Services)",
     "reward worker": "full key of a section below reward: a function that each process that scores calls as it starts, "
     "with the section as plain data",
     "reward form": "a parameter that tells a calling convention: (function, as it was loaded, setup) -> the function",
     "reward loader": "what scores in place of a function of the user's (`built-in scorer`, `manager`): a function from "
     "its setup to a strop.rewards.functions.RewardFunction",
-    "key translation": "a library: a function from a key of it to our full keys and a sentence",
-    "class translation": "a library: a function from a dotted path of its classes to ours; any other path as it is",
     "tracker": "name of a tracker: a strop.trainer.trackers.TrackerFactory, with check(), which raises a ValueError "
     "where what it needs is missing",
     "elsewhere": "models, rows, commits (of data sets) or runs: the module that fetches, or sends, what names and URLs "
@@ -63,108 +140,32 @@ PLACES = {
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
     "that plays it, or None for objects of another form",
     "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
-    "chat of agents": "a word: a class (tokenizer, variables of the template) that tells which tokens a chat template "
-    "puts between the answers of a conversation (AgentContext.template)",
     "agent processes": "full key of the setting that asks for them: a strop.workers.player.AgentProcesses, called as "
     "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
-    "batches on disk": "a word: a module that writes and reads a DataProto (write_batch, read_batch)",
-    "sample store": "form of its files: a class as strop.run.samples.SampleStore, called with the folder",
-    "samples as rows": "the same: a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
-    "methods of batches": "tensordict, or unfolding: a module with what methods of DataProto need to convert to and "
-    "from a TensorDict, or to cut columns into narrower rows",
-    "interpolation": "a library: a class (root, values) whose value(given, key) puts in what ${...} stands for",
-    "bound on templates": "a word: a function that has every chat template compiled within limits from then on",
-    "media of rows": "a word for the kinds: a module as strop.data.media.MediaReader describes",
-    "adapters": "a word for their kind: a module as strop.engines.adapters.Adapters describes",
-    "kernels": "a library: a function (module, device) that puts its kernels into a model that was just loaded",
-    "carried models": "a word for how they are told: a module with check_type(settings, path) and check_family(config, "
-    "auto_class, path), which raise a ValueError for models that are known not to run, and check_packed(module, device,"
-    " by_formula=), which raises one where a loaded model computes something else on packed tokens than alone",
-    "changes of a model": "a word for them: a module with import_external(config), overridden(given, known, override) "
-    "and template_text(chosen), for settings of model that change what is read from its folder",
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
     "(strop.engines.optimizer.Part)",
-    "operation counts": "a word for them: a module with model_work(model), operations of passes over rows, "
-    "peak_flops(device, dtype), operations per second of a device (each may be None), and precision_hint(dtype), where "
-    "another precision is faster on a CPU",
-    "several ranks": "a word for the way: a module with joined(), as strop.engines.parallel.join_ranks for several "
-    "ranks, shard(), reshard(), sync_gradients() and full_parameters() of a model on them, and balanced_rows(), which "
-    "rows each of them gets (strop.engines.sharding)",
-    "sequence parallelism": "a word for the way: a module as strop.engines.tokens.sequence_parallelism describes",
-    "model with media": "a word for the family of models: a module as strop.engines.media.MediaModels describes",
     "runtime": "name in resources.runtime of what runs the roles in processes of their own: a function (resources, "
     "log_dir=) that gives a strop.controller.Runtime",
     "role": "name of a role with a model, as it is in the configuration: a module as strop.trainer.roles.JoinedRole "
     "describes",
-    "choice of samples": "a word for the ways: a function (experience, config, step) that gives the rows that are "
-    "trained on and, by the ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
-    "columns of answers": "a word for them: a function (episodes, rewards, turn_weight=, similarity=) that gives the "
-    "columns strop.algorithms.registry.STEP_COLUMNS of their training rows",
     "rollout engine": "name in rollout.engine of an engine in processes of its own: an async function from a "
     "strop.workers.generation.Place to its Generation; its settings are a section of that name below rollout, a "
     "strop.rollout.config.OwnProcesses",
-    "engines apart": "a word for where: what makes and asks engines that are not the native one, a module as "
-    "strop.workers.generation.EnginesApart describes",
-    "decode steps": "a word for the way: a function (model) that gives a strop.rollout.native.batch.OtherSteps, "
-    "or None for a model that has none",
-    "kept prefixes": "a word for what is kept: a class, called without arguments, of computed tokens that may begin a "
-    "later request of the native engine (strop.rollout.native.prefill.KeptPrefixes)",
-    "weight transfer": "a word for where to: what brings weights to rollout workers in other processes, a module as "
-    "strop.rollout.sync.transfer.WeightTransfer describes",
     "remote model": "name in rollout.engine of a server whose weights are not ours: a module as "
     "strop.evaluation.alone.Answering describes; its settings are a section of that name below rollout, a "
     "strop.rollout.config.RemoteModel",
-    "engine checks": "what tries the rollout engines of this installation: a function (wants_json=) that gives the "
-    "exit code of the command",
-    "kept token ids": "a word: a function (encode, tokenizer, chats, num_chats, cache_dir) that gives token ids which "
-    "it has kept, or those that encode(tokenizer, chats()) gives",
-    "data of a run": "a word: a function of the section data, called once a run has read its data",
-    "streamed rows": "a word: a module with open_rows(files, cache_dir), rows that stay in their files, and "
-    "StreamedPrompts(rows, tokenizer, config, shown=), a strop.data.drawing.TrainingPrompts of such rows",
-    "mixture of sources": "a word: a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how "
-    "many epochs there are, where data.source_weights or data.source_shares are set",
-    "metrics of a validation": "a word: a function of the reports of scored answers, for val-core/ and val-aux/",
-    "alarms of a run": "a word: a strop.trainer.loop.Alarm, called as (told=, earlier=)",
-    "end of a training": "a word: a function (run folder) that gives what `strop train` prints at its end",
-    "what is installed": "a word: a function that gives the lines of `strop --version`",
-    "rows that come later": "a word: a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows "
-    "while a run goes on (strop.trainer.setup.Growth)",
-    "data generator": "its settings and the rows so far -> an object with `new_rows(batch)` and `restore(rows)`",
-    "rows of a class": "a word for the form: a function (config, files, tokenizer, max_samples, seed) that gives the "
-    "rows of data.dataset_class",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
-    "orders of rows": "a word: a module with SAMPLERS, by name, sees_results(name) and ResultsOrder(name, rows, data), "
-    "a strop.data.sampler.RowOrder",
-    "sampler of a class": "a word for the form: a strop.data.curriculum.SamplerObject, with check(name, cls)",
-    "export of a role": "the form of what is written: a function (checkpoint, out, model, role=) that writes a role of "
-    "a checkpoint as a folder that a run can begin with",
-    "beginning of a run": "a word for it: a class as strop.trainer.beginning.Beginning, for --from",
-    "settings given anew": "a word for it: a function (config.yaml of a run, overrides, its settings, text=) that "
-    "gives the strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
-    "mending of a run": "a word for it: a class as strop.trainer.healing.Healing, for worker processes that die",
-    "costs of services": "a word for it: a class as strop.judges.costs.CostTracker, where a service has a price",
-    "end of the machine": "a word for it: a class as strop.trainer.machine.MachineEnd, for run.save_before",
-    "order of prompts": "a word for it: a class as strop.trainer.rounds.lengths.Lengths, for rollout.longest_first",
-    "dynamic sampling": "for algorithm.filter_groups: `check`, a function (config); `collector`, a "
-    "strop.trainer.collecting.RolloutCollector",
+    "dynamic sampling": "for algorithm.filter_groups and rollout.longest_first: `check`, a function (config); "
+    "`collector`, a strop.trainer.collecting.RolloutCollector",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
     "strop.trainer.collecting.RolloutCollector, with the arguments of one and (start_step=, recorded=)",
-    "repeated run": "a word: a function (run folder) that gives what the run in it repeats, with last_step and steps "
-    "(by step, what generation ahead takes as `recorded`), or None",
-    "recorded samples": "a word: a module with check(config, data, first_step=), which refuses those that do not fit "
-    "the run, and open_recording(run folder, section reward), a strop.workers.player.Recording",
-    "lines of a fresh run": "a word: a function (config, source=, overrides=) that gives what is said as it begins",
-    "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, at "
-    "no cost",
-    "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will do, "
-    "says and records what it finds, and may refuse the run unless somebody forces it",
 }
-"""Where a guest can join: what the names are, and what is behind them."""
+"""Where a guest joins with names: what they are, and what is behind them."""
 
 
 @cache
@@ -176,18 +177,23 @@ def guests() -> tuple[str, ...]:
 
 @cache
 def targets(place: str) -> Mapping[str, str]:
-    """What joins at a place, in the order of the guests: each name and where its object is; nothing is imported.
+    """What joins at a place, in the order of the guests: each name and where its object is; nothing is imported. At a
+    hook, the names are those of the guests.
 
     Raises:
         ValueError: a guest joins at a place that there is not, or two give the same name.
     """
-    assert place in PLACES, f"{place} is no place where guests join"
+    known = HOOKS | PLACES
+    assert place in known, f"{place} is no place where guests join"
     found: dict[str, str] = {}
     for guest in guests():
         joins = tomllib.loads((PACKAGE / guest / "guest.toml").read_text(encoding="utf-8"))
-        for unknown in joins.keys() - PLACES.keys():
-            raise ValueError(f"the guest {guest} joins at {unknown!r}; a guest joins at {', '.join(PLACES)}")
-        for name, target in joins.get(place, {}).items():
+        for unknown in joins.keys() - known.keys():
+            raise ValueError(f"the guest {guest} joins at {unknown!r}; a guest joins at {', '.join(known)}")
+        entries = joins.get(place, {})
+        if isinstance(entries, str):
+            entries = {guest: entries}
+        for name, target in entries.items():
             if name in found:
                 raise ValueError(f"two guests join at {place!r} as {name!r}: {found[name]} and {target}")
             found[name] = target
@@ -215,7 +221,7 @@ def needed(place: str, why: str, name: str = "") -> Any:
     """What joins at a place where one is enough: the first.
 
     Args:
-        place: of `PLACES`.
+        place: of `HOOKS` or `PLACES`.
         why: who needs it, the beginning of a sentence.
         name: under which it joins, where one guest joins under several.
 

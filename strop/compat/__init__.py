@@ -6,7 +6,7 @@ migration/           their settings into ours, every one of them accounted for
 user_functions.py    estimators and losses in verl's calling convention, called as they expect
 reward_managers.py   reward managers of verl, in the worker processes of the reward
 agent_loops/         verl's agent loops, played by an adapter
-conversion.py, unfolding.py, folding.py   batches as TensorDicts, cut into narrower rows, and along a second axis
+folding.py           batches along a second axis, and padded so that their rows divide
 interpolation.py     `${...}` in settings, as in Hydra's files
 worker_groups.py     RayWorkerGroup, also a detached one, and what it is made of, under verl's names
 """

@@ -12,10 +12,11 @@ from strop.controller.ray.group import RoleGroup, role_groups
 from strop.controller.ray.pending import Traffic
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.runtime import CLOSE_S, PoolsRuntime
-from strop.controller.roles import RoleSpec, named_roles
+from strop.controller.roles import RoleSpec
 from strop.controller.worker import Worker
 
 W = TypeVar("W", bound=Worker)
+T = TypeVar("T")
 
 
 class RayClassWithInitArgs(Generic[W]):
@@ -224,3 +225,15 @@ def _roles(
 
 def _spec(one: RayClassWithInitArgs[Any] | RoleSpec[Any]) -> RoleSpec[Any]:
     return one.spec if isinstance(one, RayClassWithInitArgs) else one
+
+
+def named_roles(prefix_set: Collection[str], found: Mapping[str, T]) -> dict[str, T]:
+    """What belongs to the named roles of a colocated group, in the order of creation (as `spawn` does).
+
+    Raises:
+        ValueError: a name is no role of the group; the message has the roles.
+    """
+    unknown = sorted(set(prefix_set) - set(found))
+    if unknown:
+        raise ValueError(f"no role {unknown[0]!r} in this group; its roles: {', '.join(found) or 'none'}")
+    return {name: one for name, one in found.items() if name in prefix_set}

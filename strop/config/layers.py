@@ -61,7 +61,10 @@ class Layers:
             self.presets[layer.section] = layer.preset
         if not layer.section or self.is_section(layer.section):
             cls = tree(self.root)[layer.section].hint if layer.section else self.root
-            self._lay(cls, layer.values, layer.section, layer.origin)
+            try:
+                self._lay(cls, layer.values, layer.section, layer.origin)
+            except ValueError as error:
+                self.problems.append(f"{layer.origin}: {error}")
         else:
             self.problems.append(unknown_key(self.root, layer.section, _where(layer.origin)))
 

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 from strop.config.build import build_config
 from strop.config.layers import Layers
 from strop.config.overrides import Override, parse_override
-from strop.config.renamed import with_current_keys
 from strop.config.sources import (
     Layer,
     mapping_in,
@@ -126,6 +125,4 @@ def config_of(root: type[T], values: dict[str, Any], place: str = "") -> T:
     Raises:
         ConfigError: they are not those of a `root`.
     """
-    return build_config(
-        root, Layers(root, [Layer(section="", values=with_current_keys(values), origin=place)])
-    )
+    return build_config(root, Layers(root, [Layer(section="", values=values, origin=place)]))

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
-from strop.config.renamed import current_key, with_current_keys
+from strop.config.renamed import current_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +38,7 @@ def parse_override(text: str) -> Override:
     """The override that a text of the command line stands for.
 
     Raises:
-        ValueError: the text does not follow the grammar, asks for what only a sweep can do, or gives a key by two
-            names.
+        ValueError: the text does not follow the grammar, or asks for what only a sweep can do.
     """
     key = text.split("=", 1)[0]
     if "=" not in text and not text.startswith("~"):
@@ -70,6 +69,4 @@ def parse_override(text: str) -> Override:
     if kind == "reset" and "=" in text:
         raise ValueError(f"the override {text!r} goes back to the default: write it without a value, {key}")
     key = current_key(parsed.key_or_group.replace("/", "."))
-    if isinstance(value, dict):
-        value = with_current_keys(value, key)
     return Override(kind=kind, key=key, value=value, text=text)

@@ -9,6 +9,7 @@ from typing import Any
 
 from strop.base.field_types import field_hints, is_mapping, is_section, nearest, type_name
 from strop.base.guests import all_joined
+from strop.config.renamed import current_key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +64,17 @@ def flat(cls: type, values: Mapping[Any, Any], prefix: str = "") -> Iterator[tup
         cls: dataclass of the section that the values are for.
         values: nested, as read.
         prefix: full key of the section.
+
+    Raises:
+        ValueError: an old and a new name of the same key are both given.
     """
     for name, value in values.items():
-        key, hint = join(prefix, str(name)), field_hints(cls).get(name)
+        given = join(prefix, str(name))
+        key = current_key(given)
+        now = name if key == given else key.rpartition(".")[2]
+        if now != name and now in values:
+            raise ValueError(f"{given} and {key}, its name since 0.2, are both given: keep {key}")
+        hint = field_hints(cls).get(now)
         if is_section(hint) and isinstance(value, Mapping | None):
             yield from flat(hint, value or {}, key)
         else:

@@ -30,7 +30,6 @@ from typing import Any
 from strop.base.field_types import nearest
 from strop.base.foreign_files import MAX_YAML_BYTES, read_text
 from strop.config.errors import ConfigError
-from strop.config.renamed import with_current_keys
 from strop.config.schema import join
 from strop.config.yaml_text import parse
 
@@ -112,7 +111,7 @@ def own_layers(path: Path, section: str = "", *, above: tuple[str, ...] = ()) ->
                 f"folder's name, or with `# @package _global_` for the whole configuration"
             )
         section = "" if found[1] == "_global_" else section
-    values = mapping_in(text, label, renames=not section)
+    values = mapping_in(text, label)
     return _layers_of(values, label, section=section, folder=path.parent, above=(*above, label))
 
 
@@ -232,12 +231,11 @@ def read_settings(path: Path, label: str = "") -> str:
         raise ConfigError(f"{label} cannot be read: {error.strerror}") from error
 
 
-def mapping_in(text: str, label: str, *, renames: bool = True) -> dict[str, Any]:
-    """The mapping in a YAML text, under the names that its keys have now; `label` is what an error calls it, and
-    without `renames` the names are those of the text, as for one section.
+def mapping_in(text: str, label: str) -> dict[str, Any]:
+    """The mapping in a YAML text; `label` is what an error calls it.
 
     Raises:
-        ConfigError: it is no YAML, holds something else, or gives a key by two names.
+        ConfigError: it is no YAML, or holds something else.
     """
     try:
         values = parse(text, label)
@@ -247,10 +245,7 @@ def mapping_in(text: str, label: str, *, renames: bool = True) -> dict[str, Any]
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{label} holds {values!r:.60}, but a configuration is a mapping of keys to values")
-    try:
-        return with_current_keys(values) if renames else values
-    except ValueError as error:
-        raise ConfigError(f"{label}: {error}") from error
+    return values
 
 
 def _defaults(entries: Any, label: str) -> list[tuple[str, str]]:

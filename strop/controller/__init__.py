@@ -2,7 +2,6 @@
 
 mesh          parallel axes of a group: who gets the same rows, who reports
 worker        the base class of workers
-resources     places for worker processes
 roles         what to make: class, arguments and mesh of a role
 partition     a batch that its caller cut over the workers
 dispatch      how arguments reach the workers and results become one
@@ -26,8 +25,7 @@ from strop.controller.inline import InlineRuntime, InlineWorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.partition import Partition
 from strop.controller.registration import Execute, Registration, register
-from strop.controller.resources import ResourcePool
-from strop.controller.roles import RoleSpec, meshes_on, named_roles, role
+from strop.controller.roles import RoleSpec, meshes_on, role
 from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, placed
 
@@ -49,7 +47,6 @@ __all__ = [
     "Partition",
     "Placement",
     "Registration",
-    "ResourcePool",
     "ResultFuture",
     "Returns",
     "RoleSpec",
@@ -60,7 +57,6 @@ __all__ = [
     "WorkerGroup",
     "as_list",
     "meshes_on",
-    "named_roles",
     "placed",
     "register",
     "register_dispatch_mode",

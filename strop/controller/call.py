@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from strop.controller.worker import Worker
-from strop.protocol import DataProto, DataProtoFuture
+from strop.protocol import DataProto
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Pending(Protocol[T_co]):
+    """A value that is being computed; `concurrent.futures.Future` is one."""
+
+    def result(self) -> T_co:
+        """Wait for the value; an error of the computation is raised here."""
 
 
 class Returns(Enum):
@@ -19,7 +28,7 @@ class Returns(Enum):
     VALUE = "value"
     """The value, whatever it is."""
     ROWS = "rows"
-    """A batch: `submit` returns PendingRows, whose `num_rows` moves no row."""
+    """A batch, which `WorkerGroup.joined` takes."""
     NOTHING = "nothing"
     """Only that the method ended: its value is dropped in the worker, and `result()` gives None."""
 
@@ -38,7 +47,7 @@ class WorkerCall:
     kwargs: Mapping[str, Any]
     """Keyword arguments."""
     materialize: bool = True
-    """Turn DataProtoFutures among the arguments into batches, in the worker."""
+    """Fetch the rows of batches that workers hold, in the worker."""
     returns: Returns = Returns.VALUE
     """What is wanted of the method's value."""
 
@@ -53,18 +62,16 @@ class WorkerCall:
         """
 
         def own(arg: Any) -> Any:
-            data = arg.get() if self.materialize and isinstance(arg, DataProtoFuture) else arg
-            if not isinstance(data, DataProto):
-                return data
-            arrays = {name: array.copy() for name, array in data.non_tensor_batch.items()}
-            return DataProto(data.select().batch, arrays, dict(data.meta_info))
+            if not isinstance(arg, DataProto):
+                return arg
+            return arg.get() if self.materialize else arg.select()
 
         args, kwargs = [own(arg) for arg in self.args], {name: own(arg) for name, arg in self.kwargs.items()}
         given: list[tuple[Tensor, str]] = []
         for arg in [*args, *kwargs.values()]:
             if isinstance(arg, Tensor):
                 given.append((arg, "a tensor"))
-            elif isinstance(arg, DataProto):
+            elif isinstance(arg, DataProto) and self.materialize:
                 given += [(one, f"column {name!r} of the batch") for name, one in arg.tensors().items()]
         # torch counts the writes into each, but for those of inference mode
         watched = [(one, what, one._version) for one, what in given if not one.is_inference()]

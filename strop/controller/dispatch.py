@@ -14,8 +14,8 @@ from enum import Enum
 from typing import Any, Protocol
 
 from strop.controller.mesh import Mesh
-from strop.controller.partition import Partition, partition_rows
-from strop.protocol import DataProto, DataProtoFuture
+from strop.controller.partition import Partition
+from strop.protocol import DataProto
 
 
 class Dispatch(Enum):
@@ -57,14 +57,20 @@ DispatchFn = Callable[..., PerWorker]
 CollectFn = Callable[[Any, list[Any]], Any]
 
 
+def same_to_all(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
+    """Every worker gets every argument."""
+    size = group.world_size
+    return tuple([arg] * size for arg in args), {name: [arg] * size for name, arg in kwargs.items()}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DispatchMode:
     """How one call becomes calls of the workers and their outputs one result."""
 
     name: str
     """The mode's name in messages and in `register`."""
-    dispatch_fn: DispatchFn | None = None
-    """Arguments of the call -> arguments per worker; None: every worker gets every argument."""
+    dispatch_fn: DispatchFn = same_to_all
+    """Arguments of the call -> arguments per worker."""
     collect_fn: CollectFn | None = None
     """Outputs of the workers, in rank order -> result of the call; none where `joins_rows`."""
     cuts_rows: bool = False
@@ -72,7 +78,8 @@ class DispatchMode:
     joins_rows: bool = False
     """True where the workers return batches and the result is their join, in the order of the caller's rows.
 
-    A non-blocking call then returns a DataProtoFuture. Only the reporting workers' batches count.
+    A non-blocking call returns the batch too, whose rows the workers may hold. Only the reporting workers' batches
+    count.
     """
     reporters_only: bool = False
     """True where `collect_fn` gets the outputs of the reporting workers only, in the order of their rows."""
@@ -104,9 +111,7 @@ def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
     Parts are those of a `Partition` among the arguments. Without one they differ by at most one row, and are
     empty for the last groups where rows are few. The workers of one group share one object.
     """
-    batches = [
-        arg for arg in [*args, *kwargs.values()] if isinstance(arg, DataProto | DataProtoFuture | Partition)
-    ]
+    batches = [arg for arg in [*args, *kwargs.values()] if isinstance(arg, DataProto | Partition)]
     if not batches:
         raise TypeError(
             "this dispatch mode cuts a DataProto over the workers, but the call has none; pass one, or "
@@ -126,9 +131,11 @@ def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
     made: dict[object, list[Any]] = {}
     for name, arg in [*enumerate(args), *kwargs.items()]:
         data = arg.data if isinstance(arg, Partition) else arg
-        if isinstance(data, DataProto | DataProtoFuture):
-            dp = group.mesh.dp
-            parts = data.chunk(dp) if partition is None else partition_rows(data, partition.parts)
+        if isinstance(data, DataProto):
+            if partition is None:
+                parts = data.chunk(group.mesh.dp)
+            else:
+                parts = [data.take(part) for part in partition.parts]
             made[name] = [parts[group.mesh.dp_rank(rank)] for rank in range(group.world_size)]
         else:
             made[name] = [data] * group.world_size

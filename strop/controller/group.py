@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from strop.controller.call import Returns, WorkerCall
-from strop.controller.dispatch import DispatchMode, PerWorker, partition_among
+from strop.controller.call import Pending, Returns, WorkerCall
+from strop.controller.dispatch import DispatchMode, partition_among
 from strop.controller.mesh import Mesh
 from strop.controller.partition import Partition
 from strop.controller.registration import Execute, Registration, registrations
 from strop.controller.worker import Worker
-from strop.protocol import DataProtoFuture, Pending, PendingRows
+from strop.protocol import DataProto
 
 W = TypeVar("W", bound=Worker)
 R = TypeVar("R")
@@ -62,9 +62,22 @@ class WorkerGroup(ABC, Generic[W]):
         """Start the calls of one group call. Calls on one worker run in the order of their submission.
 
         Returns:
-            The pending values in the same order; PendingRows for `Returns.ROWS`. They may be dropped without a wait:
-            that the method failed must then come up with what else is waited for.
+            The pending values in the same order. They may be dropped without a wait: that the method failed must then
+            come up with what else is waited for.
         """
+
+    def joined(self, outputs: Sequence[Pending[DataProto]], partition: Partition | None) -> DataProto:
+        """The rows of the workers' batches, in the order of the caller's rows. A runtime may leave them with the
+        workers, in a batch of its own that fetches them in `get`; here they come at once.
+
+        Args:
+            outputs: of the reporting workers.
+            partition: what the caller has cut.
+        """
+        batches = [output.result() for output in outputs]
+        rows = DataProto.concat(batches)
+        order = None if partition is None else partition.order_of_results([len(batch) for batch in batches])
+        return rows if order is None else rows.take(order)
 
     @property
     def mesh(self) -> Mesh:
@@ -81,8 +94,7 @@ class WorkerGroup(ABC, Generic[W]):
         """The group under the worker's type: its registered methods run on the workers.
 
         The annotations are those of the method. Where the dispatch mode returns a list, `as_list` tells the type
-        checker so, and `future_of` where the method is registered with blocking=False; a DataProtoFuture or a
-        Partition in place of a batch is cast to the DataProto that the method names.
+        checker so; a Partition in place of a batch is cast to the DataProto that the method names.
         """
         return cast(W, _Calls(self))
 
@@ -102,9 +114,8 @@ class WorkerGroup(ABC, Generic[W]):
         """As `execute_all_async`, and wait: the results in rank order."""
         return [pending.result() for pending in self.execute_all_async(method_name, *args, **kwargs)]
 
-    def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Pending[Any]]:
-        """The same as `execute_all_async`, under verl's short name."""
-        return self.execute_all_async(method_name, *args, **kwargs)
+    execute_all = execute_all_async
+    """verl's short name."""
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Pending[Any]:
         """Start a method on worker 0."""
@@ -115,9 +126,8 @@ class WorkerGroup(ABC, Generic[W]):
         """Run a method on worker 0 and wait for its result."""
         return self.execute_rank_zero_async(method_name, *args, **kwargs).result()
 
-    def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Pending[Any]:
-        """The same as `execute_rank_zero_async`, under verl's short name."""
-        return self.execute_rank_zero_async(method_name, *args, **kwargs)
+    execute_rank_zero = execute_rank_zero_async
+    """verl's short name."""
 
     def bound(self, method_name: str) -> Callable[..., Any]:
         """The function that runs a registered method on the group.
@@ -133,24 +143,11 @@ class WorkerGroup(ABC, Generic[W]):
                 f"{'is not marked with @register' if has else 'does not exist'}, so a worker group cannot "
                 f"call it; marked: {', '.join(sorted(self._registrations)) or 'none'}"
             )
+        return partial(self._run, method_name, registration)
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return self._run(method_name, registration, args, kwargs)
-
-        return run
-
-    def _run(
-        self, method_name: str, registration: Registration, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run(self, method_name: str, registration: Registration, /, *args: Any, **kwargs: Any) -> Any:
         mode, size = registration.mode, self.world_size
-        if mode.dispatch_fn is None:  # every worker gets every argument
-            given: PerWorker = (
-                tuple([arg] * size for arg in args),
-                {name: [arg] * size for name, arg in kwargs.items()},
-            )
-        else:
-            given = mode.dispatch_fn(self, *args, **kwargs)
-        positional, named = given
+        positional, named = mode.dispatch_fn(self, *args, **kwargs)
         self._check_entries(method_name, mode, [*enumerate(positional), *named.items()])
         alone = registration.execute_mode is Execute.RANK_ZERO or mode.name == "RANK_ZERO"
         started = heard = list(range(1 if alone else size))
@@ -176,10 +173,7 @@ class WorkerGroup(ABC, Generic[W]):
             collect = _first if alone else partial(mode.collect_fn, self)
             future = ResultFuture(outputs, collect, others)
             return future.get() if registration.blocking else future
-        partition = partition_among([*args, *kwargs.values()])
-        joined = DataProtoFuture.of(
-            cast(list[PendingRows], outputs), given=None if partition is None else partition.parts
-        )
+        joined = self.joined(outputs, partition_among([*args, *kwargs.values()]))
         if not registration.blocking:
             return joined
         joined.wait()

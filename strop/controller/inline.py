@@ -11,16 +11,15 @@ them is found out, because on another runtime the write would be lost.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from strop.controller.call import WorkerCall
+from strop.controller.call import Pending, WorkerCall
 from strop.controller.group import WorkerGroup
 from strop.controller.mesh import Mesh
-from strop.controller.resources import ResourcePool
 from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, close_all, placed
-from strop.protocol import Done, Pending
 
 W = TypeVar("W", bound=Worker)
 
@@ -53,7 +52,12 @@ class InlineWorkerGroup(WorkerGroup[W]):
 
     def submit(self, calls: Sequence[WorkerCall]) -> list[Pending[Any]]:
         """Run the methods now; an error is raised here, not when the result is asked for."""
-        return [Done(call.run(self.workers[call.rank])) for call in calls]
+        started: list[Pending[Any]] = []
+        for call in calls:
+            done: Future[Any] = Future()
+            done.set_result(call.run(self.workers[call.rank]))
+            started.append(done)
+        return started
 
 
 class InlineRuntime(Runtime):
@@ -74,10 +78,9 @@ class InlineRuntime(Runtime):
             ValueError: there is no role, or the meshes differ in their number of workers.
         """
         sizes = {spec.mesh.world_size for spec in roles.values() if spec.mesh is not None} or {1}
-        places = ResourcePool([max(sizes)], name=pool)
-        meshes = meshes_on(places, roles)
+        meshes = meshes_on(pool, max(sizes), roles)
         made: dict[str, list[Worker]] = {name: [] for name in roles}
-        for rank in range(places.world_size):
+        for rank in range(max(sizes)):
             process: dict[str, Worker] = {}
             self._processes.append(process)
             for name, spec in roles.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.protocol import DataProto, DataProtoFuture
+from strop.protocol import BatchError, DataProto
 
 
 class Partition:
@@ -17,8 +17,8 @@ class Partition:
     workers comes back in the order of the batch's rows, not of the parts.
     """
 
-    def __init__(self, data: DataProto | DataProtoFuture, parts: Sequence[Sequence[int]]) -> None:
-        """Check the parts; the length of a future is waited for.
+    def __init__(self, data: DataProto, parts: Sequence[Sequence[int]]) -> None:
+        """Check the parts; a batch that workers still compute is waited for.
 
         Args:
             data: the batch.
@@ -40,23 +40,26 @@ class Partition:
         """Whether another batch is cut into the same parts."""
         return len(self.parts) == len(other.parts) and all(map(np.array_equal, self.parts, other.parts))
 
+    def order_of_results(self, lengths: Sequence[int]) -> NDArray[np.int64] | None:
+        """Where the rows of the batch are among what was made of the parts, laid end to end; None where nothing has
+        rows.
 
-def partition_rows(
-    data: DataProto | DataProtoFuture, parts: Sequence[NDArray[np.int64]]
-) -> list[DataProto] | list[DataProtoFuture]:
-    """The rows of each part; views where the rows follow one another."""
-    if isinstance(data, DataProtoFuture):
-        return data.partition(parts)
-    return [_rows(data, part) for part in parts]
+        Args:
+            lengths: how many rows were made of each part.
 
-
-def _rows(data: DataProto, part: NDArray[np.int64]) -> DataProto:
-    if len(part) == 0:
-        return data.slice(0, 0)
-    first = int(part[0])
-    if np.array_equal(part, np.arange(first, first + len(part))):
-        return data.slice(first, first + len(part))
-    return data.select_idxs(part)
+        Raises:
+            BatchError: of a part another number of rows was made than it has.
+        """
+        if not any(lengths):  # parts that hold facts and no rows need no order
+            return None
+        for number, (length, part) in enumerate(zip(lengths, self.parts, strict=True)):
+            if length != len(part):
+                raise BatchError(
+                    f"part {number} of a result has {length} rows, but {len(part)} rows were asked of it, so the "
+                    f"result cannot be put into the order of the caller's rows; return one row for each row, or pass "
+                    f"the batch without a Partition"
+                )
+        return np.argsort(np.concatenate(self.parts))
 
 
 def _row_array(part: Sequence[int], number: int) -> NDArray[np.int64]:

@@ -35,7 +35,7 @@ class Registration:
     blocking: bool
     """False: the call returns a future."""
     materialize_futures: bool
-    """True: a worker gets the batch of a DataProtoFuture, not the future."""
+    """True: a worker is given batches with their rows, which other workers may hold."""
 
 
 def register(
@@ -52,8 +52,8 @@ def register(
         dispatch_mode: a member of `Dispatch`, a mode, the name of one added by `register_dispatch_mode`, or
             `{"dispatch_fn": ..., "collect_fn": ...}` with or without further fields of `DispatchMode`.
         execute_mode: all workers, or worker 0 alone.
-        blocking: False makes the call return a future with `get()`; a DataProtoFuture where the mode joins
-            batches.
+        blocking: False makes the call return a future with `get()`; where the mode joins batches, a DataProto whose
+            rows the workers may hold (a DataProtoFuture) until `get()`.
         materialize_futures: False hands a DataProtoFuture on as it is.
     """
     mode = mode_named(dispatch_mode)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from strop.controller.mesh import Mesh
-from strop.controller.resources import ResourcePool
 from strop.controller.worker import Placement, Worker, placed
 
 W = TypeVar("W", bound=Worker)
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,27 +61,19 @@ def role(worker_class: Callable[P, W], *args: P.args, **kwargs: P.kwargs) -> Rol
     return RoleSpec(cast(type[W], worker_class), args, kwargs)
 
 
-def meshes_on(pool: ResourcePool, roles: Mapping[str, RoleSpec[Any]]) -> dict[str, Mesh]:
-    """The mesh of each role on a pool.
+def meshes_on(pool: str, num_processes: int, roles: Mapping[str, RoleSpec[Any]]) -> dict[str, Mesh]:
+    """The mesh of each role on a pool of so many processes.
 
     Raises:
         ValueError: there is no role, or a mesh has not as many workers as the pool has processes.
     """
     if not roles:
-        raise ValueError(f"no role was given for pool {pool.name!r}; name at least one")
-    meshes = {name: spec.mesh or Mesh(dp=pool.world_size) for name, spec in roles.items()}
+        raise ValueError(f"no role was given for pool {pool!r}; name at least one")
+    meshes = {name: spec.mesh or Mesh(dp=num_processes) for name, spec in roles.items()}
     for name, mesh in meshes.items():
-        pool.check_mesh(mesh, name)
+        if mesh.world_size != num_processes:
+            raise ValueError(
+                f"role {name!r} has a mesh of {mesh.world_size} workers, but pool {pool!r} has {num_processes} "
+                f"processes; change the mesh or the pool"
+            )
     return meshes
-
-
-def named_roles(prefix_set: Collection[str], found: Mapping[str, T]) -> dict[str, T]:
-    """What belongs to the named roles of a colocated group, in the order of creation (as `spawn` does).
-
-    Raises:
-        ValueError: a name is no role of the group; the message has the roles.
-    """
-    unknown = sorted(set(prefix_set) - set(found))
-    if unknown:
-        raise ValueError(f"no role {unknown[0]!r} in this group; its roles: {', '.join(found) or 'none'}")
-    return {name: one for name, one in found.items() if name in prefix_set}

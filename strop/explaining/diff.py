@@ -73,12 +73,14 @@ def _is_unknown(key: str) -> bool:
 
 
 def _entries(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Full keys and values of nested mappings; an empty mapping has no entry."""
+    """Full keys, as they are called now, and values of nested mappings; an empty mapping has no entry."""
+    from strop.config.renamed import current_key
+
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _entries(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value
+            yield current_key(f"{prefix}{name}"), value
 
 
 def _shown(value: Any) -> str:

@@ -28,6 +28,7 @@ from strop.trainer.launch import Say
 from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
 from strop.workers.metrics import THROUGHPUT, TIMING
+from strop.workers.models import Learning
 from strop.workers.rows import GRAD_NORM, merged_update
 
 PREFERENCE = Metric(
@@ -65,10 +66,10 @@ class PreferenceTrainer(SupervisedTrainer):
         self._say(dataset.report())
         return dataset
 
-    def _role(self, **given: Any) -> RoleSpec[Any]:
+    def _role(self, learning: Learning) -> RoleSpec[Any]:
         sft = self._sft
         scores = sft.loss == "reward"
-        return role(PreferenceWorker, self._config.model, sft.engine, sft.optim, scores=scores, **given)
+        return role(PreferenceWorker, self._config.model, sft.engine, sft.optim, learning, scores=scores)
 
     def _begin(self) -> None:
         """What the starting model says of all answers; a resume finds it in the run folder."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
@@ -14,7 +12,7 @@ from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto
 from strop.roles.value_models import load_value_model
-from strop.workers.models import TrainedWorker
+from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask
 
 
@@ -29,20 +27,15 @@ class PreferenceWorker(TrainedWorker):
         model: ModelConfig,
         engine: EngineConfig,
         optim: OptimizerConfig,
+        learning: Learning,
         *,
         scores: bool,
-        device: str,
-        num_updates: int,
-        checkpoint: Path | None = None,
-        optimizer: Path | None = None,
     ) -> None:
         """With `scores` the model is a classifier with one score, else it says the log-prob of answers."""
         super().__init__()
         self._scores = scores
-        self._learn(
-            load_value_model if scores else load_model, model, engine, optim, role="actor",
-            device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer,
-        )  # fmt: skip
+        load = load_value_model if scores else load_model
+        self._learn(load, model, engine, optim, learning, role="actor")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_numbers(self, data: DataProto) -> DataProto:

@@ -3,12 +3,10 @@
 schema       the columns of a training batch: what each holds, who makes it and who takes it
 columns      dense and jagged tensor columns, and what is done to their rows
 batch        DataProto
-future       DataProtoFuture: a batch that workers still hold
-pieces       what a future is made of: pending batches, rows wanted of them, their order
 indices      row numbers, masks, equal ranges, mini-batch order
 merging      columns and facts of the same name that meet
-
-The guest `disk` below it keeps a batch as a folder of safetensors and JSON.
+conversion   a batch as one TensorDict
+disk         a batch as a folder of safetensors and JSON
 """
 
 from __future__ import annotations
@@ -29,23 +27,15 @@ from strop.protocol.columns import (
     take_rows,
     to_padded,
 )
-from strop.protocol.future import DataProtoFuture, future_of
-from strop.protocol.pieces import Done, Pending, PendingColumns, PendingRows
 
 __all__ = [
     "BatchError",
     "DataProto",
-    "DataProtoFuture",
     "DataProtoItem",
-    "Done",
-    "Pending",
-    "PendingColumns",
-    "PendingRows",
     "cat_columns",
     "flat",
     "from_flat",
     "from_padded",
-    "future_of",
     "is_jagged",
     "jagged",
     "jagged_like",

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 import numpy as np
 import torch
@@ -18,11 +18,19 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from strop.base.guests import needed
 from strop.protocol import columns as cols
 from strop.protocol.columns import BatchError
+from strop.protocol.conversion import columns_from_tensordict, tensordict_from_columns
+from strop.protocol.disk import read_batch, write_batch
 from strop.protocol.indices import Rows, balanced_ranges, mini_batch_rows, row_numbers
-from strop.protocol.merging import joined_meta_info, merged_meta_info, object_array, same
+from strop.protocol.merging import (
+    check_same_columns,
+    chosen,
+    joined_meta_info,
+    merged_meta_info,
+    object_array,
+    same,
+)
 
 
 @dataclass(eq=False)
@@ -96,17 +104,12 @@ class DataProto:
     @classmethod
     def from_tensordict(cls, tensordict: TensorDict, meta_info: Mapping[str, Any] | None = None) -> DataProto:
         """A batch from a TensorDict: per-row non-tensors become columns, single ones become meta_info."""
-        convert = needed("methods of batches", "a batch is made of a TensorDict", "tensordict")
-        tensors, others, facts = convert.columns_from_tensordict(tensordict)
+        tensors, others, facts = columns_from_tensordict(tensordict)
         return cls.from_dict(tensors, others, {**facts, **(meta_info or {})})
 
     def to_tensordict(self) -> TensorDict:
         """One TensorDict with all columns and facts; the inverse of `from_tensordict`."""
-        convert = needed("methods of batches", "a TensorDict is made of a batch", "tensordict")
-        made: TensorDict = convert.tensordict_from_columns(
-            self.tensors(), self.non_tensor_batch, self.meta_info, len(self)
-        )
-        return made
+        return tensordict_from_columns(self.tensors(), self.non_tensor_batch, self.meta_info, len(self))
 
     # ---------------------------------------------------------------- look
 
@@ -202,6 +205,14 @@ class DataProto:
         others = {name: column[index] for name, column in self.non_tensor_batch.items()}
         return DataProto(batch, others, self.meta_info)
 
+    def take(self, rows: Rows) -> DataProto:
+        """The same, but as views where the rows follow one another."""
+        index = row_numbers(rows, len(self))
+        first = int(index[0]) if len(index) else 0
+        if np.array_equal(index, np.arange(first, first + len(index))):
+            return self.slice(first, first + len(index))
+        return self.select_idxs(index)
+
     def reorder(self, indices: Rows) -> None:
         """Put the rows of this batch into the given order, in place; the tensors themselves are new."""
         ordered = self.select_idxs(indices)
@@ -256,11 +267,11 @@ class DataProto:
 
         The rows stay where no column does: the result has as many.
         """
-        tensors = _chosen(self.tensors(), batch_keys, "batch")
-        others = _chosen(self.non_tensor_batch, non_tensor_batch_keys, "non_tensor_batch")
+        tensors = chosen(self.tensors(), batch_keys, "batch")
+        others = chosen(self.non_tensor_batch, non_tensor_batch_keys, "non_tensor_batch")
         facts = self.meta_info
         if meta_info_keys is not None:
-            facts = _chosen(self.meta_info, meta_info_keys, "meta_info")
+            facts = chosen(self.meta_info, meta_info_keys, "meta_info")
         if deepcopy:
             tensors = {name: cols.copied(column) for name, column in tensors.items()}
             others, facts = copy.deepcopy(others), copy.deepcopy(facts)
@@ -274,9 +285,9 @@ class DataProto:
         meta_info_keys: Sequence[str] | None = None,
     ) -> DataProto:
         """Remove columns and facts from this batch, in place, and return them as a batch of their own."""
-        tensors = _chosen(self.tensors(), batch_keys or (), "batch")
-        others = _chosen(self.non_tensor_batch, non_tensor_batch_keys or (), "non_tensor_batch")
-        facts = _chosen(self.meta_info, meta_info_keys or (), "meta_info")
+        tensors = chosen(self.tensors(), batch_keys or (), "batch")
+        others = chosen(self.non_tensor_batch, non_tensor_batch_keys or (), "non_tensor_batch")
+        facts = chosen(self.meta_info, meta_info_keys or (), "meta_info")
         length = len(self)
         if self.batch is not None:
             kept = {name: column for name, column in self.tensors().items() if name not in tensors}
@@ -296,7 +307,7 @@ class DataProto:
         if len(old) != len(new):
             raise BatchError(f"{len(old)} columns cannot take {len(new)} names: {old} and {new}")
         tensors = self.tensors()
-        names = dict(zip(_chosen(tensors, old, "batch"), new, strict=True))
+        names = dict(zip(chosen(tensors, old, "batch"), new, strict=True))
         renamed = [names.get(name, name) for name in tensors]
         if len(set(renamed)) < len(renamed):
             raise BatchError(f"renaming {old} to {new} would give two columns one name")
@@ -308,6 +319,7 @@ class DataProto:
 
         A name on both sides must mean the same: the same memory, or equal values (NaN equal to NaN).
         """
+        other = other.get()
         if len(self) != len(other) and (_has_columns(self) and _has_columns(other)):
             raise BatchError(f"a union needs equal rows, got {len(self)} and {len(other)}")
         tensors, others = self.tensors(), dict(self.non_tensor_batch)
@@ -334,15 +346,11 @@ class DataProto:
         """
         if not data:
             raise BatchError("there is nothing to concat; pass at least one batch")
+        data = [part.get() for part in data]
         facts = joined_meta_info([part.meta_info for part in data])
-        parts = [part for part in data if len(part)] or [max(data, key=lambda part: len(_names(part)))]
-        for number, part in enumerate(parts):
-            if _names(part) != _names(parts[0]):
-                differing = sorted({name for _, name in _names(part) ^ _names(parts[0])})
-                raise BatchError(
-                    f"columns {differing} are in some parts of a concat only (part {number} differs from "
-                    f"part 0); select the same columns from each part"
-                )
+        parts = [part for part in data if len(part)]
+        parts = parts or [max(data, key=lambda part: len(part.tensors()) + len(part.non_tensor_batch))]
+        check_same_columns([(part.tensors(), part.non_tensor_batch) for part in parts])
         batch = None
         if any(part.batch is not None for part in parts):
             joined = cols.cat_all([part.tensors() for part in parts])
@@ -373,17 +381,15 @@ class DataProto:
 
     def unfold_column_chunks(self, n_split: int, split_keys: Sequence[str] | None = None) -> DataProto:
         """Cut the named columns of width W into n rows of width W / n each; repeat the other columns."""
-        chosen = set(split_keys or ())
-        _chosen({**self.tensors(), **self.non_tensor_batch}, sorted(chosen), "batch or non_tensor_batch")
-        cut = needed("methods of batches", "columns are cut into narrower rows", "unfolding")
         repeated = self.repeat(n_split)
         tensors, others = repeated.tensors(), dict(repeated.non_tensor_batch)
-        for name, column in self.tensors().items():
-            if name in chosen:
-                tensors[name] = cut.unfolded_column(column, n_split, name)
-        for name, array in self.non_tensor_batch.items():
-            if name in chosen:
-                others[name] = cut.unfolded_array(array, n_split, name)
+        for columns, cut in ((self.tensors(), tensors), (self.non_tensor_batch, others)):
+            cut |= {
+                name: cols.unfolded(columns[name], n_split, name)
+                for name in split_keys or ()
+                if name in columns
+            }
+        chosen({**tensors, **others}, split_keys or (), "batch or non_tensor_batch")
         batch = None if self.batch is None else _tensor_dict(tensors, len(self) * n_split)
         return DataProto(batch, others, self.meta_info)
 
@@ -395,6 +401,15 @@ class DataProto:
         return self.select_idxs([*range(len(self)), *[copied] * padding_size])
 
     # ---------------------------------------------------------------- move and keep
+
+    def wait(self) -> Self:
+        """Return when the rows are computed. These are; those of a call that does not wait may be elsewhere."""
+        return self
+
+    def get(self) -> DataProto:
+        """A batch of the caller's own with the same tensors; where workers hold the rows, they are fetched."""
+        arrays = {name: array.copy() for name, array in self.non_tensor_batch.items()}
+        return DataProto(self.select().batch, arrays, dict(self.meta_info))
 
     def to(self, device: torch.device | str) -> DataProto:
         """The same batch with its tensors on a device; equal raggedness stays shared."""
@@ -410,16 +425,15 @@ class DataProto:
             BatchError: a value has no JSON form (column and row are named), or `path` holds something
                 else than a batch.
         """
-        tensors = None if self.batch is None else self.tensors()
-        write = needed("batches on disk", "a batch is saved").write_batch
-        write(Path(path), len(self), tensors, self.non_tensor_batch, self.meta_info)
+        write_batch(Path(path), self.__getstate__())
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> DataProto:
         """Read a batch that `save_to_disk` wrote."""
-        stored = needed("batches on disk", "a batch is loaded").read_batch(Path(path))
-        batch = None if stored.tensors is None else _tensor_dict(stored.tensors, stored.num_rows)
-        return cls(batch, stored.others, stored.facts)
+        data = cls()
+        data.__setstate__(read_batch(Path(path)))
+        data.check_consistency()
+        return data
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels to another process: only the memory of these rows, not of a batch they view."""
@@ -458,21 +472,6 @@ def _tensor_dict(tensors: Mapping[str, Tensor], length: int | None) -> TensorDic
             if len(column) != length:
                 raise BatchError(f"column {name!r} has {len(column)} rows, but column {first!r} has {length}")
     return TensorDict(dict(tensors), batch_size=[length])
-
-
-def _chosen(found: Mapping[str, Any], names: Sequence[str] | None, kind: str) -> dict[str, Any]:
-    if names is None:
-        return dict(found)
-    wanted = [names] if isinstance(names, str) else list(names)
-    for name in wanted:
-        if name not in found:
-            raise BatchError(f"{kind} has no {name!r}; it has {', '.join(sorted(found)) or 'nothing'}")
-    return {name: found[name] for name in wanted}
-
-
-def _names(data: DataProto) -> set[tuple[str, str]]:
-    """Kind and name of each column."""
-    return {("tensor", name) for name in data.tensors()} | {("other", name) for name in data.non_tensor_batch}
 
 
 def _has_columns(data: DataProto) -> bool:

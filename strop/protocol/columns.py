@@ -9,7 +9,7 @@ share their offsets afterwards when their rows are equally long, so arithmetic b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -17,17 +17,6 @@ from torch import Tensor
 # Every public attribute of a jagged tensor goes through Python dispatch (6 to 25 us each, torch 2.13), which
 # adds up over columns and chunks; the class and its plain fields are read directly, in this module only.
 from torch.nested._internal.nested_tensor import NestedTensor
-
-
-class _Plan(NamedTuple):
-    """Work done once for all columns whose rows have the same lengths."""
-
-    source: Tensor
-    """Offsets [B + 1] of the columns the plan is for."""
-    positions: Tensor
-    """Positions [N] of the values to take."""
-    offsets: Tensor
-    """Offsets of the result; shared by all columns of the plan."""
 
 
 class BatchError(ValueError, AssertionError):
@@ -170,39 +159,29 @@ def take_rows(column: Tensor, index: Tensor) -> Tensor:
 
 def take_columns(columns: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
     """`take_rows` of several columns; equal raggedness is computed once and shared by the results."""
-    taken: dict[str, Tensor] = {}
-    plans: list[_Plan] = []
-    for name, column in columns.items():
-        if not is_jagged(column):
-            taken[name] = column.index_select(0, index.to(column.device))
-            continue
-        values, offsets = parts(column)
-        place = index.to(values.device)
-        plan = _known(plans, offsets)
-        if plan is None:
-            closed = _offsets(offsets.diff().index_select(0, place))
-            plan = _Plan(offsets, _runs(offsets[:-1].index_select(0, place), closed), closed)
-            plans.append(plan)
-        taken[name] = _column(values.index_select(0, plan.positions), plan.offsets)
-    return taken
+    taken = {
+        name: column.index_select(0, index.to(column.device))
+        for name, column in columns.items()
+        if not is_jagged(column)
+    }
+    for offsets, members in _equally_ragged(columns):
+        place = index.to(offsets.device)
+        closed = _offsets(offsets.diff().index_select(0, place))
+        positions = _runs(offsets[:-1].index_select(0, place), closed)
+        for name, values in members.items():
+            taken[name] = _column(values.index_select(0, positions), closed)
+    return {name: taken[name] for name in columns}
 
 
 def slice_columns(columns: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
     """Rows `start` to `stop` (0 <= start <= stop <= B) of several columns, without a copy of values."""
-    sliced: dict[str, Tensor] = {}
-    plans: list[_Plan] = []
-    for name, column in columns.items():
-        if not is_jagged(column):
-            sliced[name] = column[start:stop]
-            continue
-        values, offsets = parts(column)
-        plan = _known(plans, offsets)
-        if plan is None:
-            plan = _Plan(offsets, offsets, offsets[start : stop + 1] - offsets[start])
-            plans.append(plan)
+    sliced = {name: column[start:stop] for name, column in columns.items() if not is_jagged(column)}
+    for offsets, members in _equally_ragged(columns):
         first, last = int(offsets[start]), int(offsets[stop])
-        sliced[name] = _column(values[first:last], plan.offsets)
-    return sliced
+        closed = offsets[start : stop + 1] - offsets[start]
+        for name, values in members.items():
+            sliced[name] = _column(values[first:last], closed)
+    return {name: sliced[name] for name in columns}
 
 
 def cat_columns(columns: Sequence[Tensor], *, name: str = "") -> Tensor:
@@ -238,20 +217,33 @@ def cat_all(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 def share_offsets(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same columns; those whose rows are equally long share one offsets tensor."""
-    shared: dict[str, Tensor] = {}
-    plans: list[_Plan] = []
-    for name, column in columns.items():
-        if not is_jagged(column):
-            shared[name] = column
-            continue
-        values, offsets = parts(column)
-        plan = _known(plans, offsets)
-        if plan is None:
-            plans.append(_Plan(offsets, offsets, offsets))
-            shared[name] = column
-        else:
-            shared[name] = _column(values, plan.offsets)
+    shared = dict(columns)
+    for offsets, members in _equally_ragged(columns):
+        if len(members) > 1:
+            shared |= {name: _column(values, offsets) for name, values in members.items()}
     return shared
+
+
+def unfolded(column: Any, n: int, name: str) -> Any:
+    """A tensor column or array `[B, W, ...]` as `[B * n, W / n, ...]`; of a jagged column, each row of its own length.
+
+    Raises:
+        BatchError: n does not divide the width of a row; the message has `name`.
+    """
+    if isinstance(column, Tensor) and is_jagged(column):
+        values, offsets = parts(column)
+        lengths = offsets.diff()
+        _check_width(int((lengths % n).max()) if len(lengths) else 0, n, name)
+        return from_flat(values, (lengths // n).repeat_interleave(n))
+    if column.ndim < 2:
+        raise BatchError(f"column {name!r} holds one value per row and cannot be cut into {n} rows")
+    _check_width(column.shape[1] % n, n, name)
+    return column.reshape(len(column) * n, column.shape[1] // n, *column.shape[2:])
+
+
+def _check_width(rest: int, n: int, name: str) -> None:
+    if rest:
+        raise BatchError(f"column {name!r} has a row whose width {n} does not divide (rest {rest})")
 
 
 def copied(column: Tensor) -> Tensor:
@@ -326,14 +318,20 @@ def _runs(starts: Tensor, offsets: Tensor) -> Tensor:
     return shift + torch.arange(total, device=starts.device)
 
 
-def _known(plans: list[_Plan], offsets: Tensor) -> _Plan | None:
-    """The plan made for offsets of the same values, if there is one; B + 1 numbers are compared."""
-    for plan in plans:
-        if plan.source is offsets:
-            return plan
-        if plan.source.device == offsets.device and torch.equal(plan.source, offsets):
-            return plan
-    return None
+def _equally_ragged(columns: Mapping[str, Tensor]) -> list[tuple[Tensor, dict[str, Tensor]]]:
+    """The jagged columns, those with rows of equal lengths together: offsets, and the values of each by name."""
+    found: list[tuple[Tensor, dict[str, Tensor]]] = []
+    for name, column in columns.items():
+        if not is_jagged(column):
+            continue
+        values, offsets = parts(column)
+        for known, members in found:  # B + 1 numbers are compared
+            if known is offsets or (known.device == offsets.device and torch.equal(known, offsets)):
+                members[name] = values
+                break
+        else:
+            found.append((offsets, {name: values}))
+    return found
 
 
 def _spread(mask: Tensor, like: Tensor) -> Tensor:

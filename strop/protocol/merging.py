@@ -1,8 +1,8 @@
-"""When two columns or facts of the same name meet: the same, joined, or an error that names them."""
+"""Columns and facts by name: chosen, and what becomes of two of the same name: the same, joined, or an error."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,14 +46,20 @@ def _same_array(left: NDArray[Any], right: NDArray[Any]) -> bool:
 
 
 def merged_meta_info(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of both sides of a union; a fact with two values is an error."""
+    """The facts of both sides of a union; a fact with two values is an error, and metrics of both are joined as in a
+    concat."""
+    merged = {**left, **right}
     for key in left.keys() & right.keys():
-        if not same(left[key], right[key]):
+        if same(left[key], right[key]):
+            continue
+        if key == METRICS:
+            merged[key] = _joined_metrics([left[key], right[key]])
+        else:
             raise BatchError(
                 f"Conflicting values for meta_info key {key!r} in a union: {left[key]!r} and {right[key]!r}; "
                 f"meta_info holds facts about all rows, so keep one of them and pop the other"
             )
-    return {**left, **right}
+    return merged
 
 
 def joined_meta_info(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -63,14 +69,11 @@ def joined_meta_info(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Another key may be absent from some parts, and must have one value in the others.
     """
     joined: dict[str, Any] = {}
-    metrics: dict[str, list[Any]] = {}
     for number, part in enumerate(facts):
         for key, value in part.items():
             if key == METRICS:
-                for record in _records(value):
-                    for name, number_or_list in record.items():
-                        metrics.setdefault(name, []).append(number_or_list)
-            elif key not in joined:
+                continue
+            if key not in joined:
                 joined[key] = value
             elif not same(joined[key], value):
                 raise BatchError(
@@ -78,12 +81,41 @@ def joined_meta_info(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     f"{number}, {value!r} in it; put what differs per row into a column, what differs per "
                     f"worker into meta_info['{METRICS}']"
                 )
-    if metrics:
+    if metrics := _joined_metrics([part.get(METRICS) for part in facts]):
         joined[METRICS] = metrics
     return joined
 
 
-def _records(value: Any) -> list[Mapping[str, Any]]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, Mapping) else list(value)
+def _joined_metrics(values: Sequence[Any]) -> dict[str, list[Any]]:
+    """Metrics of several parts (of each a dictionary, a list of them, or None), by name."""
+    joined: dict[str, list[Any]] = {}
+    for value in values:
+        for record in [value] if isinstance(value, Mapping) else value or ():
+            for name, number_or_list in record.items():
+                joined.setdefault(name, []).append(number_or_list)
+    return joined
+
+
+def chosen(found: Mapping[str, Any], names: Sequence[str] | None, kind: str) -> dict[str, Any]:
+    """The entries of these names, in their order; None: all. An unknown name is a BatchError."""
+    if names is None:
+        return dict(found)
+    wanted = [names] if isinstance(names, str) else list(names)
+    for name in wanted:
+        if name not in found:
+            raise BatchError(f"{kind} has no {name!r}; it has {', '.join(sorted(found)) or 'nothing'}")
+    return {name: found[name] for name in wanted}
+
+
+def check_same_columns(parts: Sequence[tuple[Collection[str], Collection[str]]]) -> None:
+    """Refuse to join parts, of which each has tensor columns and other columns of these names, that differ."""
+    first = [set(names) for names in parts[0]]
+    for number, part in enumerate(parts):
+        differing = sorted(
+            {name for ours, theirs in zip(first, part, strict=True) for name in ours ^ set(theirs)}
+        )
+        if differing:
+            raise BatchError(
+                f"columns {differing} are in some parts of a concat only (part {number} differs from "
+                f"part 0); select the same columns from each part"
+            )

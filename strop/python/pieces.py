@@ -17,7 +17,7 @@ from torch import Tensor
 
 from strop.controller import as_list
 from strop.data.drawing import draw
-from strop.protocol import DataProto, future_of, jagged
+from strop.protocol import DataProto, jagged
 from strop.protocol.schema import COLUMNS
 from strop.python.doors import Settings, overrides_of
 from strop.trainer.checkpointing import write_model
@@ -181,7 +181,7 @@ class Pieces:
             actor = self.roles.actor
             with self._stages.stage("update", role):
                 rows = actor.call.update_policy(experience.partition(actor.mesh), totals)
-            updates = updates_of(future_of(rows).select([], []).get())
+            updates = updates_of(rows.select([], []).get())
         return {name: metric.value for name, metric in merged_update(updates).metrics.items()}
 
     def _check(self, experience: Experience, role: str) -> None:

@@ -9,7 +9,8 @@ reward_model.py     RewardModelWorker: scores of whole answers
 prm.py              PrmWorker: the process reward model, which learns from outcomes
 implicit_reward.py  its rewards of tokens, and its loss
 prime.py            the estimator that takes them, and what it is judged by
-declarations.py     what the estimators ask for; checks.py: settings that do not go with these roles (both torch-free)
+estimators.py       both estimators
+declarations.py     what they ask for; checks.py: settings that do not go with these roles (both torch-free)
 
 Their sections of the configuration are in strop.workers.config; spec() and check() of a module are what the core calls.
 """

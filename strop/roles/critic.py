@@ -24,7 +24,7 @@ from strop.roles.value_loss import VALUE_STATISTIC, explained_variance, value_lo
 from strop.roles.value_models import check_value_model, load_value_model
 from strop.trainer.config import Config
 from strop.workers.config import CriticConfig
-from strop.workers.models import TrainedWorker
+from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask
 
 LOSS = Metric(
@@ -38,16 +38,9 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[CriticWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    return role(
-        CriticWorker,
-        config.model,
-        config.critic,
-        config.algorithm,
-        device=device,
-        num_updates=num_steps * config.updates_per_step(config.critic),
-        checkpoint=checkpoint,
-        optimizer=optimizer,
-    )
+    num_updates = num_steps * config.updates_per_step(config.critic)
+    learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer)
+    return role(CriticWorker, config.model, config.critic, config.algorithm, learning)
 
 
 def check(config: Config) -> None:
@@ -71,35 +64,21 @@ class CriticWorker(TrainedWorker):
     """
 
     def __init__(
-        self,
-        model: ModelConfig,
-        critic: CriticConfig,
-        algorithm: AlgorithmConfig,
-        *,
-        device: str,
-        num_updates: int | None,
-        checkpoint: Path | None = None,
-        optimizer: Path | None = None,
+        self, model: ModelConfig, critic: CriticConfig, algorithm: AlgorithmConfig, learning: Learning
     ) -> None:
         """Load the value model: a causal language model with a head of zeros, or a classifier with its own.
 
         Args:
             model: the policy's; its folder is the critic's too where `critic.path` is empty.
             critic, algorithm: of the run.
-            device: `auto` or a device name.
-            num_updates: optimizer steps of the critic in the whole run, where a schedule needs to know.
-            checkpoint: folder that `save_checkpoint` wrote, to continue from.
-            optimizer: folder of the same form, whose optimizer state a new run takes over.
+            learning: on which device, and from where.
         """
         super().__init__()
         self._clip_range = algorithm.cliprange_value
         load_extensions(algorithm.extensions)
         self._aggregation = aggregation_of(algorithm)  # as the policy's
         own = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
-        self._learn(
-            load_value_model, own, critic.engine, critic.optim, role="critic",
-            device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer,
-        )  # fmt: skip
+        self._learn(load_value_model, own, critic.engine, critic.optim, learning, role="critic")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_values(self, data: DataProto) -> DataProto:

@@ -20,7 +20,7 @@ from strop.roles.implicit_reward import outcome_terms, process_rewards
 from strop.roles.teacher import check_teacher
 from strop.trainer.config import Config
 from strop.workers.config import PrmConfig
-from strop.workers.models import TrainedWorker
+from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask, response_columns
 
 PRM = Metric(
@@ -35,14 +35,9 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[PrmWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    return role(
-        PrmWorker,
-        config.model,
-        config.prm,
-        device=device,
-        num_updates=num_steps * config.updates_per_step(config.prm),
-        checkpoint=checkpoint,
-    )
+    num_updates = num_steps * config.updates_per_step(config.prm)
+    learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint)
+    return role(PrmWorker, config.model, config.prm, learning)
 
 
 def check(config: Config) -> None:
@@ -58,31 +53,18 @@ class PrmWorker(TrainedWorker):
     with its own rows, also with none.
     """
 
-    def __init__(
-        self,
-        model: ModelConfig,
-        prm: PrmConfig,
-        *,
-        device: str,
-        num_updates: int | None,
-        checkpoint: Path | None = None,
-    ) -> None:
+    def __init__(self, model: ModelConfig, prm: PrmConfig, learning: Learning) -> None:
         """Load the model twice: one copy learns, one stays as it is.
 
         Args:
             model: the policy's; its folder is this model's too where `prm.path` is empty.
             prm: of the run.
-            device: `auto` or a device name.
-            num_updates: optimizer steps of this model in the whole run, where a schedule needs to know.
-            checkpoint: folder that `save_checkpoint` wrote, to continue from.
+            learning: on which device, and from where.
         """
         super().__init__()
         self._prm = prm
         own = dataclasses.replace(model, path=prm.path or model.path, lora=LoraConfig())
-        parallel = self._learn(
-            load_model, own, prm.engine, prm.optim, role="prm",
-            device=device, num_updates=num_updates, checkpoint=checkpoint,
-        )  # fmt: skip
+        parallel = self._learn(load_model, own, prm.engine, prm.optim, learning, role="prm")
         frozen = dataclasses.replace(own, gradient_checkpointing=False, freeze_vision_tower=False)
         self._frozen = Engine(load_model(frozen, parallel=parallel), prm.engine, parallel, is_frozen=True)
 

@@ -40,6 +40,7 @@ from strop.trainer.stopping import StopRequest
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.metrics import THROUGHPUT, TIMING
+from strop.workers.models import Learning
 from strop.workers.rows import GRAD_NORM, flat_mask, merged_update
 
 VALIDATION_LOSS = Metric(
@@ -175,12 +176,13 @@ class SupervisedTrainer:
     def _start_worker(self, stack: ExitStack) -> None:
         config, sft = self._config, self._sft
         runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
-        spec = self._role(
+        learning = Learning(
             device=device_name(config.resources.device),
             num_updates=self._num_steps,
             checkpoint=self._checkpoint,
             optimizer=self._optimizer,
         )
+        spec = self._role(learning)
         mesh = role_mesh(config, "actor", sft.engine)
         self._worker: WorkerGroup[Any] = runtime.groups({"actor": spec.on(mesh)})["actor"]
         self._checkpointer = Checkpointer(
@@ -195,10 +197,10 @@ class SupervisedTrainer:
         )
         stack.callback(self._checkpointer.settle)
 
-    def _role(self, **given: Any) -> RoleSpec[Any]:
-        """What is made on every rank, with these arguments."""
+    def _role(self, learning: Learning) -> RoleSpec[Any]:
+        """What is made on every rank."""
         sft = self._sft
-        return role(SupervisedWorker, self._config.model, sft.engine, sft.optim, sft.distillation, **given)
+        return role(SupervisedWorker, self._config.model, sft.engine, sft.optim, learning, sft.distillation)
 
     def _last_loss(self, kind: str) -> object:
         """From the records, where there is one of this kind: a resume may have had no step left to do."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, weighted_sum
@@ -17,7 +15,7 @@ from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.supervised.config import SftDistillationConfig
-from strop.workers.models import TrainedWorker
+from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask
 
 LOSS = Metric(
@@ -41,19 +39,12 @@ class SupervisedWorker(TrainedWorker):
         model: ModelConfig,
         engine: EngineConfig,
         optim: OptimizerConfig,
+        learning: Learning,
         distillation: SftDistillationConfig | None = None,
-        *,
-        device: str,
-        num_updates: int,
-        checkpoint: Path | None = None,
-        optimizer: Path | None = None,
     ) -> None:
         super().__init__()
         self._distillation = distillation or SftDistillationConfig()
-        self._learn(
-            load_model, model, engine, optim, role="actor",
-            device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer,
-        )  # fmt: skip
+        self._learn(load_model, model, engine, optim, learning, role="actor")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update(self, data: DataProto, totals: BatchTotals) -> Update:

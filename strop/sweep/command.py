@@ -172,8 +172,8 @@ def _claim(out: Path) -> None:
 
 def _places(count: int) -> list[Mapping[str, str]]:
     """Variables for each of the runs at the same time: their share of the cores, and of several devices one."""
-    from strop.base.cores import usable_cores
     from strop.base.device import device_name, num_devices, visibility_variable
+    from strop.base.limits import usable_cores
 
     device = device_name() if count > 1 else "cpu"
     variable = visibility_variable(device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import torch
 
@@ -13,7 +12,7 @@ from strop.algorithms.registry import STEP_COLUMNS
 from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.data.drawing import Drawn, draw
-from strop.protocol import DataProto, future_of
+from strop.protocol import DataProto
 from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
@@ -54,7 +53,7 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
     left_out = {"reward_baselines"} | (set() if config.algorithm.reward_keys else {"reward_parts"})
     left_out |= set() if config.compares_answers else STEP_COLUMNS
     return Experience(
-        rows=future_of(roles.rollout.call.rows(cast(DataProto, given))),
+        rows=roles.rollout.call.rows(given),
         reports=reports,
         column_names=made_by("rollout") - left_out,
         num_trained=tuple(report.num_sampled_tokens for report in reports),
@@ -69,9 +68,6 @@ class RolloutCollector:
     ) -> None:
         self._config, self._run, self._data, self._roles = config, run, data, roles
         self._sampling = sampling
-        self._lengths: Any = None
-        if config.rollout.longest_first:
-            self._lengths = needed("order of prompts", "rollout.longest_first is set")()
 
     def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> StepRecord:
         """The prompts of the next visits, played and scored; they count as consumed, with those that were passed over.
@@ -84,17 +80,11 @@ class RolloutCollector:
         Raises:
             EpisodesFailed, RewardError: too many samples failed.
         """
-        config, count = self._config, self._config.rollout.samples_per_prompt
+        config = self._config
         drawn = self._issue(step, num_prompts or config.data.prompts_per_step)
         prompts = drawn.prompts
         baselines = self._greedy_rewards(prompts) if config.needs("reward_baselines") else {}
-        begun = prompts if self._lengths is None else self._in_order(prompts)
-        episodes = self._roles.play(begun, count, self._sampling)
-        if begun is not prompts:
-            places = {prompt.uid: place for place, prompt in enumerate(begun)}
-            episodes = episodes.take([places[one.uid] * count + i for one in prompts for i in range(count)])
-        if self._lengths is not None:
-            self._lengths.note(episodes.reports)
+        episodes = self._play(prompts)
         self._check(episodes.reports)
         experience = training_rows(config, self._roles, episodes, self._sampling)
         if config.needs("reward_baselines") and experience.reports:
@@ -109,20 +99,15 @@ class RolloutCollector:
 
     def texts(self) -> dict[str, str]:
         """Files of a checkpoint, by name, without which something would be lost."""
-        return {} if self._lengths is None else {self._lengths.FILE: self._lengths.text()}
+        return {}
 
     def begin_again(self, checkpoint: Path | None) -> list[str]:
         """Go on with what was in play at a checkpoint; sentences that say so."""
-        if self._lengths is not None and checkpoint is not None:
-            self._lengths.restore(checkpoint / self._lengths.FILE)
         return []
 
-    def _in_order(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-        """The prompts in the order in which they are begun."""
-        if self._lengths is None:
-            return prompts
-        ordered: list[Prompt] = self._lengths.longest_first(prompts, ranks=self._roles.rollout.world_size)
-        return ordered
+    def _play(self, prompts: Sequence[Prompt]) -> Experience:
+        """Every sample of these prompts, in order."""
+        return self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
 
     def _passed_over(self, num_refused: int) -> dict[str, float]:
         """How many visits were passed over, where that may happen."""

@@ -14,7 +14,7 @@ from typing import cast
 from strop.algorithms.aggregation import BatchTotals
 from strop.base.guests import needed
 from strop.controller import Mesh, Partition
-from strop.protocol import DataProto, DataProtoFuture, future_of
+from strop.protocol import DataProto
 from strop.protocol.schema import Taker, labels_for, taken_by
 from strop.trainer.config import even_bounds
 from strop.workers.reports import EpisodeReport
@@ -24,7 +24,7 @@ from strop.workers.reports import EpisodeReport
 class Experience:
     """Samples: first the episodes that were played (column `episode`), then the rows that are trained on."""
 
-    rows: DataProtoFuture
+    rows: DataProto
     """Their columns, wherever they are, for as long as somebody holds this reference."""
     reports: tuple[EpisodeReport, ...]
     """What is known of each row without its tokens, in the same order."""
@@ -43,9 +43,8 @@ class Experience:
         Args:
             played: columns `report` and `episode`, as calls of rollout workers that do not wait give them.
         """
-        rows = future_of(played)
-        reports = rows.select([], ["report"]).get().non_tensor_batch["report"]
-        return Experience(rows=rows.select([], ["episode"]), reports=tuple(reports))
+        reports = played.select([], ["report"]).get().non_tensor_batch["report"]
+        return Experience(rows=played.select([], ["episode"]), reports=tuple(reports))
 
     def __len__(self) -> int:
         return len(self.reports)
@@ -60,13 +59,14 @@ class Experience:
         """The first row of each sample; a sample has several rows where its history was rewritten on the way."""
         return [row for row in range(len(self)) if row == 0 or self.reports[row - 1].is_last_row]
 
-    def union(self, columns: DataProtoFuture | DataProto, *names: str) -> Experience:
+    def union(self, columns: DataProto, *names: str) -> Experience:
         """With these columns added, for the same rows in the same order; their tensors are named.
 
         Waits until they are computed, where a call that does not wait has given them; nothing is moved.
         """
-        added = future_of(columns).wait()
-        return replace(self, rows=self.rows.union(added), column_names=self.column_names | set(names))
+        return replace(
+            self, rows=self.rows.union(columns.wait()), column_names=self.column_names | set(names)
+        )
 
     @property
     def last_rows(self) -> dict[str, int]:
@@ -86,7 +86,7 @@ class Experience:
             return parts[0]
         return replace(
             parts[0],
-            rows=DataProtoFuture.concat([part.rows for part in parts]),
+            rows=parts[0].rows.concat([part.rows for part in parts]),
             reports=tuple(report for part in parts for report in part.reports),
             num_trained=tuple(count for part in parts for count in part.num_trained),
             metrics={name: value for part in parts for name, value in part.metrics.items()},
@@ -107,14 +107,14 @@ class Experience:
         """The rows as an argument for a group of this mesh, cut so that every data-parallel group has about the same
         work; samples of a prompt stay together where that costs no balance."""
         if mesh.dp == 1:
-            return cast(DataProto, self.rows)
+            return self.rows
         balanced_rows = needed("several ranks", "a role has several ranks").balanced_rows
         parts = balanced_rows(
             [report.num_tokens for report in self.reports], [report.uid for report in self.reports], mesh.dp
         )
         return cast(DataProto, Partition(self.rows, parts))
 
-    def taken_by(self, taker: Taker) -> DataProtoFuture:
+    def taken_by(self, taker: Taker) -> DataProto:
         """The rows with the columns that somebody takes, of those that there are."""
         return self.rows.select(taken_by(taker, self.column_names), labels_for(taker))
 

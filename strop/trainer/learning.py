@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.kl_control import KlController
 from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.controller import as_list
-from strop.protocol import DataProto, DataProtoFuture, future_of
+from strop.protocol import DataProto
 from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
@@ -141,25 +140,25 @@ class Learner:
                 steps.append(_of_samples(updates, part))
         return steps
 
-    def _update_actor(self, experience: Experience) -> tuple[list[Update], DataProtoFuture | None]:
+    def _update_actor(self, experience: Experience) -> tuple[list[Update], DataProto | None]:
         """Every optimizer step of the policy, and the log-probs of the rows before their steps."""
         config, actor = self._config, self._roles.actor
         steps: list[Update] = []
-        before: list[DataProtoFuture] = []
+        before: list[DataProto] = []
         for part in optimizer_batches(
             experience, samples_per_update=config.samples_per_update(config.actor), epochs=config.actor.epochs
         ):
             if not part.totals().num_tokens:
                 steps.append(Update(role="actor", metrics={}, skipped=REJECTED))
                 continue
-            made = future_of(actor.call.update_policy(part.partition(actor.mesh), part.totals()))
+            made = actor.call.update_policy(part.partition(actor.mesh), part.totals())
             steps.append(_of_samples(updates_of(made.select([], []).get()), part))
-            before.append(made.select(["log_probs", "entropys"]))
-        return steps, DataProtoFuture.concat(before) if before else None
+            before.append(made.select(["log_probs", "entropys"], meta_info_keys=[]))
+        return steps, before[0].concat(before) if before else None
 
     def _summary(self, experience: Experience) -> BatchSummary:
         every_column = experience.rows.select(None, labels_for("advantages"))
-        return self._roles.actor.call.summarize_batch(cast(DataProto, every_column))
+        return self._roles.actor.call.summarize_batch(every_column)
 
     def _control_kl(self, summary: BatchSummary) -> dict[str, float]:
         """Move the coefficient of the KL penalty towards its target; what it was."""

@@ -248,8 +248,9 @@ class Trainer:
             make = needed("generation ahead", f"{key} is set", "collector")
             recorded = {} if self._recorded is None else self._recorded.steps
             self.collector: RolloutCollector = make(*parts, start_step=self._start_step, recorded=recorded)
-        elif config.algorithm.filter_groups.enable:
-            self.collector = needed("dynamic sampling", "algorithm.filter_groups is on", "collector")(*parts)
+        elif config.algorithm.filter_groups.enable or config.rollout.longest_first:
+            why = "algorithm.filter_groups or rollout.longest_first is on"
+            self.collector = needed("dynamic sampling", why, "collector")(*parts)
         else:
             self.collector = RolloutCollector(*parts)
         self._checkpointer = Checkpointer(

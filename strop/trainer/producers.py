@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import cast
 
-from strop.protocol import DataProto, future_of
 from strop.protocol.schema import Maker, made_by
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
@@ -122,7 +120,7 @@ def _old_log_probs(context: StepContext, experience: Experience) -> Experience:
 def _correction(context: StepContext, experience: Experience) -> Experience:
     """Rejected tokens leave the loss and its denominators; the others may get weights."""
     actor = context.roles.actor
-    made = future_of(actor.call.correct_rollout(cast(DataProto, experience.taken_by("advantages"))))
+    made = actor.call.correct_rollout(experience.taken_by("advantages"))
     counted = made.select(["num_trained"]).get()
     numbers: Mapping[str, float] = counted.meta_info["numbers"]
     counts = tuple(int(count) for count in counted.tensors()["num_trained"])
@@ -168,9 +166,8 @@ def _process_rewards(context: StepContext, experience: Experience) -> Experience
 
 
 def _advantages(context: StepContext, experience: Experience) -> Experience:
-    made = context.roles.actor.call.compute_advantages(
-        cast(DataProto, experience.taken_by("advantages")), kl_coef=context.kl_coef
-    )
+    rows = experience.taken_by("advantages")
+    made = context.roles.actor.call.compute_advantages(rows, kl_coef=context.kl_coef)
     return experience.union(made, *made_by("adv"))
 
 

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from strop.base.device import device_name
 from strop.base.guests import needed
@@ -36,6 +36,7 @@ from strop.trainer.policy_sync import MAX_HEALS, PolicySync
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
 from strop.workers.generation import check_engine
+from strop.workers.models import Learning
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.rollout import Playing, RolloutWorker
@@ -149,7 +150,7 @@ class Roles:
         if rows is not None and lasts:  # a sample without rows gets those of another, which nobody reads
             places = [lasts.get(one.id, 0) for one in episodes.reports]
             columns = columns.union(rows.rows.select(rows.token_numbers, []).take(places))
-        self.rollout.call.write_samples(step, cast(DataProto, columns), split=split)
+        self.rollout.call.write_samples(step, columns, split=split)
 
 
 def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
@@ -333,28 +334,21 @@ def role_specs(
     optimizer: Path | None = None,
 ) -> Mapping[str, RoleSpec[Any]]:
     """What `make_roles` makes, in the order in which roles of one process are made; arguments as there."""
-    device = playing.device
+    device, model = playing.device, config.model
+    num_updates = num_steps * config.updates_per_step(config.actor)
+    learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer)
     specs: dict[str, RoleSpec[Any]] = {
-        "actor": role(
-            ActorWorker,
-            config.model,
-            config.actor,
-            config.algorithm,
-            device=device,
-            num_updates=num_steps * config.updates_per_step(config.actor),
-            checkpoint=checkpoint,
-            optimizer=optimizer,
-        )
+        "actor": role(ActorWorker, model, config.actor, config.algorithm, learning)
     }
     joined = _joined_roles(config)
     for name in config.roles:
         if name == "reference":
-            specs[name] = role(ReferenceWorker, config.model, config.reference, device=device)
+            specs[name] = role(ReferenceWorker, model, config.reference, device=device)
         elif name in joined:
             specs[name] = joined[name].spec(
                 config, device=device, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer
             )
-    specs["rollout"] = role(RolloutWorker, config.model, config.rollout, config.reward, playing)
+    specs["rollout"] = role(RolloutWorker, model, config.rollout, config.reward, playing)
     if key := config.ahead_by:
         specs["rollout"] = needed("generation ahead", f"{key} is set", "role")(config, playing)
     engines = config.engines

@@ -17,9 +17,9 @@ from statistics import median
 
 import torch
 
-from strop.base.cores import usable_cores
 from strop.base.device import device_name
 from strop.base.foreign_files import read_json
+from strop.base.limits import usable_cores
 from strop.engines.config import ModelConfig
 from strop.run import RunFolder
 from strop.trainer.sections import MAX_THREADS, ResourcesConfig

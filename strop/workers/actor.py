@@ -7,7 +7,6 @@ same order, each with its own rows, also with none.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -39,7 +38,7 @@ from strop.rollout.sync.transfer import Sender, weight_transfer
 from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
 from strop.workers.estimates import batch_advantages, correction_columns
-from strop.workers.models import TrainedWorker
+from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
 
@@ -51,33 +50,19 @@ class ActorWorker(TrainedWorker):
     """Holds the policy and its optimizer, or this rank's share of them."""
 
     def __init__(
-        self,
-        model: ModelConfig,
-        actor: ActorConfig,
-        algorithm: AlgorithmConfig,
-        *,
-        device: str,
-        num_updates: int | None,
-        checkpoint: Path | None = None,
-        optimizer: Path | None = None,
+        self, model: ModelConfig, actor: ActorConfig, algorithm: AlgorithmConfig, learning: Learning
     ) -> None:
         """Load the policy.
 
         Args:
             model, actor, algorithm: of the run.
-            device: `auto` or a device name.
-            num_updates: optimizer steps of the whole run, where a schedule needs to know.
-            checkpoint: folder that `save_checkpoint` wrote, to continue from.
-            optimizer: folder of the same form, whose optimizer state a new run takes over.
+            learning: on which device, and from where.
         """
         super().__init__()
         load_extensions(algorithm.extensions)
         self._algorithm = algorithm
         self._loss = loss_spec(algorithm)
-        self._learn(
-            load_model, model, actor.engine, actor.optim, role="actor",
-            device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer,
-        )  # fmt: skip
+        self._learn(load_model, model, actor.engine, actor.optim, learning, role="actor")
         self._sender: Sender | None = None
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from strop.base.guests import optional
-from strop.base.memory import host_used_bytes
+from strop.base.limits import host_used_bytes
 from strop.controller import Dispatch, Worker, register
 from strop.engines.adapters import adapters, has_adapter
 from strop.engines.causal_lm import CausalLM
@@ -85,6 +85,20 @@ class Usage:
     """Bytes in use on this machine, by all programs."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """Where a model learns, for how long, and from where it goes on."""
+
+    device: str
+    """`auto` or a device name."""
+    num_updates: int | None = None
+    """Optimizer steps of the model in the whole run, where a schedule needs to know."""
+    checkpoint: Path | None = None
+    """Folder that `save_checkpoint` wrote, to continue from."""
+    optimizer: Path | None = None
+    """Folder of the same form, whose optimizer state a new run takes over."""
+
+
 class TrainedWorker(ModelWorker):
     """A role with an engine that learns."""
 
@@ -121,24 +135,21 @@ class TrainedWorker(ModelWorker):
         model: ModelConfig,
         engine: EngineConfig,
         optim: OptimizerConfig,
+        learning: Learning,
         *,
         role: str,
-        device: str,
-        num_updates: int | None,
-        checkpoint: Path | None,
-        optimizer: Path | None = None,
     ) -> Parallel:
         """Load this model for training, at the state of a checkpoint if there is one, else with the optimizer's state
         of another run; the ranks of the role."""
-        parallel = self.join(engine, device=device)
+        parallel = self.join(engine, device=learning.device)
         loaded = load(model, parallel=parallel)
-        self.engine = TrainEngine(loaded, engine, optim, total_steps=num_updates, parallel=parallel)
+        self.engine = TrainEngine(loaded, engine, optim, total_steps=learning.num_updates, parallel=parallel)
         self._role = role
         self._pending: Future[None] | None = None
-        if checkpoint is not None:
-            load_role(checkpoint / role, self.engine)
-        elif optimizer is not None:
-            load_optimizer(optimizer / role, self.engine)
+        if learning.checkpoint is not None:
+            load_role(learning.checkpoint / role, self.engine)
+        elif learning.optimizer is not None:
+            load_optimizer(learning.optimizer / role, self.engine)
         return parallel
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -8,7 +8,7 @@ import psutil
 import pytest
 import torch
 
-from strop.base.memory import free_bytes, host_free_bytes
+from strop.base.limits import free_bytes, host_free_bytes
 
 
 def machine(root: Path, files: dict[str, str]) -> Path:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from strop.controller import Dispatch, Execute, Worker, register, register_dispatch_mode
 from strop.controller.ray import Cluster
-from strop.protocol import DataProto, DataProtoFuture, jagged
+from strop.protocol import DataProto, jagged
 
 CPUS = 0.1
 """Cores per process: the tests start more processes than a small machine has cores."""
@@ -121,7 +121,7 @@ class Doubler(Worker):
         return sum(numbers) * 10**self.rank
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, materialize_futures=False)
-    def kind(self, data: DataProto | DataProtoFuture) -> DataProto:
+    def kind(self, data: DataProto) -> DataProto:
         return DataProto.from_dict(non_tensors={"kind": [type(data).__name__] * len(data)})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -29,7 +29,8 @@ from strop.controller import (
     register_dispatch_mode,
 )
 from strop.controller import dispatch as dispatch_module
-from strop.protocol import BatchError, DataProto, DataProtoFuture, future_of, jagged, rows
+from strop.controller.ray.future import Contents, DataProtoFuture
+from strop.protocol import BatchError, DataProto, jagged, rows
 
 
 class Scorer(Worker):
@@ -131,9 +132,13 @@ class Answer:
             self.log.append(f"{self.name} moved")
         return value
 
-    def num_rows(self) -> int:
+    def contents(self) -> Contents:
         assert self.returns is Returns.ROWS, "only a batch has rows"
-        return len(self._compute())
+        return Contents.of(self._compute())
+
+    def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
+        rows: DataProto = self.result()
+        return rows.select(batch_keys, non_tensor_batch_keys)
 
 
 class LateGroup(WorkerGroup[Scorer]):
@@ -150,6 +155,9 @@ class LateGroup(WorkerGroup[Scorer]):
 
     def submit(self, calls: Sequence[WorkerCall]) -> list[Any]:
         return [self.answer(call) for call in calls]
+
+    def joined(self, outputs: Sequence[Any], partition: Partition | None) -> DataProto:
+        return DataProtoFuture(outputs, partition)
 
     def answer(self, call: WorkerCall) -> Answer:
         self.arguments.append(call.args)
@@ -168,9 +176,8 @@ def inline(dp: int) -> InlineWorkerGroup[Scorer]:
     return InlineWorkerGroup(Scorer, world_size=dp)
 
 
-def ns(data: DataProto | DataProtoFuture, name: str = "n") -> list[int]:
-    batch = data.get() if isinstance(data, DataProtoFuture) else data
-    return list(batch.tensors()[name].tolist())
+def ns(data: DataProto, name: str = "n") -> list[int]:
+    return list(data.get().tensors()[name].tolist())
 
 
 # ---- a batch cut by its caller
@@ -185,7 +192,7 @@ def test_results_of_a_cut_come_back_in_the_callers_order(
     homes = data.draw(st.lists(st.integers(0, dp - 1), min_size=num_rows, max_size=num_rows))
     shuffled = data.draw(st.permutations(range(num_rows)))
     parts = [[row for row in shuffled if homes[row] == home] for home in range(dp)]
-    partition = Partition(DataProtoFuture.concat(future_of(batch).chunk(2)) if is_future else batch, parts)
+    partition = Partition(DataProtoFuture.concat(batch.chunk(2)) if is_future else batch, parts)
     assert len(partition) == num_rows
     workers = inline(dp)
     result = workers.call.score(partition)
@@ -204,7 +211,7 @@ def test_all_batches_of_a_call_are_cut_alike() -> None:
     partition = Partition(left, [[3, 0, 1], [2]])
     assert ns(workers.call.score(partition, other=right), "squares") == [0, 1, 4, 9]
     assert [worker.seen for worker in workers.workers] == [[[3, 0, 1], [13, 10, 11]], [[2], [12]]]
-    again = Partition(future_of(right), [[3, 0, 1], [2]])
+    again = Partition(DataProtoFuture.at_hand(right), [[3, 0, 1], [2]])
     assert ns(workers.call.score(partition, other=again), "squares") == [0, 1, 4, 9]
     with pytest.raises(ValueError, match="two arguments of one call are cut into different parts"):
         workers.call.score(partition, other=Partition(right, [[0, 1, 3], [2]]))
@@ -231,8 +238,10 @@ def test_a_cut_goes_with_functions_and_metrics_too() -> None:
         ([0, 1, 2, 3], "part 0 of a Partition is a list of row numbers, got 0"),
     ],
 )
-@pytest.mark.parametrize("hold", [numbered(range(4)), future_of(numbered(range(4)))], ids=["batch", "future"])
-def test_a_cut_has_each_row_once(hold: DataProto | DataProtoFuture, parts: Any, message: str) -> None:
+@pytest.mark.parametrize(
+    "hold", [numbered(range(4)), DataProtoFuture.at_hand(numbered(range(4)))], ids=["batch", "future"]
+)
+def test_a_cut_has_each_row_once(hold: DataProto, parts: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Partition(hold, parts)
 
@@ -267,7 +276,7 @@ def test_a_method_that_returns_other_rows_cannot_be_put_in_order() -> None:
 def test_a_non_blocking_call_moves_and_waits_for_nothing() -> None:
     group = LateGroup(Mesh(dp=2))
     data = numbered(range(5))
-    future = future_of(group.call.start_score(Partition(data, [[4, 1], [0, 2, 3]])))
+    future = group.call.start_score(Partition(data, [[4, 1], [0, 2, 3]]))
     assert group.log == []
     assert len(future) == 5
     assert group.log == ["start_score on 0 ran", "start_score on 1 ran"]
@@ -279,9 +288,9 @@ def test_a_non_blocking_call_moves_and_waits_for_nothing() -> None:
 def test_a_chain_of_calls_moves_rows_from_worker_to_worker_only() -> None:
     group, next_group = LateGroup(Mesh(dp=2)), LateGroup(Mesh(dp=2))
     data = numbered(range(4))
-    squares = future_of(group.call.start_score(data))
-    chained = future_of(data).union(squares.select(["squares"], []))
-    last = future_of(next_group.call.start_score(chained))
+    squares = group.call.start_score(data)
+    chained = squares.select(["squares"], []).union(data)
+    last = next_group.call.start_score(chained)
     assert group.log == ["start_score on 0 ran", "start_score on 1 ran"]  # counted, not fetched
     assert next_group.log == []
     assert ns(last, "squares") == [0, 1, 4, 9]
@@ -290,7 +299,7 @@ def test_a_chain_of_calls_moves_rows_from_worker_to_worker_only() -> None:
 
 def test_ranks_of_one_data_parallel_group_are_given_the_same_object() -> None:
     group = LateGroup(Mesh(dp=2, tp=2))
-    for data in (numbered(range(4)), future_of(numbered(range(4)))):
+    for data in (numbered(range(4)), DataProtoFuture.at_hand(numbered(range(4)))):
         group.arguments.clear()
         group.call.start_score(data)
         given = [args[0] for args in group.arguments]
@@ -309,7 +318,7 @@ def test_any_mesh_gives_what_one_worker_gives(num_rows: int, sizes: list[int], d
     at = data.draw(st.integers(0, num_rows))
     shuffled = data.draw(st.permutations(range(num_rows)))
     parts = [shuffled] if dp == 1 else [shuffled[:at], shuffled[at:]]
-    result = workers.call.score(Partition(DataProtoFuture.concat(future_of(batch).chunk(2)), parts))
+    result = workers.call.score(Partition(DataProtoFuture.concat(batch.chunk(2)), parts))
     assert ns(result, "squares") == [number**2 for number in range(num_rows)]
     for rank, worker in enumerate(workers.workers):
         assert worker.seen == [parts[mesh.dp_rank(rank)]]
@@ -369,7 +378,7 @@ def test_what_the_others_return_is_not_kept() -> None:
 def test_rank_zero_takes_batches_and_futures(mesh: Mesh) -> None:
     group = LateGroup(mesh)
     data = numbered(range(3))
-    parts = DataProtoFuture.concat(future_of(data).chunk(2))
+    parts = DataProtoFuture.concat(data.chunk(2))
     assert group.call.first(data) == [0, 0, 1, 2] == group.call.first(parts)
     assert group.call.first(parts.take([2]), scale=5) == [0, 10]
     started: object = group.call.start_first(parts)
@@ -385,14 +394,14 @@ def test_batches_that_arise_in_the_workers_are_gathered_in_the_order_of_the_grou
         group = LateGroup(mesh)
         assert ns(group.call.produce(2)) == [0, 1, 10, 11, 12, 13]
         assert ns(group.call.produce(1, prompts=numbered([7]))) == [0, 1, 10, 11, 12, 13]
-        assert ns(future_of(group.call.start_produce(1))) == [0, 10, 11]
+        assert ns(group.call.start_produce(1)) == [0, 10, 11]
         assert ns(InlineWorkerGroup(Scorer, mesh=mesh).call.produce(2)) == [0, 1, 10, 11, 12, 13]
-        assert ns(future_of(group.call.produce_first(2))) == [0, 1]
+        assert ns(group.call.produce_first(2)) == [0, 1]
 
 
 def test_a_worker_may_be_given_a_batch_each() -> None:
     workers = inline(2)
-    each: Any = [numbered(range(2)), future_of(numbered(range(5)))]
+    each: Any = [numbered(range(2)), DataProtoFuture.at_hand(numbered(range(5)))]
     assert as_list(workers.call.own(each)) == [2, 5]
 
 
@@ -438,7 +447,7 @@ def test_a_user_mode_may_join_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     workers = InlineWorkerGroup(Mine, mesh=Mesh(dp=2, tp=2))
     data = numbered(range(5))
     assert ns(workers.call.by_name(data)) == [3, 4, 0, 1, 2]
-    assert ns(future_of(workers.call.by_functions(data))) == [3, 4, 0, 1, 2]
+    assert ns(workers.call.by_functions(data)) == [3, 4, 0, 1, 2]
     assert workers.call.heard(data) == 5
     with pytest.raises(ValueError, match="would drop all parts but the first"):
         register(dispatch_mode="backwards", execute_mode=Execute.RANK_ZERO)

@@ -22,7 +22,8 @@ from strop.controller import (
     register_dispatch_mode,
 )
 from strop.controller import dispatch as dispatch_module
-from strop.protocol import DataProto, DataProtoFuture, future_of, jagged, rows
+from strop.controller.ray.future import DataProtoFuture
+from strop.protocol import DataProto, jagged, rows
 
 
 class Doubler(Worker):
@@ -221,13 +222,13 @@ def test_ranks_of_one_data_parallel_group_get_the_same_rows_and_one_reports() ->
     assert as_list(workers.call.count(data)) == [3, 2]
 
 
-def test_a_non_blocking_call_gives_a_future_that_the_next_call_takes() -> None:
+def test_a_non_blocking_call_gives_a_batch_that_the_next_call_takes() -> None:
     data = batch(7)
     workers = group(3)
-    future = future_of(workers.call.start_double(data))
-    assert isinstance(future, DataProtoFuture)
+    future = workers.call.start_double(data)
+    assert future.wait() is future
     assert len(future) == 7
-    again = group(2).call.double(future)  # type: ignore[arg-type]
+    again = group(2).call.double(future)
     assert ids(again, "doubled") == [[2 * value for value in row] for row in ids(data, "ids")]
     assert ids(future.get(), "doubled") == ids(again, "doubled")
     started: object = workers.call.start_where()
@@ -236,15 +237,13 @@ def test_a_non_blocking_call_gives_a_future_that_the_next_call_takes() -> None:
 
 
 def test_a_method_may_ask_for_the_future_itself() -> None:
-    future = future_of(group(2).call.start_double(batch(2)))
-    kinds = group(2).call.kind(future)  # type: ignore[arg-type]
+    kinds = group(2).call.kind(DataProtoFuture.at_hand(batch(2)))
     assert kinds.non_tensor_batch["kind"].tolist() == ["DataProtoFuture"] * 2
 
 
 def test_true_types_are_checked_at_run_time_too() -> None:
     with pytest.raises(TypeError, match="returned DataProto, not a list"):
         as_list(group().call.double(batch(1)))
-    assert isinstance(group().call.start_double(batch(1)), DataProtoFuture)
 
 
 def test_workers_know_their_place_when_they_start() -> None:

@@ -10,14 +10,12 @@ from strop.controller import (
     Dispatch,
     InlineRuntime,
     Mesh,
-    ResourcePool,
     RoleSpec,
     Runtime,
     Worker,
     WorkerGroup,
     as_list,
     meshes_on,
-    named_roles,
     register,
     role,
 )
@@ -160,8 +158,7 @@ def test_meshes_fit_the_pool() -> None:
         runtime.groups(roles)
     with pytest.raises(ValueError, match="no role was given for pool 'left'"):
         runtime.groups({}, pool="left")
-    pool = ResourcePool([2, 1], name="left")
-    assert meshes_on(pool, {"actor": role(Actor, 1)}) == {"actor": Mesh(dp=3)}
+    assert meshes_on("left", 3, {"actor": role(Actor, 1)}) == {"actor": Mesh(dp=3)}
 
 
 def test_a_role_is_a_worker_class_and_its_arguments() -> None:
@@ -182,12 +179,3 @@ def test_one_process_has_one_worker_of_a_role() -> None:
     assert process == {"": first}
     with pytest.raises(ValueError, match="this process has a worker of role '' already"):
         spec.make(first.placement, process)
-
-
-def test_roles_of_a_colocated_group_are_found_by_name() -> None:
-    found = {"actor": 1, "critic": 2, "rollout": 3}
-    assert named_roles({"rollout", "actor"}, found) == {"actor": 1, "rollout": 3}
-    with pytest.raises(
-        ValueError, match="no role 'reference' in this group; its roles: actor, critic, rollout"
-    ):
-        named_roles({"actor", "reference"}, found)

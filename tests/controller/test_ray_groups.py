@@ -23,7 +23,7 @@ from strop.controller.ray import (
     Traffic,
     create_colocated_worker_cls,
 )
-from strop.protocol import DataProto, DataProtoFuture, future_of, rows
+from strop.protocol import DataProto, DataProtoFuture, rows
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -163,7 +163,7 @@ def test_chained_calls_pass_references_and_no_rows(stage: Stage) -> None:
     # 40 rows of 1024 numbers are 160 KiB of rows; the controller must see none of them.
     data = DataProto.from_dict({"ids": torch.zeros(40, 1)})
     before = (stage.traffic.sent_bytes, stage.traffic.received_bytes)
-    future = future_of(stage["actor"].call.add_columns(data))
+    future = stage["actor"].call.add_columns(data)
     assert len(future) == 40
     assert future.wait() is future
     result = stage["judge"].call.sum_heavy(future.select(["heavy"]))
@@ -178,7 +178,7 @@ def test_chained_calls_pass_references_and_no_rows(stage: Stage) -> None:
 
 
 def test_the_controller_fetches_the_columns_it_asks_for_and_no_others(stage: Stage) -> None:
-    future = future_of(stage["actor"].call.add_columns(DataProto.from_dict({"ids": torch.zeros(60, 1)})))
+    future = stage["actor"].call.add_columns(DataProto.from_dict({"ids": torch.zeros(60, 1)}))
     before = stage.traffic.received_bytes
     assert future.select(["light"], []).get().tensors()["light"].tolist() == [1.0] * 60
     assert stage.traffic.received_bytes - before == 60 * 4
@@ -188,8 +188,8 @@ def test_the_controller_fetches_the_columns_it_asks_for_and_no_others(stage: Sta
 
 def test_a_future_unites_with_a_batch_and_is_cut_for_another_number_of_workers(stage: Stage) -> None:
     data = batch(7)
-    future = future_of(stage["actor"].call.start_double(data))
-    united = future.select(["doubled"], []).union(future_of(data.select(["ids"], ["uid"])))
+    future = stage["actor"].call.start_double(data)
+    united = future.select(["doubled"], []).union(data.select(["ids"], ["uid"]))
     again = stage["judge"].call.double(united)
     assert ids(again, "doubled") == [[5 * value for value in row] for row in ids(data, "ids")]
     assert again.non_tensor_batch["rank"].tolist() == [0, 0, 0, 0, 1, 1, 1]
@@ -211,10 +211,10 @@ def test_results_are_waited_for_one_by_one_and_in_any_order(stage: Stage) -> Non
     pending = stage["actor"].execute_all_async("double", batch(3))
     assert all(isinstance(one, RayPending) for one in pending)
     assert [len(one.result()) for one in reversed(pending)] == [3, 3, 3]
-    assert pending[1].num_rows() == 3
+    assert pending[1].contents().num_rows == 3
     number = stage["actor"].execute_rank_zero_async("only_first", 1)
     with pytest.raises(TypeError, match="actor.only_first returned no batch, so it has no rows"):
-        number.num_rows()
+        number.contents()
 
 
 def test_what_a_worker_does_not_have_is_said_without_asking_it(stage: Stage) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +13,9 @@ import ray
 import torch
 from ray_workers import batch, shared_cluster
 
+from strop.controller.ray.future import AtHand, DataProtoFuture
 from strop.controller.ray.transport import HEAVY_BYTES, BatchRefs, detached_from_store, payload_bytes
-from strop.protocol import DataProto, DataProtoFuture, Done, future_of, is_jagged, jagged, rows
+from strop.protocol import DataProto, is_jagged, jagged, rows
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -38,6 +41,10 @@ def assert_same(left: DataProto, right: DataProto) -> None:
         assert array.tolist() == right.non_tensor_batch[name].tolist()
         assert right.non_tensor_batch[name].flags.writeable
     assert left.meta_info == right.meta_info
+
+
+def whole(stored: BatchRefs, get: Callable[[list[Any]], list[Any]]) -> DataProto:
+    return stored.read(stored.contents.tensors, stored.contents.others, get)
 
 
 def many_kinds(num_rows: int, width: int = 3) -> DataProto:
@@ -69,7 +76,7 @@ def test_batches_of_every_kind_of_column_survive(num_rows: int) -> None:
     assert_same(data, back)
     # Columns with rows of equal length can be computed with each other.
     assert is_jagged(back.tensors()["log_probs"] * back.tensors()["ids"])
-    assert_same(data, BatchRefs.of(data).read(None, None, ray.get))
+    assert_same(data, whole(BatchRefs.of(data), ray.get))
 
 
 def test_batches_without_rows_or_columns_survive() -> None:
@@ -82,7 +89,7 @@ def test_batches_without_rows_or_columns_survive() -> None:
         DataProto(meta_info={"only": "facts"}),
     ):
         assert_same(data, ray.get(ray.put(data)))
-        assert_same(data, BatchRefs.of(data).read(None, None, ray.get))
+        assert_same(data, whole(BatchRefs.of(data), ray.get))
 
 
 def test_heavy_columns_are_fetched_alone() -> None:
@@ -93,19 +100,19 @@ def test_heavy_columns_are_fetched_alone() -> None:
         {"step": 3},
     )
     stored = BatchRefs.of(data)
-    assert (stored.num_rows, set(stored.heavy)) == (2, {"heavy", "more", "text"})
+    assert (stored.contents.num_rows, set(stored.heavy)) == (2, {"heavy", "more", "text"})
     fetched: list[int] = []
 
     def get(references: list[object]) -> list[object]:
         fetched.append(len(references))
         return list(ray.get(references))
 
-    assert_same(data.select(["light"], ["uid"]), stored.read(["light", "absent"], ["uid"], get))
+    assert_same(data.select(["light"], ["uid"]), stored.read(["light"], ["uid"], get))
     assert_same(
         data.select(["heavy", "light"], []),
         stored.read(["heavy", "light"], [], get).select(["heavy", "light"]),
     )
-    assert_same(data, stored.read(None, None, get))
+    assert_same(data, whole(stored, get))
     assert fetched == [1, 2, 4]
 
 
@@ -141,9 +148,9 @@ def test_content_is_counted_and_references_are_not() -> None:
     assert payload_bytes(np.array(["ab", "c"], dtype=object)) == 3
     assert payload_bytes(lambda: 1) == 0
     data = batch(4)
-    chunks = future_of(data).chunk(2)
+    chunks = DataProtoFuture.at_hand(data).chunk(2)
     assert payload_bytes(chunks[0]) < payload_bytes(data)
-    elsewhere = DataProtoFuture.of([Done(data)])
+    elsewhere = DataProtoFuture([AtHand(data)])
     assert payload_bytes(data) <= payload_bytes(elsewhere) <= payload_bytes(data) + 8
 
 

@@ -29,6 +29,7 @@ from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.trackers import read_metrics
 from strop.workers.config import RewardModelConfig
+from strop.workers.models import Learning
 
 
 def train(folder: Path, config: Config) -> SftResult:
@@ -96,7 +97,7 @@ def test_a_step_has_the_gradient_of_the_loss_itself(task: Task, loss: Any, budge
 
     worker = PreferenceWorker(
         ModelConfig(path=str(task.model), dtype="float64"), EngineConfig(max_tokens_per_device=budget),
-        OptimizerConfig(lr=1e-3, max_grad_norm=1e9), scores=scores, device="cpu", num_updates=1,
+        OptimizerConfig(lr=1e-3, max_grad_norm=1e9), Learning(device="cpu", num_updates=1), scores=scores,
     )  # fmt: skip
     batch = preference_batch(examples)
     seen = worker.compute_numbers(batch).tensors()["numbers"].reshape(4, 2)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.protocol import BatchError, DataProto, jagged, rows
-from strop.protocol.disk.plain import from_json, to_json
+from strop.protocol.disk import from_json, to_json
 from strop.protocol.merging import same
 
 PLAIN = st.recursive(

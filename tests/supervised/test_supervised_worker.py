@@ -23,6 +23,7 @@ from strop.supervised.config import SftDistillationConfig
 from strop.supervised.kept import SftExample, TeacherTop
 from strop.supervised.trainer import make_sft_batch, sft_totals
 from strop.supervised.worker import SupervisedWorker
+from strop.workers.models import Learning
 from strop.workers.rows import data_rows
 
 BUDGET = 40
@@ -44,9 +45,8 @@ def worker(
         ModelConfig(path=str(model), dtype="float64"),
         EngineConfig(max_tokens_per_device=max_tokens),
         OptimizerConfig(lr=1e-3),
+        Learning(device="cpu", num_updates=10),
         distillation,
-        device="cpu",
-        num_updates=10,
     )
 
 
@@ -233,7 +233,7 @@ def test_a_model_that_is_its_own_teacher_has_nothing_to_learn(tiny_model: Path) 
     batch = make_sft_batch([one], with_teacher=True)
     settings = SftDistillationConfig(coef=1.0)
     student = SupervisedWorker(
-        model, EngineConfig(), OptimizerConfig(), settings, device="cpu", num_updates=1
+        model, EngineConfig(), OptimizerConfig(), Learning(device="cpu", num_updates=1), settings
     )
     metrics = metric_values(student.update(batch, sft_totals(batch)).metrics)
     assert metrics["distillation/loss"] == pytest.approx(0.0, abs=1e-6)

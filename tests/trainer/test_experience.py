@@ -9,7 +9,7 @@ import pytest
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.controller import Mesh, Partition
-from strop.protocol import DataProto, columns, future_of
+from strop.protocol import DataProto, columns
 from strop.rewards import Outcome
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trajectory import Prompt, Trajectory
@@ -57,7 +57,7 @@ def experience(episodes: Sequence[Episode] = EPISODES) -> Experience:
     rows = episode_rows([one for one, _ in kept], [reward for _, reward in kept], temperature=0.7)
     kept_reports = [row for report in reports if report.reward() is not None for row in report.rows()]
     return Experience(
-        rows=future_of(rows),
+        rows=rows,
         reports=tuple(kept_reports),
         column_names=frozenset(rows.tensors()),
         num_trained=tuple(report.num_sampled_tokens for report in kept_reports),

@@ -62,8 +62,8 @@ def test_schedules_end_with_the_last_update_of_their_own_role() -> None:
         "algorithm=ppo", "data.prompts_per_step=10", "rollout.samples_per_prompt=2", "actor.samples_per_update=8",
         "critic.samples_per_update=5", "critic.epochs=3",
     )  # fmt: skip
-    assert specs["actor"].kwargs["num_updates"] == 10 * 3, "20 samples in parts of 7, 7 and 6"
-    assert specs["critic"].kwargs["num_updates"] == 10 * 4 * 3
+    assert specs["actor"].args[-1].num_updates == 10 * 3, "20 samples in parts of 7, 7 and 6"
+    assert specs["critic"].args[-1].num_updates == 10 * 4 * 3
 
 
 @pytest.mark.parametrize(

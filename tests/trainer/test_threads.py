@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from strop.base.cores import usable_cores
+from strop.base.limits import usable_cores
 from strop.engines.config import ModelConfig
 from strop.run import RunFolder
 from strop.trainer.sections import ResourcesConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_runs import Done
 
-from strop.base.memory import host_used_bytes
+from strop.base.limits import host_used_bytes
 from strop.engines.flops.peak import half_precision_peak, peak_flops
 from strop.workers.metrics import usage_metrics
 from strop.workers.models import Usage

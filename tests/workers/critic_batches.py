@@ -12,6 +12,7 @@ from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, Optimize
 from strop.protocol import DataProto, columns
 from strop.roles.critic import CriticWorker
 from strop.workers.config import CriticConfig
+from strop.workers.models import Learning
 
 LR = 1e-2
 
@@ -38,9 +39,7 @@ def make_critic(
             engine=EngineConfig(max_tokens_per_device=max_tokens, sequence_parallel=sequence_parallel),
         ),
         algorithm,
-        device="cpu",
-        num_updates=10,
-        checkpoint=checkpoint,
+        Learning(device="cpu", num_updates=10, checkpoint=checkpoint),
     )
 
 

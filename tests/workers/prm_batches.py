@@ -12,6 +12,7 @@ from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, Optimize
 from strop.protocol import DataProto, columns
 from strop.roles.prm import PrmWorker
 from strop.workers.config import PrmConfig
+from strop.workers.models import Learning
 
 LR, BETA = 1e-2, 0.5
 SCORES = (1.0, 0.0, 0.75, 0.5, 1.0, 0.0, 1.0)
@@ -37,9 +38,7 @@ def make_prm(
             optim=OptimizerConfig(lr=LR, max_grad_norm=0.5),
             engine=EngineConfig(max_tokens_per_device=max_tokens, sequence_parallel=sequence_parallel),
         ),
-        device="cpu",
-        num_updates=10,
-        checkpoint=checkpoint,
+        Learning(device="cpu", num_updates=10, checkpoint=checkpoint),
     )
 
 

@@ -14,7 +14,7 @@ from references import critics
 from references.batches import advantages_of
 from strop.algorithms.config import AlgorithmConfig
 from strop.controller import InlineWorkerGroup
-from strop.protocol import DataProto, columns, future_of
+from strop.protocol import DataProto, columns
 from strop.workers.rows import updates_of
 from strop.workers.summary import shaping_metrics
 
@@ -176,9 +176,9 @@ def test_a_group_hands_out_futures_for_what_is_as_long_as_the_tokens(tiny_model:
     algorithm = AlgorithmConfig(norm_adv_by_std=False)
     group = InlineWorkerGroup(lambda: make_actor(tiny_model, algorithm))
     batch = random_batch()
-    assert len(future_of(group.call.compute_log_prob(batch))) == len(batch)
-    advantages = future_of(group.call.compute_advantages(light_batch())).get()
+    assert len(group.call.compute_log_prob(batch)) == len(batch)
+    advantages = group.call.compute_advantages(light_batch()).get()
     assert lists(advantages, "advantages")[1] == [-0.25]
-    seen = future_of(group.call.update_policy(batch, totals_of(batch)))
+    seen = group.call.update_policy(batch, totals_of(batch))
     assert [update.skipped for update in updates_of(seen.select([], []).get())] == [""]
     assert seen.get().tensors().keys() == {"log_probs", "entropys"}

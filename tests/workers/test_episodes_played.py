@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from strop.agents.registry import Agent, Generate, agents
-from strop.protocol import DataProto, future_of
+from strop.protocol import DataProto
 from strop.rewards import Outcome, RewardConfig, RewardError
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trainer.experience import Experience
@@ -160,7 +160,7 @@ def test_episodes_are_a_value_that_later_calls_take() -> None:
     columns = {"report": [report_of(one) for one in played], "episode": played}
     made = DataProto.from_dict({}, non_tensors=columns)
     first, second = (
-        Experience(rows=future_of(part), reports=tuple(part.non_tensor_batch["report"]))
+        Experience(rows=part, reports=tuple(part.non_tensor_batch["report"]))
         for part in (made.slice(0, 2), made.slice(2, 4))
     )
     both = Experience.concat([second, first])

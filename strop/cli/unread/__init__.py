@@ -133,9 +133,11 @@ def _reason(key: str, command: str, reads: Reads) -> str:
 
 def _leaves(key: str, value: Any) -> Iterator[str]:
     """The full keys that a value sets."""
+    from strop.config.renamed import current_key
+
     if isinstance(value, Mapping) and value:
         for name, below in value.items():
-            yield from _leaves(f"{key}.{name}", below)
+            yield from _leaves(current_key(f"{key}.{name}"), below)
     else:
         yield key
 

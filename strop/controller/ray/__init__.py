@@ -13,6 +13,7 @@ manager     the processes that stand and fall together; the only place where the
 failures    which failure came first
 start       processes and workers are made
 pending     results that workers hold
+future      batches of them, handed on by reference: DataProtoFuture
 group       the workers of a role as a worker group
 detached    groups that outlive their controller, and how another one finds them
 runtime     RayRuntime: pools and their groups

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import ray
 
-from strop.controller.call import WorkerCall
+from strop.controller.call import Pending, WorkerCall
 from strop.controller.group import WorkerGroup
 from strop.controller.mesh import Mesh
+from strop.controller.partition import Partition
+from strop.controller.ray.future import DataProtoFuture, Source
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import WorkerHandle
 from strop.controller.ray.pending import RayPending, Traffic
 from strop.controller.ray.process import Shared
 from strop.controller.ray.transport import HEAVY_BYTES, payload_bytes
 from strop.controller.worker import Worker
-from strop.protocol import Pending
+from strop.protocol import DataProto
 
 W = TypeVar("W", bound=Worker)
 
@@ -64,6 +66,10 @@ class RoleGroup(WorkerGroup[W]):
         number, timeout_s = self.manager.next_call(), self.call_timeout_s or self._default_timeout_s
         arguments = _Arguments(self.traffic)
         return [self._give(arguments.stored(call), number, timeout_s) for call in calls]
+
+    def joined(self, outputs: Sequence[Pending[DataProto]], partition: Partition | None) -> DataProto:
+        """The rows, which stay with the workers until somebody needs them."""
+        return DataProtoFuture(cast(Sequence[Source], outputs), partition)
 
     def _give(self, call: WorkerCall, number: int, timeout_s: float) -> RayPending:
         pending = self.manager.give(

@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from strop.controller.errors import CallTimeout
+from strop.controller.ray.future import Contents
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import PendingCall
 from strop.controller.ray.messages import CallResponse
@@ -40,26 +41,27 @@ class RemotePending:
     def result(self) -> Any:
         """Wait for the value and fetch it."""
         answer = self._answer()
-        return answer.value if answer.stored is None else self.columns(None, None)
+        if answer.stored is None:
+            return answer.value
+        contents = answer.stored.contents
+        return self.columns(contents.tensors, contents.others)
 
-    def num_rows(self) -> int:
+    def contents(self) -> Contents:
         """Wait for the computation; the rows stay where they are."""
-        return self._stored("rows").num_rows
+        return self._stored().contents
 
-    def columns(
-        self, batch_keys: Sequence[str] | None, non_tensor_batch_keys: Sequence[str] | None
-    ) -> DataProto:
-        """Fetch the named columns that the batch has (None: all of that kind), and its facts."""
-        return self._stored("columns").read(batch_keys, non_tensor_batch_keys, self._get)
+    def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
+        """Fetch these columns of the batch, and its facts."""
+        return self._stored().read(batch_keys, non_tensor_batch_keys, self._get)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """In a worker it is the reference to the same answer."""
         return RemotePending, (self._reference, self._label, self._wait_s)
 
-    def _stored(self, what: str) -> BatchRefs:
+    def _stored(self) -> BatchRefs:
         stored = self._answer().stored
         if stored is None:
-            raise TypeError(f"{self._label} returned no batch, so it has no {what}")
+            raise TypeError(f"{self._label} returned no batch, so it has no rows")
         return stored
 
     def _answer(self) -> CallResponse:
@@ -90,10 +92,8 @@ class RayPending(RemotePending):
             self._traffic.received_bytes += payload_bytes(answer.value)
         return super().result()
 
-    def columns(
-        self, batch_keys: Sequence[str] | None, non_tensor_batch_keys: Sequence[str] | None
-    ) -> DataProto:
-        """Fetch the named columns that the batch has (None: all of that kind), and its facts."""
+    def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
+        """Fetch these columns of the batch, and its facts."""
         data = detached_from_store(super().columns(batch_keys, non_tensor_batch_keys))
         self._traffic.received_bytes += payload_bytes(data)
         return data

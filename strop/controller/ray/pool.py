@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from strop.controller.errors import NotEnoughDevices
 from strop.controller.ray.cluster import Cluster, Node, accelerator_resource
-from strop.controller.resources import ResourcePool
 
 _SETTLE_S = 5.0
 """How long resources of processes that just ended may still count as taken."""
 _NODE_LABEL = "ray.io/node-id"
 
 
-class RayResourcePool(ResourcePool):
-    """Places on the nodes of a Ray cluster, held while worker groups use them."""
+class RayResourcePool:
+    """Places of worker processes on the nodes of a Ray cluster, held while worker groups use them.
+
+    Ranks count through the first node, then the second, and so on.
+    """
 
     def __init__(
         self,
@@ -33,15 +37,23 @@ class RayResourcePool(ResourcePool):
         """Describe a pool; nothing is taken yet.
 
         Args:
-            process_on_nodes: processes on each node.
+            process_on_nodes: processes on each node, at least 1 each.
             use_gpu: one GPU per process; the same as `device="cuda"`.
-            name_prefix: what messages call the pool.
-            max_colocate_count: worker groups that may share the places, each with processes of its own; each
-                of them gets this part of a place's cores and device.
+            name_prefix: what configurations and messages call the pool.
+            max_colocate_count: worker groups that may share the places, each with processes of its own (roles that are
+                fused into one process count once); each of them gets this part of a place's cores and device.
             device: kind of device, one per process; `cpu` for none.
             cpus_per_process: cores of a place, a fraction where processes share one.
+
+        Raises:
+            ValueError: there is no node, a node has no process, or a number is too small.
         """
-        super().__init__(process_on_nodes, max_colocate_count=max_colocate_count, name=name_prefix)
+        self.process_on_nodes = tuple(process_on_nodes)
+        """Processes on each node."""
+        self.max_colocate_count = max_colocate_count
+        """Worker groups that may share the places."""
+        self.name = name_prefix
+        """What configurations and messages call the pool."""
         self.device = device or ("cuda" if use_gpu else "cpu")
         """Kind of device."""
         self.cpus_per_process = cpus_per_process
@@ -50,11 +62,50 @@ class RayResourcePool(ResourcePool):
         self.machines: Sequence[Node] = []
         """The nodes in the order of `process_on_nodes`, once the places are taken."""
         self._group: PlacementGroup | None = None
+        if not self.process_on_nodes:
+            raise ValueError(
+                f"pool {name_prefix!r} has no nodes; give the processes of each node, such as [8, 8]"
+            )
+        for node, count in enumerate(self.process_on_nodes):
+            if count < 1:
+                raise ValueError(
+                    f"pool {name_prefix!r} has {count} processes on node {node}; leave out nodes without processes"
+                )
+        if max_colocate_count < 1:
+            raise ValueError(
+                f"pool {name_prefix!r} has max_colocate_count {max_colocate_count}; at least 1 group"
+            )
         if cpus_per_process <= 0:
             raise ValueError(
                 f"pool {name_prefix!r} has {cpus_per_process} cores per process; use a fraction such as 0.1 "
                 f"where many processes share a core"
             )
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return sum(self.process_on_nodes)
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.process_on_nodes)
+
+    def node_of(self, rank: int) -> int:
+        """Number of the node on which a rank runs."""
+        if not 0 <= rank < self.world_size:
+            raise ValueError(
+                f"rank {rank} is not in pool {self.name!r}, which has {self.world_size} processes"
+            )
+        return bisect_right(list(accumulate(self.process_on_nodes)), rank)
+
+    def local_rank(self, rank: int) -> int:
+        """Number of a rank among the processes of its node."""
+        return rank - sum(self.process_on_nodes[: self.node_of(rank)])
+
+    def local_world_size(self, rank: int) -> int:
+        """Processes on the node of a rank."""
+        return self.process_on_nodes[self.node_of(rank)]
 
     @property
     def place(self) -> dict[str, float]:

@@ -102,7 +102,7 @@ class PoolsRuntime(Runtime):
             )
         self._manager.check_works()
         places = self._pools[pool]
-        meshes = meshes_on(places, roles)
+        meshes = meshes_on(places.name, places.world_size, roles)
         try:
             members = self._started(pool, places)
             make_workers(self._manager, members, places, roles, meshes, self._start_timeout_s)

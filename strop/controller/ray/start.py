@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from strop.base.cores import usable_cores
+from strop.base.limits import usable_cores
 from strop.controller.mesh import Mesh
 from strop.controller.ray import launcher
 from strop.controller.ray.cluster import Node, run_on, visibility_variables

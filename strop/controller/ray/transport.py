@@ -26,9 +26,9 @@ from ray.util.serialization import register_serializer
 from tensordict import TensorDict
 from torch import Tensor
 
-from strop.protocol import DataProto, Done, flat, from_flat, is_jagged
+from strop.controller.ray.future import Contents, DataProtoFuture
+from strop.protocol import DataProto, flat, from_flat, is_jagged
 from strop.protocol.columns import copied, parts, share_offsets
-from strop.protocol.pieces import PendingPart
 
 HEAVY_BYTES = 64 * 1024
 """Columns and arguments of this size get an object of their own: below it, an object costs more time (about
@@ -53,57 +53,47 @@ def register_serializers() -> None:
 class BatchRefs:
     """A batch in the object store, column by column."""
 
-    num_rows: int
-    """Rows of the batch."""
-    tensors: tuple[str, ...]
-    """Tensor columns in their order."""
-    others: tuple[str, ...]
-    """Other columns in their order."""
+    contents: Contents
+    """What is known of the batch."""
     light: Any
-    """Reference to the batch without its heavy columns."""
+    """Reference to the batch without its heavy columns and its facts."""
     heavy: Mapping[str, Any]
     """For each heavy column, a reference to a batch of this column alone."""
 
     @classmethod
     def of(cls, data: DataProto) -> BatchRefs:
         """Store a batch in this process's node."""
-        tensors, others = tuple(data.tensors()), tuple(data.non_tensor_batch)
+        contents = Contents.of(data)
+        tensors, others = contents.tensors, contents.others
         heavy: dict[str, Any] = {}
         for name in [*tensors, *others]:
-            column = data.select([name], []) if name in tensors else data.select([], [name])
+            column = data.select([name], [], []) if name in tensors else data.select([], [name], [])
             if payload_bytes(column) >= HEAVY_BYTES:
-                column.meta_info = {}
                 heavy[name] = ray.put(column)
-        light = data.select([n for n in tensors if n not in heavy], [n for n in others if n not in heavy])
-        return cls(num_rows=len(data), tensors=tensors, others=others, light=ray.put(light), heavy=heavy)
+        light = data.select([n for n in tensors if n not in heavy], [n for n in others if n not in heavy], [])
+        return cls(contents=contents, light=ray.put(light), heavy=heavy)
 
     def read(
         self,
-        batch_keys: Sequence[str] | None,
-        non_tensor_batch_keys: Sequence[str] | None,
+        tensors: Sequence[str],
+        others: Sequence[str],
         get: Callable[[list[Any]], list[Any]],
     ) -> DataProto:
-        """The named columns that the batch has (None: all of that kind) and its facts.
+        """These columns of the batch, with all its facts.
 
         Args:
-            batch_keys: tensor columns.
-            non_tensor_batch_keys: other columns.
+            tensors: names of tensor columns.
+            others: names of other columns.
             get: fetches objects; answers for the deadline.
         """
-        tensors = [name for name in self.tensors if batch_keys is None or name in batch_keys]
-        others = [
-            name for name in self.others if non_tensor_batch_keys is None or name in non_tensor_batch_keys
-        ]
         wanted = [name for name in [*tensors, *others] if name in self.heavy]
         light, *columns = get([self.light, *(self.heavy[name] for name in wanted)])
         heavy: dict[str, DataProto] = dict(zip(wanted, columns, strict=True))
         found = {name: heavy.get(name, light).tensors()[name] for name in tensors}
         arrays = {name: heavy.get(name, light).non_tensor_batch[name] for name in others}
-        if len(wanted) == 0 and len(tensors) == len(self.tensors) and len(others) == len(self.others):
-            return light  # type: ignore[no-any-return]
-        data = DataProto.from_dict(share_offsets(found), arrays, light.meta_info)
-        if not found and self.tensors:
-            data.batch = TensorDict({}, batch_size=[self.num_rows])
+        data = DataProto.from_dict(share_offsets(found), arrays, self.contents.facts)
+        if not found and light.batch is not None:
+            data.batch = TensorDict({}, batch_size=[self.contents.num_rows])
         return data
 
 
@@ -121,6 +111,8 @@ def payload_bytes(value: Any) -> int:
         return len(value)
     if isinstance(value, bool | int | float | complex | np.generic):
         return _NUMBER_BYTES
+    if isinstance(value, DataProtoFuture):
+        return sum(map(payload_bytes, value.batches_at_hand()))
     if isinstance(value, DataProto):
         columns = [*value.tensors().values(), *value.non_tensor_batch.values(), value.meta_info]
         return sum(map(payload_bytes, columns))
@@ -134,9 +126,6 @@ def payload_bytes(value: Any) -> int:
         return _NUMBER_BYTES * len(value)
     if isinstance(value, list | tuple | set | frozenset):
         return sum(map(payload_bytes, value))
-    if isinstance(value, PendingPart) and isinstance(value.source, Done) and value.rows is not None:
-        whole = value.source.value
-        return payload_bytes(whole) * len(value.rows) // max(len(whole), 1)  # only these rows travel
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return sum(payload_bytes(getattr(value, each.name)) for each in dataclasses.fields(value))
     return 0

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strop.base.memory import free_bytes
+from strop.base.limits import free_bytes
 from strop.engines.attention import AttentionForm
 from strop.engines.recurrent import Run
 from strop.rollout.native.kernel import decode_kernel

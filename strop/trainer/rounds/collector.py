@@ -1,7 +1,8 @@
-"""Dynamic sampling (DAPO): algorithm.filter_groups.
+"""Dynamic sampling (DAPO): algorithm.filter_groups; and which prompts a step begins with: rollout.longest_first.
 
-A step goes on asking for prompts until it has as many groups that can teach as data.prompts_per_step, or has asked
-`max_rounds` times. The batch that is trained has a constant number of prompts then, except at that limit.
+With dynamic sampling a step goes on asking for prompts until it has as many groups that can teach as
+data.prompts_per_step, or has asked `max_rounds` times. The batch that is trained has a constant number of prompts then,
+except at that limit.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from strop.algorithms.stream_functions.groups import sample_groups
 from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
+from strop.rollout.types import Sampling
+from strop.run import RunFolder
 from strop.trainer.collecting import RolloutCollector, TooFewGroups
+from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.records import StepRecord
+from strop.trainer.roles import Roles
 from strop.trainer.rounds.causes import CAUSES, FAILED, SOLVED, left_out_for
+from strop.trainer.rounds.lengths import Lengths
+from strop.trainer.setup import TrainingData
 from strop.trainer.stages import Stages
+from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
 
 LOWEST_RATE = 0.1
@@ -35,7 +44,41 @@ FILTER = Metric(
 
 
 class RoundsCollector(RolloutCollector):
-    """Fills steps with groups that can teach, where there is a filter."""
+    """Fills steps with groups that can teach, where there is a filter; begins with long ones, where that is asked."""
+
+    def __init__(
+        self, config: Config, run: RunFolder, data: TrainingData, roles: Roles, sampling: Sampling
+    ) -> None:
+        """As RolloutCollector."""
+        super().__init__(config, run, data, roles, sampling)
+        self._lengths = Lengths() if config.rollout.longest_first else None
+
+    def texts(self) -> dict[str, str]:
+        """As RolloutCollector: how long answers were."""
+        return {} if self._lengths is None else {Lengths.FILE: self._lengths.text()}
+
+    def begin_again(self, checkpoint: Path | None) -> list[str]:
+        """As RolloutCollector."""
+        if self._lengths is not None and checkpoint is not None:
+            self._lengths.restore(checkpoint / Lengths.FILE)
+        return []
+
+    def _in_order(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        """The prompts in the order in which they are begun."""
+        if self._lengths is None:
+            return prompts
+        return self._lengths.longest_first(prompts, ranks=self._roles.rollout.world_size)
+
+    def _play(self, prompts: Sequence[Prompt]) -> Experience:
+        """As RolloutCollector."""
+        if self._lengths is None:
+            return super()._play(prompts)
+        begun, count = self._in_order(prompts), self._config.rollout.samples_per_prompt
+        places = {prompt.uid: place for place, prompt in enumerate(begun)}
+        rows = [places[prompt.uid] * count + sample for prompt in prompts for sample in range(count)]
+        episodes = super()._play(begun).take(rows)
+        self._lengths.note(episodes.reports)
+        return episodes
 
     def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> StepRecord:
         """As RolloutCollector, in rounds.

@@ -13,7 +13,9 @@ from batch_models import MODEL, Row, batch_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.protocol import BatchError, DataProto, DataProtoFuture, Done, future_of, is_jagged, jagged, rows
+from strop.controller import Partition
+from strop.controller.ray.future import AtHand, DataProtoFuture
+from strop.protocol import BatchError, DataProto, is_jagged, jagged, rows
 
 
 def small() -> DataProto:
@@ -30,9 +32,8 @@ def content(data: DataProto) -> dict[str, Any]:
     return found
 
 
-def answers(data: DataProto | DataProtoFuture) -> list[Any]:
-    batch = data.get() if isinstance(data, DataProtoFuture) else data
-    return list(batch.non_tensor_batch["answer"].tolist())
+def answers(data: DataProto) -> list[Any]:
+    return list(data.get().non_tensor_batch["answer"].tolist())
 
 
 def with_empty_parts(batch: DataProto, draw: Any) -> DataProtoFuture:
@@ -44,8 +45,8 @@ def with_empty_parts(batch: DataProto, draw: Any) -> DataProtoFuture:
         if start == stop:
             fewer = part.select(list(part.tensors())[:1], [])
             part = draw(st.sampled_from([part, fewer, DataProto()]))
-        parts.append(Done(part))
-    return DataProtoFuture.of(parts)
+        parts.append(AtHand(part))
+    return DataProtoFuture(parts)
 
 
 def number_column(name: str, length: int) -> DataProto:
@@ -58,7 +59,7 @@ def number_column(name: str, length: int) -> DataProto:
 class Both:
     """A batch and a future that went through the same operations."""
 
-    def __init__(self, data: DataProto, future: DataProtoFuture) -> None:
+    def __init__(self, data: DataProto, future: DataProto) -> None:
         self.data, self.future, self.unions = data, future, 0
 
     def apply(self, name: str, draw: Any) -> None:
@@ -81,7 +82,7 @@ class Both:
         size = draw(st.integers(1, 5))
         self._one_of(self.data.split(size), self.future.split(size), draw)
 
-    def _one_of(self, data: list[DataProto], futures: list[DataProtoFuture], draw: Any) -> None:
+    def _one_of(self, data: list[DataProto], futures: list[DataProto], draw: Any) -> None:
         assert [len(future) for future in futures] == [len(part) for part in data]
         if data:
             chosen = draw(st.integers(0, len(data) - 1))
@@ -98,7 +99,7 @@ class Both:
         self.unions += 1
         added = number_column(f"added_{self.unions}", len(self.data))
         pieces = added.chunk(draw(st.integers(1, 3)))
-        other = DataProtoFuture.of([Done(piece) for piece in pieces])
+        other = DataProtoFuture([AtHand(piece) for piece in pieces])
         self.data = self.data.union(added)
         self.future = self.future.union(draw(st.sampled_from([other, added])))
 
@@ -142,7 +143,7 @@ def test_any_operations_on_a_future_give_what_they_give_on_its_batch(
 @given(model=MODEL, held=st.integers(1, 4), chunks=st.integers(1, 12))
 def test_a_future_joins_and_cuts_like_its_batch(model: list[Row], held: int, chunks: int) -> None:
     batch = batch_of(model)
-    future = DataProtoFuture.of([Done(part) for part in batch.chunk(held)])
+    future = DataProtoFuture([AtHand(part) for part in batch.chunk(held)])
     assert content(future.get()) == content(batch)
     got = [content(piece.get()) for piece in future.chunk(chunks)]
     assert got == [content(piece) for piece in batch.chunk(chunks)]
@@ -155,7 +156,7 @@ def test_rows_computed_in_parts_come_back_in_the_callers_order(model: list[Row],
     numbers = data.draw(st.permutations(range(len(model))))
     at = data.draw(st.integers(0, len(model)))
     given = [numbers[:at], [], numbers[at:]]
-    future = DataProtoFuture.of([Done(batch.select_idxs(part)) for part in given], given=given)
+    future = DataProtoFuture([AtHand(batch.select_idxs(part)) for part in given], Partition(batch, given))
     assert content(future.get()) == content(batch)
     assert answers(future.chunk(2)[1]) == answers(batch.chunk(2)[1])
     again = DataProtoFuture.concat([future, future.slice(0, 1)])
@@ -164,29 +165,33 @@ def test_rows_computed_in_parts_come_back_in_the_callers_order(model: list[Row],
 
 def test_a_future_of_no_rows_has_all_columns() -> None:
     # The first part has neither rows nor columns, so the columns must come from another one.
-    future = DataProtoFuture.of([Done(DataProto()), Done(small())])
+    future = DataProtoFuture([AtHand(DataProto()), AtHand(small())])
     for empty in (future.take([]), future.slice(2, 2), future.chunk(9)[8]):
         assert len(empty) == 0
         assert content(empty.get()) == content(small().slice(0, 0))
-    none = DataProtoFuture.of([Done(DataProto()), Done(small().slice(0, 0))])
+    none = DataProtoFuture([AtHand(DataProto()), AtHand(small().slice(0, 0))])
     assert [content(piece.get()) for piece in none.chunk(2)] == [content(small().slice(0, 0))] * 2
     assert none.split(3) == []
 
 
 def test_rows_are_chosen_from_chosen_rows() -> None:
     letters = DataProto.from_dict(non_tensors={"answer": list("abcdefgh")})
-    future = DataProtoFuture.concat(future_of(letters).chunk(3))  # abc, def, gh
+    future = DataProtoFuture.concat(DataProtoFuture.at_hand(letters).chunk(3))  # abc, def, gh
     gaps = future.take([0, 2, 3, 5, 7])
     assert answers(gaps.take([1, 3])) == ["c", "f"]
     assert answers(gaps.take([4, 0]).take([1])) == ["a"]
     assert [answers(piece) for piece in gaps.slice(1, 4).split(2)] == [["c", "d"], ["f"]]
     assert answers(future.slice(2, 7).take([3, 0])) == ["f", "c"]
-    assert answers(future_of(letters).take([3, 3, 5])) == ["d", "d", "f"]  # first and last span three rows
+    assert answers(DataProtoFuture.at_hand(letters).take([3, 3, 5])) == [
+        "d",
+        "d",
+        "f",
+    ]
     assert answers(DataProtoFuture.concat([gaps, gaps]).take([9, 1])) == ["h", "c"]
 
 
 def test_rows_are_chosen_by_masks_and_arrays_too() -> None:
-    future = future_of(small())
+    future = DataProtoFuture.at_hand(small())
     assert answers(future.take(np.array([True, False, True]))) == ["a", "c"]
     assert answers(future.take(torch.tensor([2, 0]))) == ["c", "a"] == answers(future.select_idxs([-1, 0]))
     with pytest.raises(IndexError, match="rows 3 to 3 were asked of a batch that has 3 rows"):
@@ -199,24 +204,35 @@ def test_rows_are_chosen_by_masks_and_arrays_too() -> None:
 
 def test_what_get_returns_belongs_to_the_caller() -> None:
     batch = small()
-    got = future_of(batch).get()
+    got = DataProtoFuture.at_hand(batch).get()
     got.pop(["pair"])
     got.meta_info["temperature"] = 0.0
     assert set(batch.tensors()) == {"responses", "pair"}
     assert batch.meta_info == {"temperature": 0.7}
     assert (
-        future_of(future_of(batch)).get().tensors()["pair"].data_ptr() == batch.tensors()["pair"].data_ptr()
+        DataProtoFuture.at_hand(DataProtoFuture.at_hand(batch)).get().tensors()["pair"].data_ptr()
+        == batch.tensors()["pair"].data_ptr()
     )
 
 
 def test_a_future_prints_without_waiting() -> None:
     class Unready:
-        result: Any = None
-        num_rows: Any = None
+        contents: Any = None
+        columns: Any = None
 
-    future = DataProtoFuture.of([Unready(), Unready()])
-    assert repr(future) == "DataProtoFuture(? rows; parts of its column groups: 2)"
-    assert repr(future.union(small())) == "DataProtoFuture(3 rows; parts of its column groups: 2, 1)"
+    assert repr(DataProtoFuture([Unready(), Unready()])) == "DataProtoFuture(? rows of 2 sources)"
+    assert repr(DataProtoFuture.at_hand(small())) == "DataProtoFuture(3 rows; responses, pair, answer)"
+
+
+def test_whoever_looks_at_a_column_gets_it() -> None:
+    future = DataProtoFuture.at_hand(small())
+    assert content(DataProto.concat([future, small()])) == content(DataProto.concat([small(), small()]))
+    assert content(small().select(["pair"]).union(future.select(["responses"]))) == content(
+        small().select(["pair", "responses"])
+    )
+    assert set(future.tensors()) == {"responses", "pair"}
+    assert future.non_tensor_batch["answer"].tolist() == ["a", "b", "c"]
+    assert future[1].non_tensor_batch["answer"] == "b"
 
 
 # ---- facts
@@ -228,43 +244,50 @@ def with_metrics(number: float) -> DataProto:
     )
 
 
-def test_metrics_are_kept_while_there_is_one_side() -> None:
-    future = DataProtoFuture.of([Done(with_metrics(1.0)), Done(with_metrics(2.0))])
+def test_metrics_of_all_sources_and_sides_are_joined() -> None:
+    future = DataProtoFuture([AtHand(with_metrics(1.0)), AtHand(with_metrics(2.0))])
     assert future.get().meta_info == {"version": 3, "metrics": {"loss": [1.0, 2.0]}}
     assert future.select(["x"]).get().meta_info == {"version": 3, "metrics": {"loss": [1.0, 2.0]}}
-    # One part alone is joined too, so that a group of one worker gives what a group of two gives.
-    assert future.chunk(2)[1].get().meta_info == {"version": 3, "metrics": {"loss": [2.0]}}
-    other = DataProtoFuture.of([Done(DataProto.from_dict({"y": torch.ones(2)}, meta_info={"metrics": {}}))])
-    assert future.union(other).get().meta_info == {"version": 3}
-    assert other.union(future.select(["x"])).get().meta_info == {"version": 3}
+    # One source alone is joined too, so that a group of one worker gives what a group of two gives.
+    one = DataProtoFuture([AtHand(with_metrics(2.0))])
+    assert one.get().meta_info == {"version": 3, "metrics": {"loss": [2.0]}}
+    facts = {"metrics": {"loss": 3.0, "kl": 0.5}}
+    other = DataProtoFuture([AtHand(DataProto.from_dict({"y": torch.ones(2)}, meta_info=facts))])
+    joined = {"version": 3, "metrics": {"loss": [[1.0, 2.0], [3.0]], "kl": [[0.5]]}}
+    assert future.union(other).get().meta_info == joined
+    assert future.get().union(other.get()).meta_info == joined
+    assert future.select(meta_info_keys=["version"]).union(other).meta_info == {
+        "version": 3,
+        "metrics": {"loss": [3.0], "kl": [0.5]},
+    }
 
 
 def test_a_batch_at_hand_keeps_its_facts_as_they_are() -> None:
     joined = DataProto.concat([with_metrics(1.0), with_metrics(2.0)])
     for future in (
-        future_of(joined),
-        future_of(joined).chunk(2)[0],
-        future_of(joined).select(["x"]).take([1]),
+        DataProtoFuture.at_hand(joined),
+        DataProtoFuture.at_hand(joined).chunk(2)[0],
+        DataProtoFuture.at_hand(joined).select(["x"]).take([1]),
     ):
         assert future.get().meta_info == {"version": 3, "metrics": {"loss": [1.0, 2.0]}}
 
 
 def test_a_batch_without_columns_adds_its_facts() -> None:
-    future = future_of(small()).union(DataProto(meta_info={"step": 4}))
+    future = DataProtoFuture.at_hand(small()).union(DataProto(meta_info={"step": 4}))
     assert future.get().meta_info == {"temperature": 0.7, "step": 4}
     halves = future.chunk(2)
     assert halves[1].get().meta_info == {"temperature": 0.7, "step": 4}
     assert DataProtoFuture.concat(halves).get().meta_info == {"temperature": 0.7, "step": 4}
-    both = future.select(["pair"], []).union(future_of(small()).select(["responses"], []))
+    both = future.select(["pair"], []).union(DataProtoFuture.at_hand(small()).select(["responses"], []))
     assert content(both.get()) == {
         **content(small().select(None, [])),
         "facts": {"temperature": 0.7, "step": 4},
     }
-    assert future_of(small()).union(future).get().meta_info == {"temperature": 0.7, "step": 4}
+    assert DataProtoFuture.at_hand(small()).union(future).get().meta_info == {"temperature": 0.7, "step": 4}
     with pytest.raises(BatchError, match="Conflicting values for meta_info key 'step'"):
         future.union(DataProto(meta_info={"step": 5}))
     with pytest.raises(BatchError, match="Conflicting values for meta_info key 'temperature'"):
-        future.union(DataProto(meta_info={"temperature": 1.0})).get()
+        future.union(DataProto(meta_info={"temperature": 1.0}))
 
 
 @pytest.mark.parametrize("names", [["extra"], []])
@@ -273,12 +296,12 @@ def test_rows_stay_where_no_column_is_chosen(names: list[str]) -> None:
     plain, extra = small().select([], None), DataProto.from_dict({"extra": torch.arange(3.0)})
     untensored = DataProto(non_tensor_batch=plain.non_tensor_batch, meta_info=plain.meta_info)
     for data in (untensored, plain):
-        both = future_of(data).union(extra).select(names, [])
+        both = DataProtoFuture.at_hand(data).union(extra).select(names, [])
         expected = data.union(extra).select(names, [])
         assert (len(both), len(both.get()), len(expected)) == (3, 3, 3)
         again = both.union(DataProto.from_dict({"more": torch.ones(3)}))
         assert content(again.get()) == content(expected.union(DataProto.from_dict({"more": torch.ones(3)})))
-        assert len(data.select([], [])) == len(future_of(data).select([], [])) == 3
+        assert len(data.select([], [])) == len(DataProtoFuture.at_hand(data).select([], [])) == 3
 
 
 # ---- what cannot be
@@ -286,62 +309,58 @@ def test_rows_stay_where_no_column_is_chosen(names: list[str]) -> None:
 
 def test_sides_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BatchError, match="a union needs equal rows, got 3 and 2"):
-        future_of(small()).union(small().slice(0, 2))
+        DataProtoFuture.at_hand(small()).union(small().slice(0, 2))
     changed = small().select(["pair"], [])
     changed.tensors()["pair"][0, 0] = 9.0
-    differs = future_of(small()).union(DataProto.from_dict({"pair": torch.zeros(3, 2)}))
     with pytest.raises(ValueError, match="column 'pair' is on both sides of a union with different values"):
-        differs.get()
+        DataProtoFuture.at_hand(small()).union(DataProto.from_dict({"pair": torch.zeros(3, 2)}))
+    same = DataProtoFuture.at_hand(small()).union(small().select(["pair"], []))
+    assert content(same.get()) == content(small())
 
 
 def test_columns_that_are_not_there_are_named() -> None:
-    future = future_of(small())
-    with pytest.raises(BatchError, match="'resposes' was selected from a DataProtoFuture, but no part of it"):
-        future.select(["resposes"]).get()
+    future = DataProtoFuture.at_hand(small())
+    with pytest.raises(BatchError, match="batch has no 'resposes'; it has pair, responses"):
+        future.select(["resposes"])
     narrow = future.select(["pair"], [])
-    with pytest.raises(
-        BatchError, match="'responses' was left out of this DataProtoFuture before; it keeps p"
-    ):
+    with pytest.raises(BatchError, match="batch has no 'responses'; it has pair"):
         narrow.select(["responses"])
-    with pytest.raises(BatchError, match="'answer' was left out of this DataProtoFuture before; it keeps no"):
+    with pytest.raises(BatchError, match="non_tensor_batch has no 'answer'; it has nothing"):
         narrow.select(None, ["answer"])
     assert content(narrow.get()) == content(small().select(["pair"], []))
-    assert set(future.select("pair").get().tensors()) == {"pair"}
+    assert set(future.select(["pair"]).get().tensors()) == {"pair"}
 
 
-def test_a_future_has_parts() -> None:
-    with pytest.raises(ValueError, match="at least one part"):
-        DataProtoFuture.of([])
+def test_a_future_has_sources() -> None:
+    with pytest.raises(ValueError, match="at least one source"):
+        DataProtoFuture([])
     with pytest.raises(BatchError, match="nothing to concat"):
         DataProtoFuture.concat([])
-    with pytest.raises(ValueError, match="1 parts cannot have been given 2 lists of rows"):
-        DataProtoFuture.of([Done(small())], given=[[0], [1]])
-    number: Any = Done(5)
-    with pytest.raises(TypeError, match="rows are counted of a DataProto, but this value is int"):
-        len(DataProtoFuture.of([number]))
 
 
 def test_a_part_that_has_not_the_rows_it_was_given_cannot_be_put_in_order() -> None:
-    future = DataProtoFuture.of([Done(small()), Done(small().slice(0, 1))], given=[[1, 0], [2]])
+    future = DataProtoFuture(
+        [AtHand(small()), AtHand(small().slice(0, 1))], Partition(small(), [[1, 0], [2]])
+    )
     message = "part 0 of a result has 3 rows, but 2 rows were asked of it"
     with pytest.raises(BatchError, match=message):
         len(future)
     with pytest.raises(BatchError, match=message):
         future.get()
-    facts = [Done(with_metrics(1.0).select([])), Done(DataProto(meta_info={"version": 3}))]
-    only_facts = [Done(DataProto(meta_info=done.value.meta_info)) for done in facts]
-    reported = DataProtoFuture.of(only_facts, given=[[1, 0], [2]])
+    facts = [AtHand(with_metrics(1.0).select([])), AtHand(DataProto(meta_info={"version": 3}))]
+    only_facts = [AtHand(DataProto(meta_info=done.data.meta_info)) for done in facts]
+    reported = DataProtoFuture(only_facts, Partition(small(), [[1, 0], [2]]))
     assert len(reported) == 0
     assert reported.get().meta_info == {"version": 3, "metrics": {"loss": [1.0]}}
 
 
 def test_a_side_that_was_cut_down_needs_only_the_columns_it_was_asked_for() -> None:
     # The made side keeps one tensor and every other column, of which it has none: the names come from the first side.
-    made = future_of(DataProto.from_dict({"made": torch.arange(3.0), "spare": torch.zeros(3)})).select(
-        ["made"]
-    )
-    both = future_of(small()).union(made).select(["made"], ["answer"]).get()
+    made = DataProtoFuture.at_hand(
+        DataProto.from_dict({"made": torch.arange(3.0), "spare": torch.zeros(3)})
+    ).select(["made"])
+    both = DataProtoFuture.at_hand(small()).union(made).select(["made"], ["answer"]).get()
     assert set(both.tensors()) == {"made"}
     assert set(both.non_tensor_batch) == {"answer"}
-    with pytest.raises(BatchError, match="'answr' was selected from a DataProtoFuture, but no part of it"):
-        future_of(small()).union(made).select(["made"], ["answr"]).get()
+    with pytest.raises(BatchError, match="non_tensor_batch has no 'answr'"):
+        DataProtoFuture.at_hand(small()).union(made).select(["made"], ["answr"])

@@ -2,15 +2,18 @@
 
 Nothing in it can run code when it is read. The folder is written under a temporary name beside its place
 and renamed when it is complete, so that a reader finds a whole batch or none.
+
+JSON has no tuple, NaN or infinity. They are written as an object with one key, `$tuple` or `$float`; an
+object of the data that has such a key itself is written under `$dict`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from strop.base.durable import fsync_path
-from strop.protocol.columns import BatchError, compact, from_flat, is_jagged, parts, share_offsets
-from strop.protocol.disk.plain import from_json, to_json
+from strop.protocol.columns import BatchError
 from strop.protocol.merging import object_array
 
 FORMAT = 1
@@ -31,44 +33,38 @@ _TENSORS = "tensors.safetensors"
 _COLUMNS = "columns.json"
 _PLAIN_KINDS = "biufU"
 """numpy kinds whose `tolist` and dtype name give the array back: bool, integers, floats, text."""
+_TAGS = ("$tuple", "$float", "$dict")
 
 
-@dataclass(frozen=True)
-class StoredBatch:
-    """The parts of a batch, as they are read."""
+def write_batch(path: Path, state: Mapping[str, Any]) -> None:
+    """Write the folder `path`; a batch that is there already is replaced.
 
-    num_rows: int
-    """Rows of the batch."""
-    tensors: Mapping[str, Tensor] | None
-    """Tensor columns; None where the batch has no TensorDict at all."""
-    others: dict[str, NDArray[Any]]
-    """Columns of non_tensor_batch."""
-    facts: dict[str, Any]
-    """meta_info."""
-
-
-def write_batch(
-    path: Path,
-    num_rows: int,
-    tensors: Mapping[str, Tensor] | None,
-    others: Mapping[str, NDArray[Any]],
-    facts: Mapping[str, Any],
-) -> None:
-    """Write the folder `path`, with the parts of a `StoredBatch`; a batch that is there already is replaced."""
+    Args:
+        path: of the folder.
+        state: `DataProto.__getstate__`.
+    """
     if path.exists() and not (path / _COLUMNS).is_file():
         raise BatchError(f"{path} exists and is no saved batch; choose another path or remove it")
+    tensors, others, facts = state["tensors"], state["others"], state["facts"]
     record = {
         "format": FORMAT,
-        "num_rows": num_rows,
+        "num_rows": state["length"],
         "tensors": None if tensors is None else list(tensors),
         "non_tensor_batch": {name: _array_to_json(array, name) for name, array in others.items()},
         "meta_info": {key: to_json(fact, f"meta_info[{key!r}]") for key, fact in facts.items()},
     }
+    files: dict[str, Tensor] = {}
+    for name, (values, offsets) in (tensors or {}).items():
+        files[f"dense/{name}" if offsets is None else f"values/{name}"] = values
+        if offsets is not None:
+            files[f"offsets/{name}"] = offsets
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     temporary.mkdir()
     try:
-        save_file(_flat_tensors(tensors or {}), temporary / _TENSORS)
+        # Columns may share memory, which safetensors refuses: each gets its own.
+        own = {name: one.detach().cpu().contiguous().clone() for name, one in files.items()}
+        save_file(own, temporary / _TENSORS)
         (temporary / _COLUMNS).write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
         for file in (_TENSORS, _COLUMNS, "."):
             fsync_path(temporary / file)
@@ -77,8 +73,8 @@ def write_batch(
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def read_batch(path: Path) -> StoredBatch:
-    """Read a folder that `write_batch` wrote.
+def read_batch(path: Path) -> dict[str, Any]:
+    """What `write_batch` was given: the state of a batch.
 
     Raises:
         BatchError: there is no batch, it is damaged, or another version of strop wrote it.
@@ -93,39 +89,67 @@ def read_batch(path: Path) -> StoredBatch:
                 f"with the version that wrote it"
             )
         found = load_file(path / _TENSORS)
-        names = record["tensors"]
-        tensors = None if names is None else _columns(found, names)
-        others = {name: _array_from_json(column) for name, column in record["non_tensor_batch"].items()}
-        facts = {key: from_json(fact) for key, fact in record["meta_info"].items()}
-        return StoredBatch(record["num_rows"], tensors, others, facts)
+        tensors = None
+        if record["tensors"] is not None:
+            tensors = {
+                name: (found[f"values/{name}"], found[f"offsets/{name}"])
+                if f"offsets/{name}" in found
+                else (found[f"dense/{name}"], None)
+                for name in record["tensors"]
+            }
+        return {
+            "length": record["num_rows"],
+            "tensors": tensors,
+            "others": {name: _array_from_json(one) for name, one in record["non_tensor_batch"].items()},
+            "facts": {key: from_json(fact) for key, fact in record["meta_info"].items()},
+        }
     except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise BatchError(
             f"the batch in {path} is damaged ({type(error).__name__}: {error}); save it again"
         ) from error
 
 
-def _flat_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors by file name: `dense/<column>`, or `values/<column>` and `offsets/<column>`."""
-    flat: dict[str, Tensor] = {}
-    for name, column in tensors.items():
-        if is_jagged(column):
-            values, offsets = parts(column)
-            # Columns may share memory, which safetensors refuses: each of these gets its own.
-            flat[f"values/{name}"] = compact(values.detach().cpu()).clone()
-            flat[f"offsets/{name}"] = offsets.cpu().clone()
-        else:
-            flat[f"dense/{name}"] = column.detach().cpu().contiguous().clone()
-    return flat
+def to_json(value: Any, place: str) -> Any:
+    """The JSON form of a value; a numpy number becomes the Python number.
+
+    Raises:
+        BatchError: a part of the value has no JSON form; the message says where it is, from `place` on.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, list):
+        return [to_json(item, f"{place}[{number}]") for number, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"$tuple": [to_json(item, f"{place}[{number}]") for number, item in enumerate(value)]}
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        plain = {key: to_json(item, f"{place}[{key!r}]") for key, item in value.items()}
+        return {"$dict": plain} if any(tag in plain for tag in _TAGS) else plain
+    kind = "dictionary with keys that are no strings" if isinstance(value, Mapping) else type(value).__name__
+    raise BatchError(
+        f"{place} is a {kind}, which has no JSON form; make it of numbers, strings, lists and dictionaries "
+        f"with string keys, put it into a tensor column, or pop it before saving"
+    )
 
 
-def _columns(found: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    columns: dict[str, Tensor] = {}
-    for name in names:
-        if f"offsets/{name}" in found:
-            columns[name] = from_flat(found[f"values/{name}"], found[f"offsets/{name}"].diff())
-        else:
-            columns[name] = found[f"dense/{name}"]
-    return share_offsets(columns)
+def from_json(value: Any) -> Any:
+    """The value that `to_json` was given."""
+    if isinstance(value, list):
+        return [from_json(item) for item in value]
+    if isinstance(value, dict):
+        if len(value) == 1:
+            (tag, content), *_ = value.items()
+            if tag == "$tuple":
+                return tuple(from_json(item) for item in content)
+            if tag == "$float":
+                return float(content)
+            if tag == "$dict":
+                return {key: from_json(item) for key, item in content.items()}
+        return {key: from_json(item) for key, item in value.items()}
+    return value
 
 
 def _array_to_json(array: NDArray[Any], name: str) -> dict[str, Any]:

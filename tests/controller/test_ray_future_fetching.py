@@ -1,4 +1,4 @@
-"""What a future fetches, and when: nothing before get(), then the parts with wanted rows, each once."""
+"""What a future fetches, and when: nothing before get(), then the sources with wanted rows, each once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from strop.protocol import BatchError, DataProto, DataProtoFuture, Done, future_of, jagged
+from strop.controller import Partition
+from strop.controller.ray.future import AtHand, Contents, DataProtoFuture
+from strop.protocol import BatchError, DataProto, jagged
 
 
 class Part:
@@ -18,42 +20,31 @@ class Part:
     def __init__(self, name: str, data: DataProto, log: list[str]) -> None:
         self.name, self.data, self.log = name, data, log
 
-    def result(self) -> DataProto:
-        self.log.append(f"{self.name} fetched")
-        return self.data
-
-    def num_rows(self) -> int:
+    def contents(self) -> Contents:
         self.log.append(f"{self.name} computed")
-        return len(self.data)
+        return Contents.of(self.data)
 
-
-class ColumnPart(Part):
-    """One that hands out single columns."""
-
-    def columns(
-        self, batch_keys: Sequence[str] | None, non_tensor_batch_keys: Sequence[str] | None
-    ) -> DataProto:
-        self.log.append(f"{self.name}: {batch_keys} {non_tensor_batch_keys}")
-        names = [name for name in self.data.tensors() if batch_keys is None or name in batch_keys]
-        return self.data.select(names, [])
+    def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
+        self.log.append(f"{self.name}: {' '.join([*batch_keys, *non_tensor_batch_keys])}")
+        return self.data.select(batch_keys, non_tensor_batch_keys)
 
 
 class Lost:
     """A pending batch that was not computed."""
 
-    def result(self) -> DataProto:
+    def contents(self) -> Contents:
         raise RuntimeError("worker 1 died")
 
-    num_rows: Any = result
+    columns: Any = contents
 
 
 class Unready:
     """A pending batch that nobody may wait for yet."""
 
-    def result(self) -> DataProto:
+    def contents(self) -> Contents:
         raise AssertionError("waited for")
 
-    num_rows: Any = result
+    columns: Any = contents
 
 
 def numbered(start: int, stop: int, name: str = "n") -> DataProto:
@@ -64,11 +55,11 @@ def numbered(start: int, stop: int, name: str = "n") -> DataProto:
     ).slice(0, stop - start)
 
 
-def parts(sizes: Sequence[int], log: list[str], name: str = "n", kind: type[Part] = Part) -> DataProtoFuture:
+def parts(sizes: Sequence[int], log: list[str], name: str = "n") -> DataProtoFuture:
     bounds = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
-    return DataProtoFuture.of(
+    return DataProtoFuture(
         [
-            kind(f"{name}{number}", numbered(bounds[number], bounds[number + 1], name), log)
+            Part(f"{name}{number}", numbered(bounds[number], bounds[number + 1], name), log)
             for number in range(len(sizes))
         ]
     )
@@ -85,7 +76,9 @@ def test_nothing_is_fetched_before_get() -> None:
     assert future.wait() is future
     shuffled = future.take([4, 0, 2, 2])
     pieces = [*future.chunk(2), *shuffled.split(3), future.slice(1, 3).select(["n"])]
-    joined = DataProtoFuture.concat([*pieces[:2], pieces[2].union(numbered(0, 3, "k"))])
+    joined = DataProtoFuture.concat(
+        [*pieces[:2], pieces[2].union(numbered(0, 3, "k")).select(["n", "n_ids", "m", "m_ids"])]
+    )
     pickle.loads(pickle.dumps(joined))
     assert len(joined) == 8
     assert {entry.split()[1] for entry in log} == {"computed"}
@@ -100,7 +93,7 @@ def test_a_chunk_fetches_the_parts_that_hold_its_rows_each_once() -> None:
         log.clear()
         assert numbers(chunk) == expected
         fetched.append(log.copy())
-    assert fetched == [["n0 fetched"], ["n2 fetched", "n3 fetched"], ["n3 fetched"], ["n3 fetched"]]
+    assert fetched == [["n0: n n_ids"], ["n2: n n_ids", "n3: n n_ids"], ["n3: n n_ids"], ["n3: n n_ids"]]
 
 
 def test_shuffled_and_repeated_rows_fetch_each_part_once() -> None:
@@ -109,10 +102,10 @@ def test_shuffled_and_repeated_rows_fetch_each_part_once() -> None:
     again = DataProtoFuture.concat([future.take([4, 1]), future.take([0]), future.take([1, 0])])
     log.clear()
     assert numbers(future) == [8, 0, 7, 1, 8, 0]
-    assert sorted(log) == ["n0 fetched", "n2 fetched"]
+    assert sorted(log) == ["n0: n n_ids", "n2: n n_ids"]
     log.clear()
     assert numbers(again) == [8, 0, 8, 0, 8]
-    assert sorted(log) == ["n0 fetched", "n2 fetched"]
+    assert sorted(log) == ["n0: n n_ids", "n2: n n_ids"]
 
 
 def test_each_side_fetches_only_its_own_parts() -> None:
@@ -121,7 +114,7 @@ def test_each_side_fetches_only_its_own_parts() -> None:
     both = future.chunk(2)[1].union(future.take([2, 3]).select(["n"]))
     log.clear()
     assert numbers(both) == [2, 3] == numbers(both, "m")
-    assert log == ["n1 fetched", "m1 fetched"] * 2  # one get for each call of numbers
+    assert log == ["n1: n n_ids", "m1: m m_ids"] * 2  # one get for each call of numbers
 
 
 def test_no_rows_fetch_the_smallest_part_for_its_columns() -> None:
@@ -130,29 +123,29 @@ def test_no_rows_fetch_the_smallest_part_for_its_columns() -> None:
     empty = future.chunk(12)[11]
     log.clear()
     assert set(empty.get().tensors()) == {"n", "n_ids"}
-    assert log == ["n2 fetched"]
+    assert log == ["n2: n n_ids"]
 
 
-def test_futures_are_made_and_joined_without_waiting() -> None:
-    future = DataProtoFuture.of([Unready(), Unready()], given=[[1], [0]])
-    plain = DataProtoFuture.of([Unready()])
-    joined = DataProtoFuture.concat([future, plain, numbered(0, 2)])
-    assert isinstance(joined.union(plain.select(["n"])).union(future), DataProtoFuture)
-    assert isinstance(future_of(numbered(0, 2)).union(future), DataProtoFuture)
+def test_futures_are_made_without_waiting() -> None:
+    assert isinstance(DataProtoFuture([Unready()]), DataProto)
+    future = DataProtoFuture([Unready(), Unready()], Partition(numbered(0, 2), [[1], [0]]))
+    with pytest.raises(AssertionError, match="waited for"):
+        len(future)
 
 
-def test_single_columns_move_alone_where_the_runtime_can_do_so() -> None:
+def test_single_columns_move_alone() -> None:
     log: list[str] = []
-    future = parts([2, 2], log, kind=ColumnPart).union(parts([4], log, "m"))
+    future = parts([2, 2], log).union(parts([4], log, "m"))
     narrow = future.select(["n"], []).take([3, 0])
     log.clear()
     assert numbers(narrow) == [3, 0]
-    assert log == ["n0: ('n',) ()", "n1: ('n',) ()", "m0 fetched"]
+    assert log == ["n0: n", "n1: n"]
+    three = future.take([3])
     log.clear()
-    wide = future.take([3]).union(future.take([3]).select(["n"]))
-    log.clear()
+    wide = three.union(three.select(["n"]))
+    assert log == []  # it is the same column
     assert set(wide.get().tensors()) == {"n", "n_ids", "m", "m_ids"}
-    assert log == ["n1 fetched", "m0 fetched"]
+    assert log == ["n1: n n_ids", "m0: m m_ids"]
 
 
 def test_columns_that_were_not_selected_stay_out_of_a_union() -> None:
@@ -166,17 +159,15 @@ def test_columns_that_were_not_selected_stay_out_of_a_union() -> None:
     assert set(stacked.get().tensors()) == {"n"}
 
 
-def test_rows_that_turn_out_not_to_fit_are_found_when_they_are_counted_or_fetched() -> None:
+def test_rows_that_do_not_fit_are_found_before_any_is_moved() -> None:
     log: list[str] = []
-    union = parts([2, 1], log).union(parts([4], log, "m"))
     with pytest.raises(BatchError, match="a union needs equal rows, got 3 and 4"):
-        len(union)
-    with pytest.raises(BatchError, match="a union needs equal rows, got 3 and 4"):
-        union.get()
+        parts([2, 1], log).union(parts([4], log, "m"))
+    assert not any(entry.endswith("ids") for entry in log)
 
 
 def test_an_error_of_a_computation_comes_up_in_every_wait() -> None:
-    future = DataProtoFuture.of([Done(numbered(0, 2)), Lost()])
+    future = DataProtoFuture([AtHand(numbered(0, 2)), Lost()])
     for wait in (future.wait, future.get, future.__len__, lambda: future.chunk(2)):
         with pytest.raises(RuntimeError, match="worker 1 died"):
             wait()
@@ -184,12 +175,12 @@ def test_an_error_of_a_computation_comes_up_in_every_wait() -> None:
 
 def test_only_wanted_rows_of_a_batch_at_hand_travel() -> None:
     wide = DataProto.from_dict({"x": torch.zeros(1000, 100), "y": torch.arange(1000)})
-    whole = len(pickle.dumps(future_of(wide)))
+    whole = len(pickle.dumps(DataProtoFuture.at_hand(wide)))
     assert whole > 400_000
-    chunk = pickle.dumps(future_of(wide).chunk(100)[3])
+    chunk = pickle.dumps(DataProtoFuture.at_hand(wide).chunk(100)[3])
     assert len(chunk) < whole / 50
     assert pickle.loads(chunk).get().tensors()["y"].tolist() == list(range(30, 40))
-    column = pickle.dumps(future_of(wide).union(numbered(0, 1000)).select(["y", "n"]))
+    column = pickle.dumps(DataProtoFuture.at_hand(wide).union(numbered(0, 1000)).select(["y", "n"]))
     assert len(column) < whole / 10
     assert pickle.loads(column).get().tensors()["y"].tolist() == list(range(1000))
 

@@ -1,8 +1,11 @@
-"""How much memory a device has left for this process."""
+"""What this process may still take of its machine: cores and memory, within its control groups."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +17,28 @@ _V1, _V2 = (
     ("memory.max", "memory.current", "inactive_file"),
 )
 """What a control group calls its limit, its use, and, in memory.stat, the part of it that the kernel takes back."""
+
+
+def usable_cores(*, root: Path = Path("/")) -> int:
+    """Cores that this process may be scheduled on, within the CPU quota of its control groups; at least 1.
+
+    A container may show 64 cores and give the time of two: more threads than that are stopped in turn, and those that
+    run wait for them. A quota of part of a core is rounded down.
+
+    Args:
+        root: where `proc` and `sys` are.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    for folder, is_first_version in _control_groups(root, "cpu"):
+        with contextlib.suppress(OSError, ValueError):  # no such file; `max`
+            if is_first_version:
+                quota = int((folder / "cpu.cfs_quota_us").read_text())
+                period = int((folder / "cpu.cfs_period_us").read_text())
+            else:
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+            if quota > 0:
+                cores = min(cores, quota // period)
+    return max(cores, 1)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -35,17 +60,8 @@ def host_free_bytes(root: Path = Path("/")) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     facts = _numbers(meminfo)
     free = 1024 * facts["MemAvailable:"]
-    for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        tree, names = (root / "sys/fs/cgroup/memory", _V1) if controllers else (root / "sys/fs/cgroup", _V2)
-        # A container may see its own group at the root of the tree.
-        group = tree / path.lstrip("/")
-        for folder in (group, *group.parents):
-            free = min(free, _left(folder, *names, otherwise=free))
-            if folder == tree:
-                break
+    for folder, is_first_version in _control_groups(root, "memory"):
+        free = min(free, _left(folder, *(_V1 if is_first_version else _V2), otherwise=free))
     return max(free, 0)
 
 
@@ -56,6 +72,25 @@ def host_used_bytes(root: Path = Path("/")) -> int | None:
         return None
     facts = _numbers(meminfo)
     return 1024 * (facts["MemTotal:"] - facts["MemAvailable:"])
+
+
+def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """The folders of the control groups around this process that limit something, the narrowest first, and whether
+    each is of the first version."""
+    try:
+        text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return
+    for _, controllers, path in (line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2):
+        # The number of a tree, its controllers (of the second version: none), the group in it.
+        if controllers and controller not in controllers.split(","):
+            continue
+        tree = root / "sys/fs/cgroup" / controllers
+        group = tree / path.lstrip("/")  # a container may see its own group at the root of the tree
+        for folder in (group, *group.parents):
+            yield folder, bool(controllers)
+            if folder == tree:
+                break
 
 
 def _left(folder: Path, limit: str, use: str, spare: str, *, otherwise: int) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.base.cores import usable_cores
+from strop.base.limits import usable_cores
 
 CORES = len(os.sched_getaffinity(0))
 
