@@ -4,7 +4,8 @@ datasets/            dataset classes and samplers in verl's form, and well-known
 prepare_command.py   `strop data prepare`, which writes these
 migration/           their settings into ours, every one of them accounted for
 user_functions.py    estimators and losses in verl's calling convention, called as they expect
-reward_managers.py   reward managers of verl, in the worker processes of the reward
+listed_rewards.py    reward functions of TRL, and for batches, in the worker processes of the reward; there too
+                     query_rewards.py: those of OpenRLHF, and reward_managers.py: managers of verl
 agent_loops/         verl's agent loops, played by an adapter
 folding.py           batches along a second axis, and padded so that their rows divide
 interpolation.py     `${...}` in settings, as in Hydra's files

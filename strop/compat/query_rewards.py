@@ -30,10 +30,7 @@ class QueryFunction(RewardFunction):
     def __call__(self, call: Mapping[str, Any]) -> Any:
         prompt, answer = self._texts(call)
         label = "" if call["ground_truth"] is None else call["ground_truth"]
-        given = {"queries": [prompt + answer], "prompts": [prompt], "labels": [label]}
-        if not self.takes_any:
-            given = {name: value for name, value in given.items() if name in self.parameters}
-        return self.function(**given, **self.kwargs)
+        return self.called({"queries": [prompt + answer], "prompts": [prompt], "labels": [label]})
 
     def read(self, returned: Any) -> Part:
         """Reward, scores and numbers to log of what it returned.
@@ -93,8 +90,4 @@ def of_queries(
         from transformers import AutoTokenizer  # takes seconds
 
         tokenizer = AutoTokenizer.from_pretrained(setup["tokenizer"], trust_remote_code=False)
-    return QueryFunction(
-        function=function, label=loaded.label, style="manager", kwargs=loaded.kwargs, parameters=loaded.parameters,
-        takes_any=loaded.takes_any, required=loaded.required, path=loaded.path, key=loaded.key, weight=loaded.weight,
-        tokenizer=tokenizer,
-    )  # fmt: skip
+    return QueryFunction(**{**vars(loaded), "wants_conversation": True}, tokenizer=tokenizer)

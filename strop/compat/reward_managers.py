@@ -210,7 +210,7 @@ def load_manager(setup: Mapping[str, Any]) -> RewardFunction:
     call = made.run_single if hasattr(made, "run_single") else _older(made)
     label = f"{setup['manager']} in {setup['path'].rpartition('/')[2]}"
     return ManagerFunction(
-        function=call, label=label, style="manager", path=setup["path"], tokenizer=tokenizer
+        function=call, label=label, wants_conversation=True, path=setup["path"], tokenizer=tokenizer
     )
 
 

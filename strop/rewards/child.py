@@ -204,9 +204,7 @@ def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
         limit = setup["memory_limit"] if _is_out_of_memory(error.__cause__) else ""
         _say(results, ["failed", f"{error}{limit}"])
         return
-    styles = [function.style for function in functions]
-    # What is sent for a manager has all that TRL's functions take, and that has all that others take.
-    _say(results, ["ready", next((style for style in ("manager", "trl") if style in styles), styles[0])])
+    _say(results, ["ready", any(function.wants_conversation for function in functions)])
     try:
         _serve(commands, results, functions, setup)
     except BaseException:  # noqa: BLE001 (the pipes are gone; threads that a function left behind must not keep the process)

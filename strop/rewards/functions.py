@@ -1,13 +1,8 @@
 """Runs in the worker process: finds the reward function, calls it in its own convention, reads its answer.
 
-Calling conventions are told apart by the names of the parameters:
-
-* `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, any subset of them;
-* TRL's `f(prompts=, completions=, **columns) -> list[float | None]`, called with lists of one element;
-* the batch form `f(data_sources, solution_strs, ground_truths, extra_infos)`, also with one element;
-* forms of guests (`reward form`), each known by one of its parameters.
-
-Each may be `async def`.
+A function is called as `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, with those of
+them that it takes. Functions in another form are a guest's (`reward form`), each known by one of its parameters. Each
+may be `async def`.
 """
 
 from __future__ import annotations
@@ -18,11 +13,11 @@ import inspect
 import numbers
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 from strop.base.guests import joined, targets
 from strop.border import real, usable
@@ -31,9 +26,9 @@ from strop.border.values import MAX_NUMBER
 from strop.rewards.combining import Part
 from strop.rewards.outcome import Value, usable_part
 
-Style = Literal["verl", "trl", "batch", "manager"]
 MODULE_NAME = "strop_user_reward"
-_SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
+SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
+"""What a function may take."""
 
 
 class LoadError(Exception):
@@ -51,7 +46,6 @@ class RewardFunction:
     function: Callable[..., Any]
     label: str
     """What error sentences call it: `compute_score in reward.py`."""
-    style: Style
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     """Names the function accepts as keywords."""
@@ -65,6 +59,8 @@ class RewardFunction:
     """Name of its part of the reward; empty where it is the only function."""
     weight: float = 1.0
     """Of its score, where there are several functions."""
+    wants_conversation: bool = False
+    """It is sent prompt, answer and columns of the row as such, too."""
 
     def prepare(self, data_source: str) -> None:
         """Import what scoring this data source needs, before the clock of a sample runs. A user's function needs
@@ -72,53 +68,35 @@ class RewardFunction:
 
     def __call__(self, call: Mapping[str, Any]) -> Any:
         """What the function returns for one call, as it is; possibly a coroutine."""
-        if self.style == "verl":
-            given = {name: call[name] for name in _SINGLE}
-        elif self.style == "batch":
-            given = {f"{name}s": [call[name]] for name in _SINGLE}
-        else:
-            given = {name: [value] for name, value in call["columns"].items()}
-            given |= {name: [call[name]] for name in _SINGLE if name not in given}
-            given |= {"prompts": [call["prompt"]], "completions": [call["completion"]]}
-            given["completion_ids"] = [call["completion_ids"]]
-            if missing := self.required - given.keys() - self.kwargs.keys():
-                raise TypeError(
-                    f"it needs {', '.join(sorted(missing))}, but the data has only the columns "
-                    f"{', '.join(sorted(call['columns']))}"
-                )
+        return self.called({name: call[name] for name in SINGLE})
+
+    def called(self, given: Mapping[str, Any]) -> Any:
+        """What the function returns, called with those of these arguments that it takes."""
         if not self.takes_any:
             given = {name: value for name, value in given.items() if name in self.parameters}
         return self.function(**given, **self.kwargs)
 
     def read(self, returned: Any) -> Part:
-        """Score and parts of a returned value; no score where a function of TRL's kind returned None for the sample.
+        """Score and parts of a returned value.
 
         Raises:
             BadReturnError: it is no finite number, and no dictionary with one under "score".
         """
-        if self.style in ("trl", "batch"):
-            if not isinstance(returned, (list, tuple)) or len(returned) != 1:
-                raise BadReturnError(
-                    f"{self.label} returned {_shown(returned)} for one sample; this kind of function returns "
-                    f"a list with one score per sample"
-                )
-            returned = returned[0]
-            if returned is None and self.style == "trl":
-                return self._part(None, {})
         if not isinstance(returned, Mapping):
             score = self._number(returned, "returned")
-            return self._part(score, {} if self.key else {"acc": score})
+            return self.part(score, {} if self.key else {"acc": score})
         if "score" not in returned:
             raise BadReturnError(
-                f'{self.label} returned a dictionary without "score": {_shown(dict(returned))}'
+                f'{self.label} returned a dictionary without "score": {shown(dict(returned))}'
             )
         score = self._number(returned["score"], "returned a dictionary whose score is")
         parts = {
             str(key): _part(value) for key, value in returned.items() if key != "score" and value is not None
         }
-        return self._part(score, parts)
+        return self.part(score, parts)
 
-    def _part(self, score: float | None, parts: Mapping[str, Value]) -> Part:
+    def part(self, score: float | None, parts: Mapping[str, Value]) -> Part:
+        """What it said of a sample; no score where it does not apply to it."""
         return Part(key=self.key, weight=self.weight, score=score, parts=parts)
 
     def _number(self, value: Any, verb: str) -> float:
@@ -130,7 +108,7 @@ class RewardFunction:
             value = value.item()  # a tensor or array without dimensions
         if not isinstance(value, numbers.Real):
             raise BadReturnError(
-                f"{self.label} {verb} {_shown(value)}, which is no number; return a number or a dictionary "
+                f"{self.label} {verb} {shown(value)}, which is no number; return a number or a dictionary "
                 f'with a number under "score"'
             )
         number = usable(value)
@@ -141,7 +119,8 @@ class RewardFunction:
         return number
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in a sentence."""
     text = describe_object(value)
     return (
         "None"
@@ -214,14 +193,14 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
         raise LoadError(f"reward file {path} has no function {name!r}: {names}")
     if not callable(function):
         raise LoadError(
-            f"{name!r} in reward file {path} is {_shown(function)}, not a function; set reward.name"
+            f"{name!r} in reward file {path} is {shown(function)}, not a function; set reward.name"
         )
     form = next(
         (form for form in targets("reward form") if form in inspect.signature(function).parameters), ""
     )
     label = f"{name} in {Path(path).name}"
     made = replace(
-        _with_convention(function, label, path, kwargs, form),
+        _with_parameters(function, label, kwargs),
         path=path,
         key=setup["key"],
         weight=setup["weight"],
@@ -229,7 +208,21 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
     if form:
         in_form: RewardFunction = joined("reward form", form)(function, made, setup)
         return in_form
+    check_supplied(made, SINGLE)
     return made
+
+
+def check_supplied(function: RewardFunction, names: Collection[str]) -> None:
+    """Refuse a function with a parameter that it is not given.
+
+    Raises:
+        LoadError: it has one that is neither among these names nor in its kwargs.
+    """
+    if missing := function.required - set(names) - function.kwargs.keys():
+        raise LoadError(
+            f"{function.label} ({function.path}) asks for {', '.join(sorted(missing))}, which strop does not pass: "
+            f"set it in reward.kwargs, or take data_source, solution_str, ground_truth and extra_info"
+        )
 
 
 def load_module(path: str, source: str, number: int = 0) -> ModuleType:
@@ -257,29 +250,20 @@ def _is_of(module_name: str, value: Any) -> bool:
     return inspect.isfunction(value) and value.__module__ == module_name
 
 
-def _with_convention(
-    function: Callable[..., Any], label: str, path: str, kwargs: Mapping[str, Any], form: str
-) -> RewardFunction:
+def _with_parameters(function: Callable[..., Any], label: str, kwargs: Mapping[str, Any]) -> RewardFunction:
     parameters = inspect.signature(function).parameters.values()
     by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     required = {
         p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
     }
-    style: Style = "trl" if "completions" in by_name else "batch" if "solution_strs" in by_name else "verl"
     if unknown := set() if takes_any else kwargs.keys() - by_name.keys():
         raise LoadError(
             f"reward.kwargs has {', '.join(sorted(unknown))}, but {label} accepts only "
             f"{', '.join(sorted(by_name))}"
         )
-    supplied = {f"{name}s" for name in _SINGLE} if style == "batch" else set(_SINGLE)
-    if style != "trl" and not form and (missing := required - supplied - kwargs.keys()):
-        raise LoadError(
-            f"{label} ({path}) asks for {', '.join(sorted(missing))}, which strop does not pass: set it "
-            f"in reward.kwargs, or take data_source, solution_str, ground_truth and extra_info"
-        )
     return RewardFunction(
-        function=function, label=label, style=style, kwargs=kwargs, parameters=frozenset(by_name),
+        function=function, label=label, kwargs=kwargs, parameters=frozenset(by_name),
         takes_any=takes_any, required=frozenset(required),
     )  # fmt: skip
 

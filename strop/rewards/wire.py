@@ -4,7 +4,7 @@ Nothing is pickled: what a worker says is data that its parent checks, whatever 
 reward function made of it. A message is one line: a JSON array without line breaks. `call_of` makes the calls.
 
     to the worker      [call, *comparisons]                     score this; these comparisons have ended a process
-    from the worker    ["ready", style]                         the function is loaded
+    from the worker    ["ready", wants_conversation]            the functions are loaded
                        ["failed", sentence]                     the function cannot be loaded
                        ["start"]                                the deadline of the oldest call counts from here
                        ["grading", comparison]                  a comparison of it begins; null: it ended
@@ -35,14 +35,14 @@ MAX_PARTS_BYTES = 1 << 20
 _BYTES_TAG = "__bytes__"
 
 
-def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, style: str) -> dict[str, Any]:
-    """What a worker process is sent for functions of this calling convention.
+def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, wants_conversation: bool) -> dict[str, Any]:
+    """What a worker process is sent.
 
     Args:
         prompt: the row; its ground truth, columns and extra_info reach the function.
         trajectory: its turn count and extra facts are added to extra_info.
         text: the decoded response.
-        style: verl, trl, batch or manager.
+        wants_conversation: prompt, answer and columns are sent as such, too.
     """
     call: dict[str, Any] = {
         "data_source": prompt.data_source,
@@ -53,8 +53,8 @@ def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, style: str) ->
             "tool_rewards": [], **trajectory.extra,
         },
     }  # fmt: skip
-    if style in ("trl", "manager"):
-        # TRL's are told texts for a text prompt, message lists for a conversation.
+    if wants_conversation:
+        # As TRL has it: texts for a text prompt, message lists for a conversation.
         text_prompt = prompt.columns.get("prompt")
         is_text = isinstance(text_prompt, str)
         call |= {
@@ -62,9 +62,10 @@ def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, style: str) ->
             "completion": text if is_text else [{"role": "assistant", "content": text}],
             "completion_ids": list(trajectory.response_ids),
             "columns": {name: value for name, value in prompt.columns.items() if name != "prompt"},
+            "prompt_ids": list(prompt.token_ids),
+            "messages": plain(prompt.messages),
+            "uid": prompt.uid,
         }
-    if style == "manager":
-        call |= {"prompt_ids": list(prompt.token_ids), "messages": plain(prompt.messages), "uid": prompt.uid}
     return call
 
 

@@ -102,8 +102,8 @@ class WorkerProcess:
         else:
             self._transports[1].close()
 
-    async def load(self, setup: bytes) -> str:
-        """Have it load the functions; the calling convention of what it is sent.
+    async def load(self, setup: bytes) -> bool:
+        """Have it load the functions; whether one of them wants the conversation as such (`call_of`).
 
         Raises:
             RewardError: they cannot be used; the sentence says why.
@@ -111,9 +111,9 @@ class WorkerProcess:
         """
         self.send(setup)
         match await self._message(asyncio.get_running_loop().time() + self._config.start_timeout_s):
-            case ["ready", str(style)]:
+            case ["ready", bool(wants_conversation)]:
                 self.is_loaded = True
-                return style
+                return wants_conversation
             case ["failed", str(sentence)]:
                 raise RewardError(sentence)
             case message:

@@ -94,13 +94,13 @@ class Workers:
         }])  # fmt: skip
         self._printed = Printed(self._log_file)
         self._loaded: set[int] = set()
-        self._ready: concurrent.futures.Future[str] = concurrent.futures.Future()
+        self._ready: concurrent.futures.Future[bool] = concurrent.futures.Future()
         self._stopped = ""
         self._loop = asyncio.new_event_loop()
         self._keeping = self._loop.create_task(self._keep())
         self._thread = threading.Thread(target=self._run, name="reward-workers", daemon=True)
         self._thread.start()
-        self._style = await asyncio.wrap_future(self._ready)
+        self._wants_conversation = await asyncio.wrap_future(self._ready)
 
     async def close(self) -> None:
         """End the processes. What is still being scored gets an outcome without a score."""
@@ -116,7 +116,7 @@ class Workers:
     async def score(self, prompt: Prompt, trajectory: Trajectory, text: str) -> Outcome:
         """What the functions say about an answer; arguments as `call_of`."""
         try:
-            line = encode([call_of(prompt, trajectory, text, style=self._style)])
+            line = encode([call_of(prompt, trajectory, text, wants_conversation=self._wants_conversation)])
         except (TypeError, ValueError) as error:
             sentence = f"sample of {prompt.uid} cannot be scored: {error}; keep extra_info plain data"
             return Outcome(kind="error", error=sentence)
@@ -210,10 +210,10 @@ class Workers:
                 self._count(death, is_chance=is_chance)
 
     async def _load(self, worker: int, process: WorkerProcess) -> None:
-        style = await process.load(self._setup)
+        wants_conversation = await process.load(self._setup)
         self._loaded.add(worker)
         if len(self._loaded) == self._config.num_workers and not self._ready.done():
-            self._ready.set_result(style)
+            self._ready.set_result(wants_conversation)
 
     async def _score_next(self, process: WorkerProcess, calls: deque[Call]) -> None:
         """Have the process score the next calls, which are left in `calls` until they have an outcome."""

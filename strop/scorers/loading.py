@@ -32,7 +32,7 @@ class BuiltInScorer(RewardFunction):
 def load_built_in(setup: Mapping[str, Any]) -> RewardFunction:
     """The built-in scorers as a reward function, with kwargs, key and weight of its setup."""
     return BuiltInScorer(
-        function=default_compute_score, label="the built-in scorer", style="verl",
+        function=default_compute_score, label="the built-in scorer",
         kwargs=setup["kwargs"], key=setup["key"], weight=setup["weight"],
         is_left_out=setup.get("is_left_out", False),
     )  # fmt: skip
