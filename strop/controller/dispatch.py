@@ -18,27 +18,6 @@ from strop.controller.partition import Partition
 from strop.protocol import DataProto
 
 
-class Dispatch(Enum):
-    """The built-in modes."""
-
-    RANK_ZERO = "RANK_ZERO"
-    """The arguments go to worker 0; the result is its result."""
-    ONE_TO_ALL = "ONE_TO_ALL"
-    """Every worker gets the same arguments; the result is the list of results."""
-    ALL_TO_ALL = "ALL_TO_ALL"
-    """Every worker gets the arguments exactly as they were passed, lists included; a list of results."""
-    DP_COMPUTE = "DP_COMPUTE"
-    """Every argument is a list with one entry per worker; the result is the list of results."""
-    DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
-    """Batches are cut over the data-parallel groups, other arguments go to all; results are joined."""
-    DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
-    """As DP_COMPUTE_PROTO, with a function for all workers as the first argument."""
-    DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
-    """As DP_COMPUTE_PROTO, but the result is the list of results, one per data-parallel group."""
-    DP_GATHER_PROTO = "DP_GATHER_PROTO"
-    """Every worker gets the same arguments; the batches of the data-parallel groups are joined."""
-
-
 class HasMesh(Protocol):
     """What a mode sees of a worker group."""
 
@@ -176,27 +155,39 @@ def _first(group: HasMesh, outputs: list[Any]) -> Any:
     return outputs[0]
 
 
-MODES: dict[str, DispatchMode] = {
-    mode.name: mode
-    for mode in (
-        DispatchMode(name="RANK_ZERO", collect_fn=_first),
-        DispatchMode(name="ONE_TO_ALL", collect_fn=as_they_are),
-        DispatchMode(name="ALL_TO_ALL", collect_fn=as_they_are),
-        DispatchMode(name="DP_COMPUTE", dispatch_fn=one_each, collect_fn=as_they_are, cuts_rows=True),
-        DispatchMode(name="DP_COMPUTE_PROTO", dispatch_fn=rows_over_dp, cuts_rows=True, joins_rows=True),
-        DispatchMode(
-            name="DP_COMPUTE_PROTO_WITH_FUNC", dispatch_fn=_func_and_rows, cuts_rows=True, joins_rows=True
-        ),
-        DispatchMode(
-            name="DP_COMPUTE_METRIC",
-            dispatch_fn=rows_over_dp,
-            collect_fn=as_they_are,
-            cuts_rows=True,
-            reporters_only=True,
-        ),
-        DispatchMode(name="DP_GATHER_PROTO", joins_rows=True),
+class Dispatch(Enum):
+    """The built-in modes."""
+
+    RANK_ZERO = DispatchMode(name="RANK_ZERO", collect_fn=_first)
+    """The arguments go to worker 0; the result is its result."""
+    ONE_TO_ALL = DispatchMode(name="ONE_TO_ALL", collect_fn=as_they_are)
+    """Every worker gets the same arguments; the result is the list of results."""
+    ALL_TO_ALL = DispatchMode(name="ALL_TO_ALL", collect_fn=as_they_are)
+    """Every worker gets the arguments exactly as they were passed, lists included; a list of results."""
+    DP_COMPUTE = DispatchMode(name="DP_COMPUTE", dispatch_fn=one_each, collect_fn=as_they_are, cuts_rows=True)
+    """Every argument is a list with one entry per worker; the result is the list of results."""
+    DP_COMPUTE_PROTO = DispatchMode(
+        name="DP_COMPUTE_PROTO", dispatch_fn=rows_over_dp, cuts_rows=True, joins_rows=True
     )
-}
+    """Batches are cut over the data-parallel groups, other arguments go to all; results are joined."""
+    DP_COMPUTE_PROTO_WITH_FUNC = DispatchMode(
+        name="DP_COMPUTE_PROTO_WITH_FUNC", dispatch_fn=_func_and_rows, cuts_rows=True, joins_rows=True
+    )
+    """As DP_COMPUTE_PROTO, with a function for all workers as the first argument."""
+    DP_COMPUTE_METRIC = DispatchMode(
+        name="DP_COMPUTE_METRIC",
+        dispatch_fn=rows_over_dp,
+        collect_fn=as_they_are,
+        cuts_rows=True,
+        reporters_only=True,
+    )
+    """As DP_COMPUTE_PROTO, but the result is the list of results, one per data-parallel group."""
+    DP_GATHER_PROTO = DispatchMode(name="DP_GATHER_PROTO", joins_rows=True)
+    """Every worker gets the same arguments; the batches of the data-parallel groups are joined."""
+
+
+MODES: dict[str, DispatchMode] = {mode.name: mode.value for mode in Dispatch}
+"""By name, with those that users add."""
 
 
 def register_dispatch_mode(
@@ -234,6 +225,8 @@ _SAYS = {"cuts_rows", "joins_rows", "reporters_only"}
 
 def mode_named(wanted: Dispatch | DispatchMode | str | Mapping[str, Any]) -> DispatchMode:
     """The mode a worker method was registered with: a member, a name, a mode, or a mode's functions."""
+    if isinstance(wanted, Dispatch):
+        return wanted.value
     if isinstance(wanted, DispatchMode):
         return wanted
     if isinstance(wanted, Mapping):
@@ -246,7 +239,6 @@ def mode_named(wanted: Dispatch | DispatchMode | str | Mapping[str, Any]) -> Dis
                 f"{sorted(wanted)}"
             )
         return DispatchMode(name="custom", **wanted)
-    name = wanted.value if isinstance(wanted, Dispatch) else wanted
-    if name not in MODES:
-        raise ValueError(f"unknown dispatch mode {name!r}; known: {', '.join(sorted(MODES))}")
-    return MODES[name]
+    if wanted not in MODES:
+        raise ValueError(f"unknown dispatch mode {wanted!r}; known: {', '.join(sorted(MODES))}")
+    return MODES[wanted]

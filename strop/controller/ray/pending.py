@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -29,22 +29,42 @@ class Traffic:
     """Content of the results that it fetched."""
 
 
-class RemotePending:
-    """What one worker computes, in another worker that it was passed on to."""
+class StoredRows:
+    """Rows that a worker keeps, in another worker that they were passed on to."""
 
-    def __init__(self, reference: Any, label: str, wait_s: float) -> None:
-        self._reference = reference
-        self._label = label
-        self._wait_s = wait_s
-        self._held: CallResponse | None = None
+    def __init__(self, refs: BatchRefs, label: str, wait_s: float) -> None:
+        self._refs, self._label, self._wait_s = refs, label, wait_s
+
+    def contents(self) -> Contents:
+        """What is known of the batch."""
+        return self._refs.contents
+
+    def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
+        """Fetch these columns."""
+        return self._refs.read(batch_keys, non_tensor_batch_keys, self._get)
+
+    def _get(self, references: list[Any]) -> list[Any]:
+        return fetch(references, self._wait_s, f"the result of {self._label}")
+
+
+class RayPending:
+    """What one worker computes, in the controller; the manager of its process answers for the deadline."""
+
+    def __init__(self, manager: WorkerManager, pending: PendingCall, traffic: Traffic) -> None:
+        self._manager = manager
+        self._pending = pending
+        self._traffic = traffic
+
+    def __repr__(self) -> str:
+        return f"RayPending({self._pending.label}, rank {self._pending.member.rank})"
 
     def result(self) -> Any:
         """Wait for the value and fetch it."""
         answer = self._answer()
-        if answer.stored is None:
-            return answer.value
-        contents = answer.stored.contents
-        return self.columns(contents.tensors, contents.others)
+        if answer.stored is not None:
+            return self.columns(answer.stored.contents.tensors, answer.stored.contents.others)
+        self._traffic.received_bytes += payload_bytes(answer.value)
+        return answer.value
 
     def contents(self) -> Contents:
         """Wait for the computation; the rows stay where they are."""
@@ -52,51 +72,21 @@ class RemotePending:
 
     def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
         """Fetch these columns of the batch, and its facts."""
-        return self._stored().read(batch_keys, non_tensor_batch_keys, self._get)
+        data = detached_from_store(self._stored().read(batch_keys, non_tensor_batch_keys, self._get))
+        self._traffic.received_bytes += payload_bytes(data)
+        return data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """In a worker it is the reference to the same answer."""
-        return RemotePending, (self._reference, self._label, self._wait_s)
+        """In a worker it is the rows, wherever they are kept."""
+        stored = self._stored()
+        refs = replace(stored, contents=replace(stored.contents, facts={}))
+        return StoredRows, (refs, self._pending.label, self._pending.timeout_s)
 
     def _stored(self) -> BatchRefs:
         stored = self._answer().stored
         if stored is None:
-            raise TypeError(f"{self._label} returned no batch, so it has no rows")
+            raise TypeError(f"{self._pending.label} returned no batch, so it has no rows")
         return stored
-
-    def _answer(self) -> CallResponse:
-        if self._held is None:
-            (self._held,) = self._get([self._reference])
-        return self._held
-
-    def _get(self, references: list[Any]) -> list[Any]:
-        return fetch(references, self._wait_s, f"the result of {self._label}")
-
-
-class RayPending(RemotePending):
-    """The same in the controller; the manager of its process answers for the deadline."""
-
-    def __init__(self, manager: WorkerManager, pending: PendingCall, traffic: Traffic) -> None:
-        super().__init__(pending.reference, pending.label, pending.timeout_s)
-        self._manager = manager
-        self._pending = pending
-        self._traffic = traffic
-
-    def __repr__(self) -> str:
-        return f"RayPending({self._label}, rank {self._pending.member.rank})"
-
-    def result(self) -> Any:
-        """Wait for the value and fetch it."""
-        answer = self._answer()
-        if answer.stored is None:
-            self._traffic.received_bytes += payload_bytes(answer.value)
-        return super().result()
-
-    def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
-        """Fetch these columns of the batch, and its facts."""
-        data = detached_from_store(super().columns(batch_keys, non_tensor_batch_keys))
-        self._traffic.received_bytes += payload_bytes(data)
-        return data
 
     def _answer(self) -> CallResponse:
         answer = self._manager.wait(self._pending)
@@ -106,14 +96,14 @@ class RayPending(RemotePending):
         return answer
 
     def _get(self, references: list[Any]) -> list[Any]:
-        member = self._pending.member
+        pending, member = self._pending, self._pending.member
         try:
-            return list(ray.get(references, timeout=self._wait_s))
+            return list(ray.get(references, timeout=pending.timeout_s))
         except GetTimeoutError:
             raise CallTimeout(
-                f"the rows of {self._label}, rank {member.rank} ({member.where}), did not arrive "
-                f"within {self._wait_s:g} s",
-                method=self._label,
+                f"the rows of {pending.label}, rank {member.rank} ({member.where}), did not arrive "
+                f"within {pending.timeout_s:g} s",
+                method=pending.label,
                 missing=[member.rank],
             ) from None
         except RayError:

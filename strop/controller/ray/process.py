@@ -169,24 +169,17 @@ def _answered(run: Callable[[], Any]) -> CallResponse:
 
 
 def _report(error: BaseException) -> RaisedReport:
-    kind, message, lines = type(error), str(error), [""]
-    cause = getattr(error, "cause", error)
-    if isinstance(cause, MethodRaised):
-        kind = type(cause)
-        message = f"an argument could not be computed: {cause.report.exception_type}: {cause.report.message}"
-    else:  # the frames of the way to the worker's method say nothing about it
-        own = error.__traceback__
-        while own is not None and own.tb_frame.f_code.co_filename in (__file__, call.__file__):
-            own = own.tb_next
-        lines = traceback.format_exception(kind, error, own)
+    kind, own = type(error), error.__traceback__
+    while own is not None and own.tb_frame.f_code.co_filename in (__file__, call.__file__):
+        own = own.tb_next  # the frames of the way to the worker's method say nothing about it
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return RaisedReport(
         exception_type=f"{module}{kind.__qualname__}",
-        message=message,
-        traceback="".join(lines),
+        message=str(error),
+        traceback="".join(traceback.format_exception(kind, error, own)),
         at=time.time(),
         peak_memory_bytes=_peak_memory_bytes(),
-        is_consequence=isinstance(error, RayError | MethodRaised),
+        is_consequence=isinstance(error, RayError),
     )
 
 
