@@ -18,10 +18,11 @@ from references.rank_processes import Ranks
 from references.token_passes import log_probs_of, of_log_probs, of_values, values_of
 from strop.engines import gradients
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_model, load_value_model
+from strop.engines.model import load_model
 from strop.engines.packing import Row
 from strop.engines.parallel import Parallel
 from strop.engines.training import TrainEngine
+from strop.roles.value_models import load_value_model
 
 # eps is large, so that an update is a smooth function of the gradient also where that is near 0.
 NUMBERS = {"lr": 0.02, "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 3.0}

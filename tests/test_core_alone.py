@@ -112,7 +112,7 @@ sequence_parallelism()
 from strop.algorithms.declarations import adv_estimator_declaration
 adv_estimator_declaration("gdpo")
 """,
-        "unknown advantage estimator 'gdpo'; known: dr_grpo, gae, grpo, ",
+        "unknown advantage estimator 'gdpo'; known: dr_grpo, grpo, ",
     ),
     "calling convention": (
         """

@@ -12,7 +12,6 @@
     shaping.py           penalties on long responses
     selection.py         which samples of a prompt are kept, by their scores (torch-free)
     sequence_credit.py   credit of episodes of several training sequences
-    value_loss.py        the critic's loss as per-token terms, and the variance that values explain
     kl.py                per-token KL estimators
     kl_control.py        KL in the reward, and the controllers of its coefficient
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
@@ -20,7 +19,6 @@
 
     masked.py            sums, means and whitening under a mask
     intervals.py         how sure a rate is (torch-free)
-    balance.py           partitions of near-equal load; which rows each rank gets
     batch_metrics.py     what is measured on the rows of a step
 
 Rules that functions keep, ours and a user's own, are checked by the guest `strop.checks`.

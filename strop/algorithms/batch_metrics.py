@@ -26,6 +26,11 @@ RETURNS = Metric("critic/returns/{mean,max,min}", "reward", "over trained tokens
 VALUES = Metric(
     "critic/values/{mean,max,min}", "reward", "of the critic, when there is one, over trained tokens"
 )
+EXPLAINED_VARIANCE = Metric(
+    "critic/vf_explained_var",
+    "share",
+    "of the variance of returns that the values explain, over trained tokens",
+)
 PROCESS = Metric(
     "prm/{pair_acc,advantage_share}",
     "share",

@@ -28,10 +28,6 @@ _GROUP_BY_STD = Declaration(needs=_GROUP.needs, settings=frozenset({"norm_by_std
 ADV_DECLARATIONS: Registry[Declaration] = Registry(
     "advantage estimator",
     {
-        "gae": Declaration(
-            needs=frozenset({"token_level_rewards", "values", "response_mask"}),
-            settings=frozenset({"gamma", "lam"}),
-        ),
         "reinforce_plus_plus": Declaration(
             needs=frozenset({"token_level_rewards", "response_mask"}), settings=frozenset({"gamma"})
         ),

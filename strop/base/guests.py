@@ -52,15 +52,19 @@ HOOKS = {
     "changes of a model": "a module with import_external(config), overridden(given, known, override) and "
     "template_text(chosen), for settings of model that change what is read from its folder",
     "operation counts": "a module with model_work(model), operations of passes over rows, peak_flops(device, dtype), "
-    "operations per second of a device (each may be None), and bfloat16_speedup() of a CPU",
-    "several ranks": "a module with joined(), as strop.engines.parallel.join_ranks for several ranks, and shard(), "
-    "reshard(), sync_gradients() and full_parameters() of a model on them (strop.engines.sharding)",
+    "operations per second of a device (each may be None), and precision_hint(dtype), where another precision is "
+    "faster on a CPU",
+    "several ranks": "a module with joined(), as strop.engines.parallel.join_ranks for several ranks, shard(), "
+    "reshard(), sync_gradients() and full_parameters() of a model on them, and balanced_rows(), which rows each of "
+    "them gets (strop.engines.sharding)",
     "sequence parallelism": "a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a module as strop.engines.media.MediaModels describes",
+    "sample store": "a class as strop.run.samples.SampleStore, called with the folder",
+    "samples as rows": "a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
     "choice of samples": "a function (experience, config, step) that gives the rows that are trained on and, by the "
     "ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
-    "columns of answers": "a function (episodes, rewards, turn_weight=, similarity=) that gives the columns "
-    "strop.algorithms.registry.STEP_COLUMNS of their training rows",
+    "columns of answers": "a module as strop.recipes.answers, for estimators that take single answers (the columns "
+    "strop.algorithms.registry.STEP_COLUMNS), parts of the reward (algorithm.reward_keys) or reward_baselines",
     "engines apart": "a module as strop.workers.serving.EnginesApart describes, for engines that are not the native "
     "one",
     "decode steps": "a function (model) that gives a strop.rollout.native.batch.OtherSteps, or None for a model that "
@@ -140,8 +144,6 @@ PLACES = {
     "(setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
-    "sample store": "form of its files: a class as strop.run.samples.SampleStore, called with the folder",
-    "samples as rows": "the same: a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
     "(strop.engines.optimizer.Part)",
     "runtime": "name in resources.runtime of what runs the roles in processes of their own: a function (resources, "

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import inspect
-import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
 )
 
@@ -93,9 +87,9 @@ def load_model(config: ModelConfig, *, device: str = "auto", parallel: Parallel 
             packed tokens (recurrent layers, soft-capped logits), or no vision tower where one is to be frozen.
     """
     auto_class = check_language_model(config)
-    place = _device_of(config, device, parallel)
-    module = _read_module(config, auto_class)
-    return _made_ready(module, config, place, parallel)
+    place = device_of(config, device, parallel)
+    module = read_module(config, auto_class)
+    return made_ready(module, config, place, parallel)
 
 
 def check_language_model(config: ModelConfig) -> Any:
@@ -106,14 +100,18 @@ def check_language_model(config: ModelConfig) -> Any:
     """
     shape = read_shape(config)
     auto_class = language_model_class(shape)
-    _refuse_family(shape, auto_class, config.path)
+    refuse_family(shape, auto_class, config.path)
     if config.lora.enabled:
         adapters().check_targets(_without_weights(config, shape), config.lora)
     return auto_class
 
 
-def _refuse_family(shape: Any, auto_class: Any, path: str) -> None:
-    """Refuse a model that is known not to run; any other is compared with its own forward pass when it is loaded."""
+def refuse_family(shape: Any, auto_class: Any, path: str) -> None:
+    """Refuse a model that is known not to run; any other is compared with its own forward pass when it is loaded.
+
+    Raises:
+        ValueError: the sentence says why.
+    """
     if (carried := optional("carried models")) is not None:
         carried.check_family(shape, auto_class, path)
 
@@ -124,23 +122,6 @@ def _without_weights(config: ModelConfig, shape: Any) -> Any:
         return language_model_class(shape).from_config(
             shape, dtype=_weights_dtype(config), trust_remote_code=runs_own_code(config)
         )
-
-
-def check_value_model(config: ModelConfig) -> None:
-    """Refuse a folder that `load_value_model` cannot make a value or reward model of; no weight is read.
-
-    Raises:
-        ValueError: as `check_language_model`; or a model that reads images, several labels, or a family without a
-            classification form.
-    """
-    shape = read_shape(config)
-    if media_models(shape) is not None or hasattr(shape, "vision_config"):
-        raise ValueError(
-            f"model folder {config.path!r} is a vision-language model ({shape.model_type}), and critics and reward "
-            f"models read text alone: give a model of text with the same tokenizer"
-        )
-    _refuse_family(shape, AutoModelForSequenceClassification, config.path)
-    _check_labels(config)
 
 
 def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
@@ -154,37 +135,14 @@ def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
     return weights_metadata(module)
 
 
-def load_value_model(
-    config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None
-) -> CausalLM:
-    """Load a model with a value head, a linear map from D to 1: its output is a number per token.
-
-    A sequence-classification folder with one label brings its head; a causal language model gets one of zeros,
-    so that every value is 0 at first. Saved, it is an ordinary sequence-classification folder.
-
-    Args:
-        config, device, parallel: as in `load_model`.
-
-    Raises:
-        ValueError: as `load_model`; or several labels, or an architecture without a classification form.
-    """
-    check_value_model(config)
-    config = dataclasses.replace(config, freeze_vision_tower=False)  # a matter of the policy
-    place = _device_of(config, device, parallel)
-    # transformers warns of a missing head, and fills it with random numbers first.
-    with _only_errors(), torch.random.fork_rng(devices=[]):
-        module = _read_module(config, AutoModelForSequenceClassification, may_miss="score.", num_labels=1)
-    return _made_ready(module, config, place, parallel)
-
-
-def _device_of(config: ModelConfig, device: str, parallel: Parallel | None) -> torch.device:
+def device_of(config: ModelConfig, device: str, parallel: Parallel | None) -> torch.device:
     """What computes; refused before anything is read where it has not this precision."""
     place = torch.device(device_name(device)) if parallel is None else parallel.device
     _compute_dtype(config, place)
     return place
 
 
-def _made_ready(
+def made_ready(
     module: Any, config: ModelConfig, computes_on: torch.device, parallel: Parallel | None
 ) -> CausalLM:
     """A module that was read, on its device, checked, with packed attention."""
@@ -255,19 +213,26 @@ def _use_exact_norms(module: nn.Module) -> None:
                 setattr(parent, name, _ExactNorm(norm.weight, norm.variance_epsilon))
 
 
-def _read_module(
+def read_module(
     config: ModelConfig,
     auto_class: Any,
     *,
+    kind: str = "causal language model",
     may_miss: str | None = None,
     **options: Any,
 ) -> Any:
-    """The model with every weight of its architecture found in the folder; those that may be missing are 0."""
-    kind = (
-        "model that can have a value head"
-        if auto_class is AutoModelForSequenceClassification
-        else "causal language model"
-    )
+    """The model of a folder, with every weight of its architecture found there.
+
+    Args:
+        config: says which folder, and how it is read.
+        auto_class: of transformers, which makes the model.
+        kind: what is wanted, for the sentence where it is not there.
+        may_miss: beginning of the names of weights that may be missing; they are 0.
+        options: of the class.
+
+    Raises:
+        ValueError: the folder holds no such model, or not all of its weights.
+    """
     source, trust = config.path, runs_own_code(config)
     fetch_copy(Path(source), weights=True, code=trust, offline=config.local_files_only)
     if config.override_config:  # else transformers reads the file itself
@@ -299,40 +264,6 @@ def _read_module(
             f"start at random; give a folder with all weights of a causal language model"
         )
     return module
-
-
-@contextlib.contextmanager
-def _only_errors() -> Iterator[None]:
-    """No warnings of transformers."""
-    verbosity = transformers.utils.logging.get_verbosity()
-    transformers.utils.logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        transformers.utils.logging.set_verbosity(verbosity)
-
-
-def architecture(folder: str) -> str:
-    """Class name in config.json; empty when it names none, or there is no such file."""
-    path = Path(folder) / "config.json"
-    if not path.is_file():
-        return ""
-    names = model_json(path, f"model folder {folder!r} cannot be used").get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
-
-
-def is_classifier(folder: str) -> bool:
-    """The model of a folder is a sequence-classification model."""
-    return architecture(folder).endswith("ForSequenceClassification")
-
-
-def _check_labels(config: ModelConfig) -> None:
-    """A classifier's head must give one number."""
-    labels = read_shape(config).num_labels if is_classifier(config.path) else 1
-    if labels != 1:
-        raise ValueError(
-            f"model folder {config.path!r} is a classifier with {labels} labels; a value or reward model has one"
-        )
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -422,10 +353,6 @@ def _compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     return dtype
 
 
-_WORTH_SAYING = 1.2
-"""By how much products must be faster in another precision for a person to hear of it; below, it may be noise."""
-
-
 def describe_precision(config: ModelConfig, device: str = "auto") -> str:
     """The precision in force, and on a CPU, where a short measurement says that the other one is faster, that one.
 
@@ -434,16 +361,6 @@ def describe_precision(config: ModelConfig, device: str = "auto") -> str:
     """
     place = torch.device(device_name(device))
     dtype = _compute_dtype(config, place)
-    line = f"compute: {str(dtype).removeprefix('torch.')} on {place.type}"
     counts = optional("operation counts")
-    if place.type != "cpu" or dtype == torch.float64 or counts is None:
-        return line
-    speedup = counts.bfloat16_speedup()
-    if dtype == torch.bfloat16:
-        if speedup > 1 / _WORTH_SAYING:
-            return line
-        return f"{line}; products of float32 run {1 / speedup:.1f} times as fast here (model.dtype=float32 uses them)"
-    if speedup < _WORTH_SAYING:
-        return line
-    hint = "model.dtype=bfloat16 uses them, at lower precision"
-    return f"{line}; products of bfloat16 run {speedup:.1f} times as fast here ({hint})"
+    hint = counts.precision_hint(dtype) if counts is not None and place.type == "cpu" else ""
+    return f"compute: {str(dtype).removeprefix('torch.')} on {place.type}{hint}"

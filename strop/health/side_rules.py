@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from strop.algorithms.batch_metrics import GROUPS, PROCESS
-from strop.algorithms.value_loss import EXPLAINED_VARIANCE
+from strop.algorithms.batch_metrics import EXPLAINED_VARIANCE, GROUPS, PROCESS
 from strop.health.history import History
 
 BAD_CRITIC_STEPS = 20

@@ -13,12 +13,13 @@ from strop.base.metrics import Metric, metric_values
 from strop.controller import RoleSpec, as_list, role
 from strop.data.readers import read_rows
 from strop.data.sampler import visit_uid
-from strop.engines.model import check_language_model, check_value_model
+from strop.engines.model import check_language_model
 from strop.preferences.config import WITHOUT_REFERENCE, PreferConfig
 from strop.preferences.losses import Batch, Weighed, weigh
 from strop.preferences.rows import Compared, PreferenceDataset
 from strop.preferences.worker import PreferenceWorker
 from strop.protocol import DataProto, columns
+from strop.roles.value_models import check_value_model
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.supervised.result import SftResult
 from strop.supervised.trainer import SupervisedTrainer

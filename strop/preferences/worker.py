@@ -8,9 +8,10 @@ from torch import Tensor
 from strop.algorithms.aggregation import weighted_sum
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_model, load_value_model
+from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto
+from strop.roles.value_models import load_value_model
 from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask
 

@@ -1,11 +1,16 @@
-"""Roles beside actor, critic, reference and rollout.
+"""Roles beside actor, reference and rollout.
 
+critic.py           CriticWorker: values and value updates
+value_loss.py       its loss as per-token terms, and the variance that values explain
+gae.py              the estimator that takes values
+value_models.py     models with a value head
 teacher.py          TeacherWorker: the frozen model that the policy learns from
 reward_model.py     RewardModelWorker: scores of whole answers
 prm.py              PrmWorker: the process reward model, which learns from outcomes
 implicit_reward.py  its rewards of tokens, and its loss
 prime.py            the estimator that takes them, and what it is judged by
-declarations.py     what that asks for; checks.py: settings that do not go with these roles (both torch-free)
+estimators.py       both estimators
+declarations.py     what they ask for; checks.py: settings that do not go with these roles (both torch-free)
 
 Their sections of the configuration are in strop.workers.config; spec() and check() of a module are what the core calls.
 """

@@ -16,6 +16,16 @@ def check(config: Config) -> None:
     Raises:
         ValueError: the sentence says which, and what to do.
     """
+    if config.critic.path and not config.uses_critic:
+        raise ValueError(
+            f"critic.path is {config.critic.path!r}, but algorithm.adv_estimator={config.algorithm.adv_estimator} "
+            f"uses no values: set algorithm.adv_estimator=gae, or remove it"
+        )
+    if config.trainer.critic_warmup and not config.uses_critic:
+        raise ValueError(
+            f"trainer.critic_warmup is {config.trainer.critic_warmup}, but algorithm.adv_estimator="
+            f"{config.algorithm.adv_estimator} uses no critic: set algorithm.adv_estimator=gae, or remove it"
+        )
     if config.prm != PrmConfig() and not config.uses_prm:
         raise ValueError(
             f"a setting of prm is given, but algorithm.adv_estimator={config.algorithm.adv_estimator} uses no "

@@ -1,4 +1,4 @@
-"""What the estimator of process rewards asks for (torch-free)."""
+"""What the estimators of critic and process reward model ask for (torch-free)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from strop.algorithms.registry import Declaration, Recipes
 
 RECIPES = Recipes(
     estimators={
+        "gae": Declaration(
+            needs=frozenset({"token_level_rewards", "values", "response_mask"}),
+            settings=frozenset({"gamma", "lam"}),
+        ),
         "prime": Declaration(
             needs=frozenset({"group_ids", "response_mask", "rewards", "process_rewards"}),
             settings=frozenset({"gamma"}),
             own={"process_weight": 1.0, "outcome_weight": 1.0, "process_norm": True, "whiten": True},
             is_group_relative=True,
-        )
+        ),
     },
-    functions="strop.roles.prime",
+    functions="strop.roles.estimators",
 )

@@ -31,7 +31,9 @@ PRM = Metric(
 )
 
 
-def spec(config: Config, *, device: str, num_steps: int, checkpoint: Path | None) -> RoleSpec[PrmWorker]:
+def spec(
+    config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
+) -> RoleSpec[PrmWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
     num_updates = num_steps * config.updates_per_step(config.prm)
     learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint)

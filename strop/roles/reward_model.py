@@ -18,18 +18,12 @@ from strop.controller import Dispatch, RoleSpec, register, role
 from strop.data.chat import Chat, encode, render
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
-from strop.engines.model import (
-    architecture,
-    check_value_model,
-    is_classifier,
-    load_tokenizer,
-    load_value_model,
-    read_shape,
-)
+from strop.engines.model import load_tokenizer, read_shape
 from strop.engines.packing import make_rows
 from strop.engines.parallel import Parallel
 from strop.engines.training import Engine
 from strop.protocol import DataProto
+from strop.roles.value_models import architecture, check_value_model, is_classifier, load_value_model
 from strop.trainer.config import Config
 from strop.workers.config import RewardModelConfig
 from strop.workers.models import ModelWorker
@@ -39,7 +33,7 @@ _AFTER_THE_END = torch.zeros(1, dtype=torch.int64)
 
 
 def spec(
-    config: Config, *, device: str, num_steps: int, checkpoint: Path | None
+    config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[RewardModelWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
     return role(RewardModelWorker, config.reward_model, device=device)

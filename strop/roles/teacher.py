@@ -22,7 +22,9 @@ from strop.workers.models import ModelWorker
 from strop.workers.rows import log_prob_column
 
 
-def spec(config: Config, *, device: str, num_steps: int, checkpoint: Path | None) -> RoleSpec[TeacherWorker]:
+def spec(
+    config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
+) -> RoleSpec[TeacherWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
     distillation = config.algorithm.distillation
     return role(TeacherWorker, config.model, config.teacher, distillation, device=device)

@@ -30,7 +30,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
 from strop.engines.lora.adapters import add_lora, merged_tensors, save_adapter
 from strop.engines.media import language_model_class, media_models
-from strop.engines.model import load_model, load_value_model, read_settings
+from strop.engines.model import load_model, read_settings
 from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.packing import make_rows
 from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
@@ -38,6 +38,7 @@ from strop.engines.saved_tensors import STATE_FILE, SavedTensors
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.engines.weights import named_weights
+from strop.roles.value_models import load_value_model
 
 ACTOR, CRITIC, PRM = "actor", "critic", "prm"
 """Roles that can be exported: a language model, a value model (one number per text), and the process reward model, a

@@ -6,7 +6,6 @@ from dataclasses import field, replace
 from itertools import pairwise
 
 from strop.agents.config import AgentConfig
-from strop.algorithms.balance import even_bounds
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, STEP_COLUMNS
@@ -28,6 +27,15 @@ from strop.workers.config import (
     RewardModelConfig,
     TeacherConfig,
 )
+
+
+def even_bounds(count: int, at_most: int) -> list[int]:
+    """Bounds of the fewest consecutive parts of at most `at_most` items, of equal sizes up to one.
+
+    21 items in parts of at most 10 are cut at [0, 7, 14, 21]; no item gives [0].
+    """
+    parts = -(-count // at_most)
+    return [0, *(-(-count * part // parts) for part in range(1, parts + 1))]
 
 
 @section("")

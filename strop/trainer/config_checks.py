@@ -58,16 +58,6 @@ def _check_roles(config: Config) -> None:
             f"reference.path is {config.reference.path!r}, but nothing uses a reference model: set "
             f"algorithm.use_kl_loss=true or algorithm.use_kl_in_reward=true, or remove it"
         )
-    if config.critic.path and not config.uses_critic:
-        raise ValueError(
-            f"critic.path is {config.critic.path!r}, but algorithm.adv_estimator={config.algorithm.adv_estimator} "
-            f"uses no values: set algorithm.adv_estimator=gae, or remove it"
-        )
-    if config.trainer.critic_warmup and not config.uses_critic:
-        raise ValueError(
-            f"trainer.critic_warmup is {config.trainer.critic_warmup}, but algorithm.adv_estimator="
-            f"{config.algorithm.adv_estimator} uses no critic: set algorithm.adv_estimator=gae, or remove it"
-        )
     if config.model.lora.rank > 0 and config.reference.path:
         raise ValueError(
             f"reference.path is {config.reference.path!r}, but with model.lora the reference is the model without "

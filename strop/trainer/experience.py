@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 from strop.algorithms.aggregation import BatchTotals
-from strop.algorithms.balance import balance_parts, even_bounds, sequence_workload
+from strop.base.guests import needed
 from strop.controller import Mesh, Partition
 from strop.protocol import DataProto
 from strop.protocol.schema import Taker, labels_for, taken_by
+from strop.trainer.config import even_bounds
 from strop.workers.reports import EpisodeReport
 
 
@@ -107,8 +108,10 @@ class Experience:
         work; samples of a prompt stay together where that costs no balance."""
         if mesh.dp == 1:
             return self.rows
-        loads = [sequence_workload(report.num_tokens) for report in self.reports]
-        parts = balance_parts(loads, [report.uid for report in self.reports], mesh.dp)
+        balanced_rows = needed("several ranks", "a role has several ranks").balanced_rows
+        parts = balanced_rows(
+            [report.num_tokens for report in self.reports], [report.uid for report in self.reports], mesh.dp
+        )
         return cast(DataProto, Partition(self.rows, parts))
 
     def taken_by(self, taker: Taker) -> DataProto:

@@ -26,8 +26,7 @@ from strop.controller import (
     role,
 )
 from strop.engines.config import EngineConfig
-from strop.engines.media import media_models
-from strop.engines.model import check_language_model, check_value_model, read_shape
+from strop.engines.model import check_language_model, read_shape
 from strop.engines.tokens import sequence_parallelism
 from strop.protocol import DataProto
 from strop.rollout.types import Sampling
@@ -36,8 +35,6 @@ from strop.trainer.experience import Experience
 from strop.trainer.policy_sync import MAX_HEALS, PolicySync
 from strop.trajectory import Prompt
 from strop.workers.actor import ActorWorker
-from strop.workers.config import ActorConfig, CriticConfig
-from strop.workers.critic import CriticWorker
 from strop.workers.generation import check_engine
 from strop.workers.models import Learning
 from strop.workers.reference import ReferenceWorker
@@ -66,7 +63,7 @@ class Roles:
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     teacher: WorkerGroup[Any] | None = None
     """The model that the policy learns from; None without distillation."""
-    critic: WorkerGroup[CriticWorker] | None = None
+    critic: WorkerGroup[Any] | None = None
     prm: WorkerGroup[Any] | None = None
     """The process reward model; None where the estimator takes no process rewards."""
     reward_model: WorkerGroup[Any] | None = None
@@ -177,8 +174,8 @@ def check_models(config: Config) -> None:
     """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_language_model`, `check_value_model`, `check_engine`, and the roles of guests; or
-            sequences that cannot be divided over ranks; or a critic that would have to see images.
+        ValueError: as `check_language_model`, `check_engine`, and the roles of guests; or sequences that cannot be
+            divided over ranks.
     """
     of_guests = _joined_roles(config)
     check_language_model(config.model)
@@ -197,22 +194,19 @@ def check_models(config: Config) -> None:
             ranks = _num_ranks(config, name)
             divided = sequence_parallelism()
             divided.check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
-    path = config.critic.path or config.model.path
-    if config.uses_critic and media_models(read_shape(dataclasses.replace(config.model, path=path))):
-        raise ValueError(
-            f"the critic would start from {path!r}, a vision-language model, and critics take text alone: use an "
-            f"estimator without a critic, such as algorithm.adv_estimator=grpo, or for prompts without images set "
-            f"critic.path to a model of text with the same tokenizer"
-        )
-    if config.uses_critic:
-        check_value_model(dataclasses.replace(config.model, path=path))
 
 
 class JoinedRole(Protocol):
     """The module that a guest has for a role, at the place "role"."""
 
-    def spec(self, config: Config, *, device: str, num_steps: int, checkpoint: Path | None) -> RoleSpec[Any]:
-        """The role in a run of so many training steps; `checkpoint` is a folder to continue from."""
+    def spec(
+        self, config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
+    ) -> RoleSpec[Any]:
+        """The role in a run of so many training steps.
+
+        `checkpoint` is a folder to continue from, `optimizer` one with the optimizer's state that a new run takes over
+        from another.
+        """
 
     def check(self, config: Config) -> None:
         """Raise a ValueError for a model that does not fit, before any process starts."""
@@ -220,7 +214,7 @@ class JoinedRole(Protocol):
 
 def _joined_roles(config: Config) -> dict[str, JoinedRole]:
     """The roles of guests that this run uses."""
-    others = [name for name in config.roles if name not in (*_POLICY, "critic", "reference")]
+    others = [name for name in config.roles if name not in (*_POLICY, "reference")]
     return {name: needed("role", f"the run has a {name}", name) for name in others}
 
 
@@ -340,21 +334,20 @@ def role_specs(
     optimizer: Path | None = None,
 ) -> Mapping[str, RoleSpec[Any]]:
     """What `make_roles` makes, in the order in which roles of one process are made; arguments as there."""
-    device, model, algorithm = playing.device, config.model, config.algorithm
-
-    def learning(learner: ActorConfig | CriticConfig) -> Learning:
-        updates = num_steps * config.updates_per_step(learner)
-        return Learning(device=device, num_updates=updates, checkpoint=checkpoint, optimizer=optimizer)
-
+    device, model = playing.device, config.model
+    num_updates = num_steps * config.updates_per_step(config.actor)
+    learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer)
     specs: dict[str, RoleSpec[Any]] = {
-        "actor": role(ActorWorker, model, config.actor, algorithm, learning(config.actor))
+        "actor": role(ActorWorker, model, config.actor, config.algorithm, learning)
     }
-    if config.uses_critic:
-        specs["critic"] = role(CriticWorker, model, config.critic, algorithm, learning(config.critic))
-    if "reference" in config.roles:
-        specs["reference"] = role(ReferenceWorker, model, config.reference, device=device)
-    for name, joins in _joined_roles(config).items():
-        specs[name] = joins.spec(config, device=device, num_steps=num_steps, checkpoint=checkpoint)
+    joined = _joined_roles(config)
+    for name in config.roles:
+        if name == "reference":
+            specs[name] = role(ReferenceWorker, model, config.reference, device=device)
+        elif name in joined:
+            specs[name] = joined[name].spec(
+                config, device=device, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer
+            )
     specs["rollout"] = role(RolloutWorker, model, config.rollout, config.reward, playing)
     if key := config.ahead_by:
         specs["rollout"] = needed("generation ahead", f"{key} is set", "role")(config, playing)

@@ -2,9 +2,8 @@
 
 config.py        ActorConfig, ReferenceConfig, TeacherConfig, CriticConfig, PrmConfig, RewardModelConfig
 actor.py         ActorWorker: the policy; log-probs, policy updates, and the advantages of a batch
-critic.py        CriticWorker: values and value updates
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
-(those of guests, such as a reward model: place "role")
+(those of guests, such as a critic or a reward model: place "role")
 rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes;
                  generation.py: the engines that it has
 

@@ -17,14 +17,14 @@ from strop.algorithms.aggregation import (
     valid_tokens_per_row,
     weighted_sum,
 )
-from strop.algorithms.balance import (
+from strop.algorithms.config import AGGREGATION_MODES
+from strop.engines.sharding.balance import (
     UNBALANCE,
     _halves,
     balance_parts,
     get_seqlen_balanced_partitions,
     sequence_workload,
 )
-from strop.algorithms.config import AGGREGATION_MODES
 
 NORM = "seq-mean-token-sum-norm"
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.algorithms.balance import even_bounds, get_seqlen_balanced_partitions, sequence_workload
+from strop.engines.sharding.balance import get_seqlen_balanced_partitions, sequence_workload
+from strop.trainer.config import even_bounds
 
 
 def sums(lengths: list[int], parts: list[list[int]]) -> list[int]:

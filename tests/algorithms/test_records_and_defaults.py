@@ -37,7 +37,7 @@ from strop.recipes import (
     token_baseline,
     trust_region,
 )
-from strop.roles import prime
+from strop.roles import gae, prime
 
 MODULES = [
     importlib.import_module(found.name)
@@ -84,7 +84,7 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (group_baselines.gpg_advantages, {"f_norm": 1.0, "count_mixed_groups": False}),
     (reward_parts.gdpo_advantages, {"reward_weights": ()}),
     # Without a discount and without a bias: the return of the whole answer.
-    (returns.gae, {"gamma": 1.0, "lam": 1.0}),
+    (gae.gae, {"gamma": 1.0, "lam": 1.0}),
     (returns.reinforce_plus_plus, {"gamma": 1.0}),
     (
         prime.prime_advantages,

@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from strop.algorithms.value_loss import explained_variance, value_loss_terms
 from strop.base.metrics import (
     ExplainedVariance,
     Max,
@@ -17,6 +16,7 @@ from strop.base.metrics import (
     merge_metrics,
     metric_values,
 )
+from strop.roles.value_loss import explained_variance, value_loss_terms
 
 
 def test_a_mean_over_nothing_is_neutral() -> None:

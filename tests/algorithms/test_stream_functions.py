@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, check_settings, load_extensions
 from strop.algorithms.stream_functions import (
     SHAPING_COLUMNS,
@@ -20,6 +21,9 @@ from strop.algorithms.stream_functions import (
     register_reward_shaping,
 )
 from strop.algorithms.stream_functions.calls import filter_cause, shaped_rewards
+from strop.algorithms.stream_functions.groups import sample_groups, shaped_by_group
+from strop.rewards.outcome import Outcome
+from strop.workers.reports import EpisodeReport
 
 GROUP = SampleGroup(
     uid="e0-7",
@@ -256,3 +260,51 @@ def test_a_file_that_fails_may_be_mended(tmp_path: Path) -> None:
     # A file of another length, so that no cache of the old one is taken for it.
     file.write_text("import sys\nNAME = __name__\nassert sys.modules[NAME]\n")
     load_extensions([str(file)])
+
+
+def report(uid: str, index: int, score: float | None, **parts: float) -> EpisodeReport:
+    outcome = None if score is None else Outcome(kind="score", score=score, parts=parts)
+    return EpisodeReport(
+        uid=uid,
+        sample_index=index,
+        data_source="sums",
+        num_prompt_tokens=2,
+        num_response_tokens=5 + index,
+        num_sampled_tokens=3,
+        num_turns=1 + index,
+        stop_reason="stop" if index else "length",
+        outcome=outcome,
+    )
+
+
+REPORTS = [
+    report("e0-1", 0, 1.0, acc=0.25),
+    report("e0-2", 0, None),
+    report("e0-1", 1, 0.5),
+    report("e0-1", 2, None),
+]
+
+
+def test_samples_of_a_prompt_are_a_group_without_those_that_have_no_reward() -> None:
+    first, second = sample_groups(REPORTS)
+    assert first == SampleGroup(
+        uid="e0-1",
+        data_source="sums",
+        rewards=(1.0, 0.5),
+        accuracies=(0.25, 0.5),
+        parts=({"acc": 0.25}, {}),
+        response_lengths=(5, 6),
+        num_turns=(1, 2),
+        stop_reasons=("length", "stop"),
+    )
+    assert (second.uid, second.rewards) == ("e0-2", ())
+
+
+def test_shaping_changes_what_samples_are_trained_with() -> None:
+    def brief(rewards: torch.Tensor, max_response_tokens: int, factor: float = 1.0) -> torch.Tensor:
+        return rewards * factor + max_response_tokens
+
+    register_reward_shaping("brief")(brief)
+    algorithm = AlgorithmConfig(reward_shaping="brief", shaping_settings={"factor": 2.0})
+    shaped = shaped_by_group(algorithm, REPORTS, {"e0-1/0": 0.5, "e0-1/1": 0.25}, 10)
+    assert shaped == {"e0-1/0": 11.0, "e0-1/1": 10.5}

@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from references.token_passes import of_log_probs, of_values
 from strop.config import load_config
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.model import load_model, load_value_model
+from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.role_checkpoint import save_role
 from strop.engines.training import TrainEngine
+from strop.roles.value_models import load_value_model
 from strop.run import RunFolder
 from strop.sharing import role_export
 from strop.trainer.config import Config

@@ -29,10 +29,11 @@ from strop.engines.lora.adapters import (
     save_adapter,
     save_merged,
 )
-from strop.engines.model import check_language_model, load_model, load_value_model
+from strop.engines.model import check_language_model, load_model
 from strop.engines.packing import Row, make_rows
 from strop.engines.training import TrainEngine
 from strop.engines.weights import weights_metadata
+from strop.roles.value_models import load_value_model
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.transfer.stream import parameter_stream
 from strop.rollout.types import Sampling

@@ -274,13 +274,13 @@ def test_configuration_errors(make: Callable[[], object], sentence: str) -> None
 
 
 def test_another_precision_is_named_where_it_is_measurably_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strop.engines.flops.bfloat16_speedup", lambda: 2.5)
+    monkeypatch.setattr("strop.engines.flops.peak.bfloat16_speedup", lambda: 2.5)
     assert describe_precision(ModelConfig(), "cpu") == (
         "compute: float32 on cpu; products of bfloat16 run 2.5 times as fast here "
         "(model.dtype=bfloat16 uses them, at lower precision)"
     )
     assert describe_precision(ModelConfig(dtype="bfloat16"), "cpu") == "compute: bfloat16 on cpu"
-    monkeypatch.setattr("strop.engines.flops.bfloat16_speedup", lambda: 0.04)
+    monkeypatch.setattr("strop.engines.flops.peak.bfloat16_speedup", lambda: 0.04)
     assert describe_precision(ModelConfig(), "cpu") == "compute: float32 on cpu"
     assert describe_precision(ModelConfig(dtype="bfloat16"), "cpu") == (
         "compute: bfloat16 on cpu; products of float32 run 25.0 times as fast here (model.dtype=float32 uses them)"

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from strop.base import trust
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model, load_tokenizer, load_value_model, read_shape
+from strop.engines.model import load_model, load_tokenizer, read_shape
+from strop.roles.value_models import load_value_model
 
 
 def with_options(folder: Path, **options: Any) -> ModelConfig:

@@ -25,11 +25,12 @@ from references.rank_processes import RankFailed, Ranks, run_ranks
 from references.token_passes import log_probs_of, of_log_probs, of_values, values_of
 from strop.engines.attention import AttentionForm, PackedAttention
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_model, load_value_model
+from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.parallel import Parallel, alone
 from strop.engines.training import TrainEngine
 from strop.engines.ulysses.shards import check_sequence_parallel
+from strop.roles.value_models import load_value_model
 
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 Pair = tuple[tuple[int, ...], tuple[int, ...]]

@@ -24,10 +24,10 @@ from references.token_passes import of_values, values_of
 from strop.engines.carried.packed import check_packed
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.model import load_value_model
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
 from strop.roles.reward_model import load_reward_model
+from strop.roles.value_models import load_value_model
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 

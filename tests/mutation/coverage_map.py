@@ -46,6 +46,8 @@ def main() -> None:
         include=[
             "*/strop/algorithms/*",
             "*/strop/recipes/*",
+            "*/strop/roles/*",
+            "*/strop/engines/sharding/balance.py",
             "*/strop/checks/functions/*",
             "*/strop/evaluation/votes.py",
         ],

@@ -36,7 +36,11 @@ WORK = ROOT / "build" / "mutation"
 TREE = WORK / "tree"
 SESSION = WORK / "session.jsonl"
 EQUIVALENT = HERE / "equivalent.txt"
-FORMULAS = ("algorithms/**/*.py", "recipes/**/*.py", "checks/functions/**/*.py", "evaluation/votes.py")
+FORMULAS = (
+    "algorithms/**/*.py", "recipes/**/*.py", "roles/gae.py", "roles/value_loss.py", "engines/sharding/balance.py",
+    "checks/functions/**/*.py",
+    "evaluation/votes.py",
+)  # fmt: skip
 TESTS = (
     "tests/algorithms", "tests/checks/functions", "tests/cli/test_cli_check.py", "tests/workers/test_metrics.py",
     "tests/workers/test_batch_estimates.py", "tests/evaluation/test_votes.py",

@@ -34,7 +34,10 @@ import pytest
 import torch
 
 PACKAGE = "strop"
-TESTED = ("strop.algorithms", "strop.recipes", "strop.checks.functions", "strop.evaluation.votes")
+TESTED = (
+    "strop.algorithms", "strop.recipes", "strop.roles", "strop.engines.sharding.balance",
+    "strop.checks.functions", "strop.evaluation.votes",
+)  # fmt: skip
 HEAVY = (
     "numpy", "torch", "torch.distributed", "hypothesis.strategies", "tensordict", "datasets", "transformers",
     "transformers.models.qwen3.modeling_qwen3", "yaml", "hydra", "omegaconf", "rich", "jinja2", "safetensors",

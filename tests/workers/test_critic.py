@@ -18,7 +18,7 @@ from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
 from strop.base.metrics import merge_metrics, metric_values
 from strop.protocol import DataProto, columns
-from strop.workers.critic import CriticWorker
+from strop.roles.critic import CriticWorker
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 SCALE = 6.0

@@ -3,7 +3,7 @@
     registration.py     the registry, and the one way to call an estimator
     groups.py           what estimators share: groups, checks, one number per sample onto its tokens
     group_relative.py   grpo, dr_grpo, rloo: samples of a prompt compared
-    returns.py          gae, reinforce_plus_plus: rewards-to-go, token by token
+    returns.py          reinforce_plus_plus: rewards-to-go, token by token
 
 Those of further papers are guests (place "recipes").
 

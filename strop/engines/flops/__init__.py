@@ -4,7 +4,7 @@ work.py    floating-point operations of passes over packed rows
 peak.py    operations per second of a device at best, and what bfloat16 gains on a CPU
 """
 
-from strop.engines.flops.peak import bfloat16_speedup, peak_flops
+from strop.engines.flops.peak import peak_flops, precision_hint
 from strop.engines.flops.work import model_work
 
-__all__ = ["bfloat16_speedup", "model_work", "peak_flops"]
+__all__ = ["model_work", "peak_flops", "precision_hint"]

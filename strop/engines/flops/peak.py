@@ -72,3 +72,24 @@ def _measured(dtype: torch.dtype, num_threads: int, size: int = _SIZE) -> float:
         a @ a
         seconds.append(time.perf_counter() - start)
     return 2 * size**3 / min(seconds)
+
+
+_WORTH_SAYING = 1.2
+"""By how much products must be faster in another precision for a person to hear of it; below, it may be noise."""
+
+
+def precision_hint(dtype: torch.dtype) -> str:
+    """That the other precision is faster on this CPU, for a line that ends with the one in force; else nothing."""
+    if dtype == torch.float64:
+        return ""
+    speedup = bfloat16_speedup()
+    if dtype == torch.bfloat16:
+        if speedup > 1 / _WORTH_SAYING:
+            return ""
+        return (
+            f"; products of float32 run {1 / speedup:.1f} times as fast here (model.dtype=float32 uses them)"
+        )
+    if speedup < _WORTH_SAYING:
+        return ""
+    use = "model.dtype=bfloat16 uses them, at lower precision"
+    return f"; products of bfloat16 run {speedup:.1f} times as fast here ({use})"

@@ -2,9 +2,11 @@
 
 ranks.py    the process group, joined and left
 fsdp.py     parameters sharded with FSDP2, and gathered for generation
+balance.py  which rows each rank gets
 """
 
+from strop.engines.sharding.balance import balanced_rows
 from strop.engines.sharding.fsdp import full_parameters, reshard, shard, sync_gradients
 from strop.engines.sharding.ranks import joined
 
-__all__ = ["full_parameters", "joined", "reshard", "shard", "sync_gradients"]
+__all__ = ["balanced_rows", "full_parameters", "joined", "reshard", "shard", "sync_gradients"]

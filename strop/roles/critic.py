@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, weighted_sum
+from strop.algorithms.batch_metrics import EXPLAINED_VARIANCE
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import aggregation_of
 from strop.algorithms.registry import load_extensions
-from strop.algorithms.value_loss import (
-    EXPLAINED_VARIANCE,
-    VALUE_STATISTIC,
-    explained_variance,
-    value_loss_terms,
-)
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
-from strop.controller import Dispatch, register
+from strop.controller import Dispatch, RoleSpec, register, role
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_value_model
+from strop.engines.media import media_models
+from strop.engines.model import read_shape
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
+from strop.roles.value_loss import VALUE_STATISTIC, explained_variance, value_loss_terms
+from strop.roles.value_models import check_value_model, load_value_model
+from strop.trainer.config import Config
 from strop.workers.config import CriticConfig
 from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, data_rows, flat_mask
@@ -32,6 +32,28 @@ LOSS = Metric(
     "reward^2",
     "of the critic, if there is one, as it is reduced; the same number",
 )
+
+
+def spec(
+    config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
+) -> RoleSpec[CriticWorker]:
+    """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
+    num_updates = num_steps * config.updates_per_step(config.critic)
+    learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer)
+    return role(CriticWorker, config.model, config.critic, config.algorithm, learning)
+
+
+def check(config: Config) -> None:
+    """Refuse a model that no critic can begin from, before any process starts."""
+    path = config.critic.path or config.model.path
+    model = dataclasses.replace(config.model, path=path)
+    if media_models(read_shape(model)):
+        raise ValueError(
+            f"the critic would start from {path!r}, a vision-language model, and critics take text alone: use an "
+            f"estimator without a critic, such as algorithm.adv_estimator=grpo, or for prompts without images set "
+            f"critic.path to a model of text with the same tokenizer"
+        )
+    check_value_model(model)
 
 
 class CriticWorker(TrainedWorker):

@@ -1,6 +1,6 @@
 """The critic's loss as per-token terms, and how well values explain returns.
 
-As with policy losses (losses.py), terms are not reduced: `weighted_sum(terms, token_weights(...))` of the
+As with policy losses (strop.algorithms.losses), terms are not reduced: `weighted_sum(terms, token_weights(...))` of the
 optimizer batch is the loss, for any cut into micro-batches and ranks.
 """
 
@@ -18,11 +18,6 @@ VALUE_STATISTIC = Metric(
     "critic/{vf_clipfrac,vpred_mean}",
     "share; reward",
     "values held by the clipping; value; mean over trained tokens",
-)
-EXPLAINED_VARIANCE = Metric(
-    "critic/vf_explained_var",
-    "share",
-    "of the variance of returns that the values explain, over trained tokens",
 )
 
 

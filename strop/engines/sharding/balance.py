@@ -1,4 +1,4 @@
-"""Partitions of near-equal load, so that ranks finish together."""
+"""Which rows each data-parallel rank gets: partitions of near-equal load, so that ranks finish together."""
 
 from __future__ import annotations
 
@@ -21,13 +21,9 @@ def sequence_workload(num_tokens: int) -> int:
     return LINEAR_COST * num_tokens + num_tokens**2
 
 
-def even_bounds(count: int, at_most: int) -> list[int]:
-    """Bounds of the fewest consecutive parts of at most `at_most` items, of equal sizes up to one.
-
-    21 items in parts of at most 10 are cut at [0, 7, 14, 21]; no item gives [0].
-    """
-    parts = -(-count // at_most)
-    return [0, *(-(-count * part // parts) for part in range(1, parts + 1))]
+def balanced_rows(num_tokens: Sequence[int], groups: Sequence[Hashable], parts: int) -> list[list[int]]:
+    """`balance_parts` of rows of so many tokens."""
+    return balance_parts([sequence_workload(count) for count in num_tokens], groups, parts)
 
 
 def balance_parts(workloads: Sequence[int], groups: Sequence[Hashable], parts: int) -> list[list[int]]:
