@@ -229,7 +229,7 @@ WALL_CLOCK = {
     "base/heartbeat.py": "signs of life of several machines are compared",
     "agents/spans.py": "spans say when",
     "workers/player.py": "spans say when",
-    "trainer/tensorboard.py": "records say when",
+    "tracking/tensorboard.py": "records say when",
     "trainer/machine/__init__.py": "when a machine is taken away is a time of day",
     "environments/verifiers_classic_env.py": "a field of an answer",
     "gateway/chat.py": "a field of an answer",

@@ -63,8 +63,8 @@ HOOKS = {
     "samples as rows": "a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
     "choice of samples": "a function (experience, config, step) that gives the rows that are trained on and, by the "
     "ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
-    "columns of answers": "a function (episodes, rewards, turn_weight=, similarity=) that gives the columns "
-    "strop.algorithms.registry.STEP_COLUMNS of their training rows",
+    "columns of answers": "a module as strop.recipes.answers, for estimators that take single answers (the columns "
+    "strop.algorithms.registry.STEP_COLUMNS), parts of the reward (algorithm.reward_keys) or reward_baselines",
     "engines apart": "a module as strop.workers.serving.EnginesApart describes, for engines that are not the native "
     "one",
     "decode steps": "a function (model) that gives a strop.rollout.native.batch.OtherSteps, or None for a model that "

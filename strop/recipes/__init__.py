@@ -19,7 +19,7 @@ smooth.py           sapo, dro: no clipping
 covariance.py       clip_cov, kl_cov: tokens chosen by statistics of the whole optimizer batch
 
 choosing.py         samples chosen for training; resampling.py: PF-PPO, drawn by their scores
-answers.py          columns of single answers, for gigpo; anchors.py: which were given in the same state
+answers.py          columns that gigpo, gdpo and remax take; anchors.py: answers that were given in the same state
 correction.py       tis, icepop, mis: weights and rejections where rollout and trainer disagree
 
 The rules of strop.algorithms.advantages and strop.algorithms.losses hold here too.

@@ -1,15 +1,27 @@
-"""Columns of single answers, for estimators that compare the answers of episodes (GiGPO)."""
+"""Columns that some estimators take: of single answers (GiGPO), parts of rewards (GDPO), greedy baselines (ReMax)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
+from strop.border import finite
 from strop.protocol import DataProto
 from strop.recipes.anchors import anchor_ids
-from strop.trajectory import Trajectory
+from strop.rollout.types import Sampling
+from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode
+from strop.workers.reports import EpisodeReport, training_rewards
+
+if TYPE_CHECKING:
+    from strop.trainer.config import Config
+    from strop.trainer.roles import Roles
+
+logger = logging.getLogger(__name__)
 
 
 def own_rewards(sequences: Sequence[Trajectory], reward: float, *, turn_weight: float = 1.0) -> list[float]:
@@ -63,3 +75,68 @@ def step_columns(
             "anchor_ids": torch.tensor(anchors, dtype=torch.int64),
         }
     )
+
+
+def part_columns(episodes: Sequence[Episode], keys: Sequence[str]) -> DataProto:
+    """Column reward_parts [B, K], for the rows of `episode_rows`; errors as of `reward_parts`."""
+    parts = torch.tensor([reward_parts(one, keys) for one in episodes])
+    column = parts.reshape(len(episodes), len(keys))  # also without samples
+    return DataProto.from_dict({"reward_parts": column})
+
+
+def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:
+    """The named parts of a sample's reward; `score` is the score itself.
+
+    Raises:
+        ValueError: the reward function returned no such number for this sample.
+    """
+    outcome = episode.outcome
+    if outcome is None or outcome.score is None:  # trained with reward.failed_score, whatever the part
+        return [0.0 if outcome is None or outcome.stand_in is None else outcome.stand_in] * len(keys)
+    found: dict[str, float | str | bool] = {**outcome.parts, "score": outcome.score}
+    for key in keys:
+        if key not in found or isinstance(found[key], str):
+            raise ValueError(
+                f"algorithm.reward_keys names {key!r}, but the reward function gave sample {episode.id} no such "
+                f"number: it returned {', '.join(sorted(found))}. Return it for every sample"
+            )
+    numbers = [finite(found[key]) for key in keys]
+    if None in numbers:
+        logger.warning(
+            "sample %s: a part of algorithm.reward_keys is no finite number (%s), so 0 stands in its place",
+            episode.id, ", ".join(f"{key}: {found[key]}" for key in keys),
+        )  # fmt: skip
+    return [number or 0.0 for number in numbers]
+
+
+def greedy_baselines(
+    config: Config, roles: Roles, prompts: Sequence[Prompt], sampling: Sampling
+) -> Callable[[Sequence[EpisodeReport]], DataProto]:
+    """Play and score the greedy answers; what gives the column reward_baselines [B] of training rows.
+
+    Baselines and samples are measured alike. Where the greedy answer could not be scored, it is the mean of the
+    prompt's samples, which is what it estimates.
+
+    Args:
+        config, roles: of the run.
+        prompts: of a step.
+        sampling: of its samples.
+    """
+
+    def measured(reports: Sequence[EpisodeReport]) -> dict[str, float]:
+        return training_rewards(reports, config.reward, max_response_tokens=sampling.max_tokens)
+
+    played = roles.play(prompts, 1, replace(sampling, temperature=0.0, top_p=1.0, top_k=0)).reports
+    rewards = measured(played)
+    greedy = {report.uid: rewards.get(report.id) for report in played}
+
+    def column(reports: Sequence[EpisodeReport]) -> DataProto:
+        rewards = measured(reports)
+        own: dict[str, list[float]] = {}
+        for report in reports:
+            own.setdefault(report.uid, []).append(rewards[report.id])
+        means = {uid: sum(values) / len(values) for uid, values in own.items()}
+        values = [means[one.uid] if (known := greedy[one.uid]) is None else known for one in reports]
+        return DataProto.from_dict({"reward_baselines": torch.tensor(values)})
+
+    return column

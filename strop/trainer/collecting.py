@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -83,12 +82,15 @@ class RolloutCollector:
         config = self._config
         drawn = self._issue(step, num_prompts or config.data.prompts_per_step)
         prompts = drawn.prompts
-        baselines = self._greedy_rewards(prompts) if config.needs("reward_baselines") else {}
+        baselines = None
+        if config.needs("reward_baselines"):
+            columns = needed("columns of answers", "the estimator takes reward_baselines")
+            baselines = columns.greedy_baselines(config, self._roles, prompts, self._sampling)
         episodes = self._play(prompts)
         self._check(episodes.reports)
         experience = training_rows(config, self._roles, episodes, self._sampling)
-        if config.needs("reward_baselines") and experience.reports:
-            experience = experience.union(self._baselines(experience, baselines), "reward_baselines")
+        if baselines is not None and experience.reports:
+            experience = experience.union(baselines(experience.reports), "reward_baselines")
         return StepRecord(
             step=step,
             prompts=tuple(prompts),
@@ -124,29 +126,6 @@ class RolloutCollector:
             {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
         )
         return drawn
-
-    def _greedy_rewards(self, prompts: list[Prompt]) -> dict[str, float | None]:
-        """By uid: the reward of the greedy answer, ReMax's baseline."""
-        greedy = replace(self._sampling, temperature=0.0, top_p=1.0, top_k=0)
-        reports = self._roles.play(prompts, 1, greedy).reports
-        rewards = self._training_rewards(reports)
-        return {report.uid: rewards.get(report.id) for report in reports}
-
-    def _baselines(self, experience: Experience, greedy: dict[str, float | None]) -> DataProto:
-        """Column reward_baselines [B]; where the greedy answer could not be scored, the mean of the prompt's
-        samples, which is what it estimates."""
-        rewards = self._training_rewards(experience.reports)
-        own: dict[str, list[float]] = {}
-        for report in experience.reports:
-            own.setdefault(report.uid, []).append(rewards[report.id])
-        means = {uid: sum(rewards) / len(rewards) for uid, rewards in own.items()}
-        values = [means[r.uid] if (known := greedy[r.uid]) is None else known for r in experience.reports]
-        return DataProto.from_dict({"reward_baselines": torch.tensor(values)})
-
-    def _training_rewards(self, reports: Sequence[EpisodeReport]) -> dict[str, float]:
-        """By sample id, what the samples are worth: baselines and samples are measured alike."""
-        limit = self._sampling.max_tokens
-        return training_rewards(reports, self._config.reward, max_response_tokens=limit)
 
     def _check(self, reports: Sequence[EpisodeReport]) -> None:
         """Too many samples that failed, or could not be scored, end the run."""

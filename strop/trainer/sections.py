@@ -8,10 +8,16 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
+from strop.base.guests import targets
 from strop.base.sections import section
 
 APART_ROLES = ("rollout", "critic", "reference", "teacher", "prm", "reward_model")
 """Roles that can have processes of their own; the actor is always in the main pool."""
+
+
+def _usual_trackers() -> tuple[str, ...]:
+    """Those that a run has where nobody says otherwise."""
+    return ("console", "jsonl", *(["tensorboard"] if "tensorboard" in targets("tracker") else []))
 
 
 @section("trainer")
@@ -44,7 +50,7 @@ class TrainerConfig:
     skip_rollout: str = ""
     """Folder of a run whose samples are trained on in place of new ones, with their tokens, log-probs and rewards: to
     debug the trainer, and to compare losses on equal data. Empty: samples are played."""
-    trackers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
+    trackers: tuple[str, ...] = field(default_factory=_usual_trackers)
     """Where metrics go: console, jsonl (which the commands of strop read), tensorboard, wandb, mlflow, swanlab,
     trackio, clearml, comet."""
     project_name: str = "strop"

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: the console, a JSON-lines file, TensorBoard.
+"""Where the numbers of a run go: the console, a JSON-lines file, and what guests bring.
 
 A tracker is made from a `TrackerSetup` by a name of the registry. All of them survive a resume: what they
 hold about steps after the resume point is replaced by what the continued run logs.
@@ -24,7 +24,6 @@ from strop.border import as_number, storable, storable_text
 from strop.run.errors import RunError
 from strop.run.records import MAX_STEP
 from strop.trainer.progress import ConsoleTracker
-from strop.trainer.tensorboard import TensorBoardTracker
 
 logger = logging.getLogger(__name__)
 
@@ -174,12 +173,6 @@ def console_tracker(setup: TrackerSetup) -> Tracker:
 def jsonl_tracker(setup: TrackerSetup) -> Tracker:
     """One JSON object per line in `metrics.jsonl`."""
     return JsonlTracker(setup.folder / METRICS_FILE, resume_step=setup.resume_step)
-
-
-@trackers.register("tensorboard")
-def tensorboard_tracker(setup: TrackerSetup) -> Tracker:
-    """Event files in `tensorboard/`."""
-    return TensorBoardTracker(setup.folder / "tensorboard", resume_step=setup.resume_step)
 
 
 class JsonlTracker:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -13,8 +12,6 @@ from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
 from strop.rollout.client import NoEngine
 from strop.workers.episodes import Episode, row_id
-
-logger = logging.getLogger(__name__)
 
 MAX_FAILED_SHARE = 0.2
 """Share of a step's episodes that may fail before scoring; above it the run stops."""
@@ -210,31 +207,6 @@ def training_rewards(
         for report in reports
         if (score := report.reward()) is not None
     }
-
-
-def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:
-    """The named parts of a sample's reward; `score` is the score itself.
-
-    Raises:
-        ValueError: the reward function returned no such number for this sample.
-    """
-    outcome = episode.outcome
-    if outcome is None or outcome.score is None:  # trained with reward.failed_score, whatever the part
-        return [0.0 if outcome is None or outcome.stand_in is None else outcome.stand_in] * len(keys)
-    found: dict[str, float | str | bool] = {**outcome.parts, "score": outcome.score}
-    for key in keys:
-        if key not in found or isinstance(found[key], str):
-            raise ValueError(
-                f"algorithm.reward_keys names {key!r}, but the reward function gave sample {episode.id} no such "
-                f"number: it returned {', '.join(sorted(found))}. Return it for every sample"
-            )
-    numbers = [finite(found[key]) for key in keys]
-    if None in numbers:
-        logger.warning(
-            "sample %s: a part of algorithm.reward_keys is no finite number (%s), so 0 stands in its place",
-            episode.id, ", ".join(f"{key}: {found[key]}" for key in keys),
-        )  # fmt: skip
-    return [number or 0.0 for number in numbers]
 
 
 def check_failed_episodes(reports: Sequence[EpisodeReport]) -> None:

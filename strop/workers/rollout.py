@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.algorithms.registry import load_extensions
@@ -42,7 +40,7 @@ from strop.workers.episodes import Episode, episode_rows
 from strop.workers.generation import Generation, Place, make_serving
 from strop.workers.models import TrainedWorker
 from strop.workers.player import Player, Scorers, make_player
-from strop.workers.reports import report_of, reward_parts
+from strop.workers.reports import report_of
 from strop.workers.tally import Tally
 
 
@@ -246,11 +244,10 @@ class RolloutWorker(Worker):
         earned: list[float] = episodes.tensors()["reward"].tolist()
         rows = episode_rows(kept, earned, temperature=self._rollout.temperature, turn_weight=turn_weight)
         if playing.reward_keys:
-            parts = torch.tensor([reward_parts(one, playing.reward_keys) for one in kept])
-            parts = parts.reshape(len(kept), len(playing.reward_keys))  # also without samples
-            rows = rows.union(DataProto.from_dict({"reward_parts": parts}))
+            parts = needed("columns of answers", "algorithm.reward_keys is set").part_columns
+            rows = rows.union(parts(kept, playing.reward_keys))
         if playing.anchor_similarity is not None:
-            columns = needed("columns of answers", "the advantage estimator compares answers")
+            columns = needed("columns of answers", "the advantage estimator compares answers").step_columns
             similarity = playing.anchor_similarity
             rows = rows.union(columns(kept, earned, turn_weight=turn_weight, similarity=similarity))
         objects: dict[str, list[Any]] = {}

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from strop.trainer.trackers import TrackerSetup
+
 _NAME = re.compile(r"^events\.out\.tfevents\.(\d+)\.")
 _ILLEGAL = re.compile(r"[^-/\w.]")
 
@@ -21,25 +23,16 @@ _ILLEGAL = re.compile(r"[^-/\w.]")
 class TensorBoardTracker:
     """Metrics as TensorBoard scalars; a resume tells TensorBoard to forget the steps it repeats."""
 
-    def __init__(self, folder: Path, *, resume_step: int) -> None:
-        """Begin a file.
-
-        Args:
-            folder: of the event files.
-            resume_step: last step that counts; 0 in a run that starts.
+    def __init__(self, setup: TrackerSetup) -> None:
+        """Begin a file in `tensorboard/` of the run folder.
 
         Raises:
-            ValueError: the package tensorboard is missing.
             OSError: the disk refused.
         """
-        try:
-            from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.record_writer import RecordWriter
-        except ImportError as error:
-            raise ValueError(
-                "the tracker 'tensorboard' needs the package tensorboard: pip install tensorboard, or take "
-                "'tensorboard' out of trainer.trackers"
-            ) from error
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        folder, resume_step = setup.folder / "tensorboard", setup.resume_step
         self._event: Any = event_pb2.Event
         self._summary: Any = summary_pb2.Summary
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,6 +42,18 @@ class TensorBoardTracker:
         if resume_step > 0:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write(self._event(wall_time=time.time(), step=resume_step + 1, session_log=start))
+
+    @staticmethod
+    def check() -> None:
+        """Raise a ValueError where the package tensorboard is missing."""
+        try:
+            import tensorboard.compat.proto.event_pb2
+            import tensorboard.summary.writer.record_writer  # noqa: F401
+        except ImportError as error:
+            raise ValueError(
+                "the tracker 'tensorboard' needs the package tensorboard: pip install tensorboard, or take "
+                "'tensorboard' out of trainer.trackers"
+            ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add one point per metric; they are in the file when this returns.
