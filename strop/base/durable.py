@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from io import FileIO
 from pathlib import Path
 
 from strop.base.foreign_files import lines_of, open_regular
+
+_NO_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}
+"""What some network file systems say of an fsync of a folder."""
 
 
 def fsync_path(path: Path) -> None:
@@ -22,9 +26,16 @@ def fsync_path(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return once the names in a folder have reached the disk, where its file system knows of that."""
-    with suppress(OSError):  # some network file systems know no fsync of a folder
+    """Return once the names in a folder have reached the disk, where its file system knows of that.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    try:
         fsync_path(folder)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
 
 
 def write_durable(path: Path, text: str) -> None:
@@ -50,7 +61,7 @@ def replace_text(path: Path, text: str) -> None:
         with suppress(OSError):  # the first error is the one to tell
             temporary.unlink()
         raise
-    fsync_path(path.parent)
+    sync_folder(path.parent)
 
 
 def append_line(file: FileIO, line: bytes) -> None:

@@ -103,7 +103,13 @@ class AttentionContext(Protocol):
         ...
 
     def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
-        """Output [N, D] of a layer that carries a state (`strop.engines.recurrent.Recurrence`)."""
+        """Output [N, D] of a layer that carries a state, for packed tokens [N, D].
+
+        Args:
+            layer: number among the layers of this kind.
+            run: the layer.
+            hidden: its input.
+        """
         ...
 
 

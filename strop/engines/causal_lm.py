@@ -11,10 +11,10 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext, AttentionForm
+from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
 from strop.engines.head import Head
 from strop.engines.media import MediaInputs
-from strop.engines.recurrent import Run, attend_apart
+from strop.engines.recurrent import attend_apart
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -200,18 +200,8 @@ class _Uncompiled:
     """An attention context that compiled layers call as plain Python: its plan differs from batch to batch."""
 
     def __init__(self, context: AttentionContext) -> None:
-        self._attend = torch.compiler.disable(context.attend)  # type: ignore[no-untyped-call]
-        self._recur = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        """Attention output [N, H, Dv] of the context."""
-        output: Tensor = self._attend(layer, query, key, value, form)
-        return output
-
-    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
-        """Output [N, D] of the context."""
-        output: Tensor = self._recur(layer, run, hidden)
-        return output
+        self.attend: Any = torch.compiler.disable(context.attend)  # type: ignore[no-untyped-call]
+        self.recur: Any = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
 
 
 def use_packed_attention(module: Any, media: MediaInputs | None, *, by_formula: bool) -> None:

@@ -57,13 +57,6 @@ class Parallel:
         dist.all_reduce(held, op=dist.ReduceOp.MAX)
         return int(held)
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """A new tensor: the sum over all ranks, in their order of addition, the same bits on each."""
-        total = tensor.detach().clone()
-        if self.mesh is not None:
-            dist.all_reduce(total)
-        return total
-
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """What each share of the rows has, in their order; the same on every rank.
 

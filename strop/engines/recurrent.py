@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,20 +75,6 @@ Run = Callable[[Tensor, LayerState | None], Tensor]
 """The layer on sequences [B, T, D] behind a state: [B, T, D]."""
 
 
-class Recurrence(Protocol):
-    """What a context of packed tokens does with a layer that carries a state."""
-
-    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
-        """Output [N, D] of the layer for packed tokens [N, D].
-
-        Args:
-            layer: number among the layers of this kind.
-            run: the layer.
-            hidden: its input.
-        """
-        ...
-
-
 def recurrent_layers(module: Any) -> list[nn.Module]:
     """The parts of a model that carry a state, in the order of its layers; none in most models."""
     text = module.config.get_text_config()
@@ -128,15 +114,17 @@ def _forward(
     cache_params: Any = None,
     attention_mask: Tensor | None = None,
     *,
-    strop_context: Recurrence | None = None,
+    strop_context: Any = None,
     strop_positions: Tensor | None = None,
     **rest: Any,
 ) -> Tensor:
-    """The forward call of a layer: as it is without a context, by the context's sequences with one."""
+    """The forward call of a layer: as it is without a context, by the context's sequences with one
+    (`strop.engines.attention.AttentionContext.recur`)."""
     if strop_context is None:
         return own(hidden_states, cache_params=cache_params, attention_mask=attention_mask, **rest)
 
     def run(sequences: Tensor, state: LayerState | None) -> Tensor:
         return own(sequences, cache_params=state, attention_mask=None)
 
-    return strop_context.recur(number, run, hidden_states[0]).unsqueeze(0)
+    output: Tensor = strop_context.recur(number, run, hidden_states[0])
+    return output.unsqueeze(0)

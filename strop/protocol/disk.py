@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from strop.base.durable import fsync_path
+from strop.base.durable import fsync_path, sync_folder
 from strop.protocol.columns import BatchError
 from strop.protocol.merging import object_array
 
@@ -181,4 +181,4 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         shutil.rmtree(earlier)
     else:
         temporary.rename(path)
-    fsync_path(path.parent)
+    sync_folder(path.parent)

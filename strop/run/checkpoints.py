@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base.durable import fsync_path, replace_text
+from strop.base.durable import replace_text, sync_folder
 from strop.run.jsonable import jsonable
 from strop.run.manifest import Checkpoint, CheckpointError, Manifest, check_files, read_manifest, seal
 from strop.run.pending import PendingCheckpoint
@@ -317,7 +317,7 @@ class CheckpointStore:
             if aside.exists():
                 aside.rename(final)
             raise
-        fsync_path(self.root)
+        sync_folder(self.root)
 
     def _verify_saved(self, final: Path, manifest: Manifest) -> None:
         _drop_from_cache(final, manifest)

@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from strop.base.durable import fsync_path, sha256_of_file, write_durable
+from strop.base.durable import fsync_path, sha256_of_file, sync_folder, write_durable
 from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.run.errors import RunError
 from strop.run.jsonable import canonical_json
@@ -88,11 +88,11 @@ def seal(folder: Path, *, step: int, score: float | None, facts: Mapping[str, An
         entries = list(pool.map(_entry_on_disk, paths))
     files = {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}
     for one in reversed(folders):
-        fsync_path(one)
+        sync_folder(one)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = Manifest(step=step, score=score, created=created, facts=facts, files=files)
     write_durable(folder / MANIFEST, _to_text(manifest))
-    fsync_path(folder)
+    sync_folder(folder)
     return manifest
 
 
@@ -159,16 +159,9 @@ def check_files(folder: Path, manifest: Manifest, *, hashes: bool) -> None:
     Raises:
         CheckpointError: the first file that differs, and how.
     """
-    if not hashes:
-        for name, entry in manifest.files.items():
-            _check_file(folder, name, entry, hashes=False)
-        return
-    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        checks = pool.map(
-            lambda item: _check_file(folder, item[0], item[1], hashes=True), manifest.files.items()
-        )
-        for _ in checks:  # raises what the first of them raised
-            pass
+    with ThreadPoolExecutor(_HASHING_THREADS if hashes else 1) as pool:
+        checks = pool.map(lambda file: _check_file(folder, *file, hashes=hashes), manifest.files.items())
+        list(checks)  # raises what the first of them raised
 
 
 def _entry_on_disk(path: Path) -> FileEntry:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -458,3 +461,27 @@ def test_a_full_disk_keeps_the_checkpoint_before(tmp_path: Path, library: str) -
         pytest.skip("this user may not mount a small disk")
     assert result.returncode == 0, result.stderr
     check_refusal(result.stdout, "No space left on device")
+
+
+@pytest.mark.parametrize(("number", "is_saved"), [(errno.EINVAL, True), (errno.EIO, False)])
+def test_a_file_system_that_knows_no_fsync_of_folders_still_keeps_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_saved: bool
+) -> None:
+    store = make_store(tmp_path / "checkpoints", steps=(20,))
+    fsync = os.fsync
+
+    def of_files_only(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(number, os.strerror(number))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", of_files_only)
+    if is_saved:
+        store.save(40, writer(), facts={})
+    else:
+        with pytest.raises(
+            CheckpointError, match="checkpoint 40 could not be saved to .*: Input/output error"
+        ):
+            store.save(40, writer(), facts={})
+    monkeypatch.undo()
+    assert store.steps() == [20, 40][: 1 + is_saved]
