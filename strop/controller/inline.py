@@ -10,7 +10,7 @@ them is found out, because on another runtime the write would be lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from strop.controller.group import WorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
-from strop.controller.worker import Placement, Worker, close_all, placed
+from strop.controller.worker import Placement, Worker, close_all
 
 W = TypeVar("W", bound=Worker)
 
@@ -27,28 +27,10 @@ W = TypeVar("W", bound=Worker)
 class InlineWorkerGroup(WorkerGroup[W]):
     """Workers of one role in this process."""
 
-    def __init__(
-        self, make_worker: Callable[[], W], *, world_size: int = 1, mesh: Mesh | None = None
-    ) -> None:
-        """Make the workers, in rank order.
-
-        Args:
-            make_worker: makes one worker; a class without arguments, or a lambda around one with them.
-            world_size: number of workers, all data parallel, where no mesh is given.
-            mesh: the parallel axes; its size is the number of workers.
-
-        Raises:
-            ValueError: `world_size` is below 1, or is not the size of the mesh.
-        """
-        if mesh is not None and world_size not in (1, mesh.world_size):
-            raise ValueError(f"world_size is {world_size}, but the mesh has {mesh.world_size} workers")
-        layout = Mesh(dp=world_size) if mesh is None else mesh
-        self.workers: list[W] = []
+    def __init__(self, workers: Sequence[W], mesh: Mesh) -> None:
+        super().__init__(type(workers[0]), mesh)
+        self.workers = list(workers)
         """The workers themselves, in rank order; for tests and debugging."""
-        for rank in range(layout.world_size):
-            with placed(_placement(rank, layout, "")):
-                self.workers.append(make_worker())
-        super().__init__(type(self.workers[0]), layout)
 
     def submit(self, calls: Sequence[WorkerCall]) -> list[Pending[Any]]:
         """Run the methods now; an error is raised here, not when the result is asked for."""
@@ -84,11 +66,11 @@ class InlineRuntime(Runtime):
             process: dict[str, Worker] = {}
             self._processes.append(process)
             for name, spec in roles.items():
-                made[name].append(spec.make(_placement(rank, meshes[name], name), process))
-        return {
-            name: InlineWorkerGroup(iter(workers).__next__, mesh=meshes[name])
-            for name, workers in made.items()
-        }
+                place = Placement(
+                    rank=rank, mesh=meshes[name], local_rank=rank, local_world_size=max(sizes), role=name
+                )
+                made[name].append(spec.make(place, process))
+        return {name: InlineWorkerGroup(workers, meshes[name]) for name, workers in made.items()}
 
     def close(self) -> None:
         """Close all workers, last made first; an error of one is raised after all were closed."""
@@ -96,8 +78,3 @@ class InlineRuntime(Runtime):
         close_all([worker for process in processes for worker in process.values()])
         for process in processes:
             process.clear()
-
-
-def _placement(rank: int, mesh: Mesh, role: str) -> Placement:
-    """The place of a worker in this process, which is the only node; there is nothing to join."""
-    return Placement(rank=rank, mesh=mesh, local_rank=rank, local_world_size=mesh.world_size, role=role)

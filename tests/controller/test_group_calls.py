@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from inline_groups import inline_group
 
 from strop.controller import (
     Dispatch,
@@ -173,7 +174,7 @@ def numbered(numbers: Sequence[int]) -> DataProto:
 
 
 def inline(dp: int) -> InlineWorkerGroup[Scorer]:
-    return InlineWorkerGroup(Scorer, world_size=dp)
+    return inline_group(Scorer, world_size=dp)
 
 
 def ns(data: DataProto, name: str = "n") -> list[int]:
@@ -313,7 +314,7 @@ def test_ranks_of_one_data_parallel_group_are_given_the_same_object() -> None:
 def test_any_mesh_gives_what_one_worker_gives(num_rows: int, sizes: list[int], data: Any) -> None:
     dp, tp, pp, cp, sp = sizes
     mesh = Mesh(dp=dp, tp=tp, pp=pp, cp=cp, sp=sp)
-    workers = InlineWorkerGroup(Scorer, mesh=mesh)
+    workers = inline_group(Scorer, mesh=mesh)
     batch = numbered(range(num_rows))
     at = data.draw(st.integers(0, num_rows))
     shuffled = data.draw(st.permutations(range(num_rows)))
@@ -365,7 +366,7 @@ def test_what_the_others_return_is_not_kept() -> None:
         def make(self, data: DataProto) -> Big:
             return Big()
 
-    held: object = InlineWorkerGroup(Maker, mesh=Mesh(dp=2, tp=3)).call.make(numbered(range(2)))
+    held: object = inline_group(Maker, mesh=Mesh(dp=2, tp=3)).call.make(numbered(range(2)))
     assert Big.alive == 2
     assert isinstance(held, ResultFuture)
     assert len(held.get()) == 2
@@ -385,7 +386,7 @@ def test_rank_zero_takes_batches_and_futures(mesh: Mesh) -> None:
     assert isinstance(started, ResultFuture)
     assert started.get() == [0, 0, 1, 2]
     assert {entry.split()[2] for entry in group.log} == {"0"}
-    assert InlineWorkerGroup(Scorer, mesh=mesh).call.first(parts) == [0, 0, 1, 2]
+    assert inline_group(Scorer, mesh=mesh).call.first(parts) == [0, 0, 1, 2]
 
 
 def test_batches_that_arise_in_the_workers_are_gathered_in_the_order_of_the_groups() -> None:
@@ -395,7 +396,7 @@ def test_batches_that_arise_in_the_workers_are_gathered_in_the_order_of_the_grou
         assert ns(group.call.produce(2)) == [0, 1, 10, 11, 12, 13]
         assert ns(group.call.produce(1, prompts=numbered([7]))) == [0, 1, 10, 11, 12, 13]
         assert ns(group.call.start_produce(1)) == [0, 10, 11]
-        assert ns(InlineWorkerGroup(Scorer, mesh=mesh).call.produce(2)) == [0, 1, 10, 11, 12, 13]
+        assert ns(inline_group(Scorer, mesh=mesh).call.produce(2)) == [0, 1, 10, 11, 12, 13]
         assert ns(group.call.produce_first(2)) == [0, 1]
 
 
@@ -444,7 +445,7 @@ def test_a_user_mode_may_join_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         def heard(self, data: DataProto) -> int:
             return len(data)
 
-    workers = InlineWorkerGroup(Mine, mesh=Mesh(dp=2, tp=2))
+    workers = inline_group(Mine, mesh=Mesh(dp=2, tp=2))
     data = numbered(range(5))
     assert ns(workers.call.by_name(data)) == [3, 4, 0, 1, 2]
     assert ns(workers.call.by_functions(data)) == [3, 4, 0, 1, 2]

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from actor_batches import make_actor, random_batch, totals_of
+from inline_groups import inline_group
 
 from references import advantages as reference
 from references import critics
 from references.batches import advantages_of
 from strop.algorithms.config import AlgorithmConfig
-from strop.controller import InlineWorkerGroup
 from strop.protocol import DataProto, columns
 from strop.workers.rows import updates_of
 from strop.workers.summary import shaping_metrics
@@ -174,7 +174,7 @@ def test_the_actor_offers_them_with_its_own_settings(tiny_model: Path) -> None:
 
 def test_a_group_hands_out_futures_for_what_is_as_long_as_the_tokens(tiny_model: Path) -> None:
     algorithm = AlgorithmConfig(norm_adv_by_std=False)
-    group = InlineWorkerGroup(lambda: make_actor(tiny_model, algorithm))
+    group = inline_group(lambda: make_actor(tiny_model, algorithm))
     batch = random_batch()
     assert len(group.call.compute_log_prob(batch)) == len(batch)
     advantages = group.call.compute_advantages(light_batch()).get()
