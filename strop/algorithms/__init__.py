@@ -10,7 +10,6 @@
     advantages/          credit per token: an estimator per paper, and their registry
     losses/              policy losses as per-token terms, and their registry
     shaping.py           penalties on long responses
-    selection.py         which samples of a prompt are kept, by their scores (torch-free)
     sequence_credit.py   credit of episodes of several training sequences
     kl.py                per-token KL estimators
     kl_control.py        KL in the reward, and the controllers of its coefficient
