@@ -2,8 +2,6 @@
 
     config.py            AlgorithmConfig, the numbers a user sets (torch-free)
     correction_config.py CorrectionConfig, those of rollout correction (torch-free)
-    distillation_config.py  DistillationConfig, those of learning from a teacher (torch-free)
-    kl_kinds.py          names of the KL estimators (torch-free)
     registry.py          names from a config to functions, with what each function needs (torch-free)
     declarations.py      what the built-in ones need and what may be set (torch-free)
 
