@@ -100,9 +100,9 @@ HOOKS = {
     "beginning of a run": "a class as strop.trainer.beginning.Beginning, for --from",
     "settings given anew": "a function (config.yaml of a run, overrides, its settings, text=) that gives the "
     "strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
-    "mending of a run": "a class as strop.trainer.healing.Healing, for worker processes that die",
+    "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
     "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
-    "end of the machine": "a class as strop.trainer.machine.MachineEnd, for run.save_before",
+    "end of the machine": "a class as strop.trainer.restarts.machine.MachineEnd, for run.save_before",
     "repeated run": "a function (run folder) that gives what the run in it repeats, with last_step and steps (by "
     "step, what generation ahead takes as `recorded`), or None",
     "recorded samples": "a module with check(config, data, first_step=), which refuses those that do not fit the run, "
