@@ -2,15 +2,12 @@
 
     config.py            AlgorithmConfig, the numbers a user sets (torch-free)
     correction_config.py CorrectionConfig, those of rollout correction (torch-free)
-    distillation_config.py  DistillationConfig, those of learning from a teacher (torch-free)
-    kl_kinds.py          names of the KL estimators (torch-free)
     registry.py          names from a config to functions, with what each function needs (torch-free)
     declarations.py      what the built-in ones need and what may be set (torch-free)
 
     advantages/          credit per token: an estimator per paper, and their registry
     losses/              policy losses as per-token terms, and their registry
     shaping.py           penalties on long responses
-    selection.py         which samples of a prompt are kept, by their scores (torch-free)
     sequence_credit.py   credit of episodes of several training sequences
     kl.py                per-token KL estimators
     kl_control.py        KL in the reward, and the controllers of its coefficient

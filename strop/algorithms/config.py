@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal, get_args
 from annotated_types import Gt
 
 from strop.algorithms.correction_config import CorrectionConfig
-from strop.algorithms.distillation_config import DistillationConfig
-from strop.algorithms.kl_kinds import KlKind
 from strop.base.field_types import (
     FiniteFloat,
     NonNegativeFloat,
@@ -25,8 +23,27 @@ AggregationMode = Literal[
     "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
 ]
 ClipRange = Annotated[NonNegativeFloat, "usual values lie between 0.1 and 0.3"]
-
+KlKind = Literal[
+    "k1",
+    "kl",
+    "abs",
+    "k2",
+    "mse",
+    "k3",
+    "low_var_kl",
+    "k1+",
+    "kl+",
+    "abs+",
+    "k2+",
+    "mse+",
+    "k3+",
+    "low_var_kl+",
+]
+"""Names of the KL estimators (kl.py)."""
+KL_KINDS: tuple[str, ...] = get_args(KlKind)
 AGGREGATION_MODES: tuple[str, ...] = get_args(AggregationMode)
+_OF_ONE_KIND = {"reverse_kl": ("kl_kind",), "forward_kl": ("top_k", "with_tail")}
+"""Settings that one kind alone reads."""
 _WITHOUT_RATIO = ("reinforce", "gpg")
 """Losses that take no ratio to another policy."""
 
@@ -109,6 +126,52 @@ class KeepConfig:
     def is_on(self) -> bool:
         """Some samples may be left out."""
         return self.best is not None or self.min_score is not None
+
+
+@section("algorithm.distillation")
+class DistillationConfig:
+    """A term of the loss that pulls the policy towards a teacher, on the policy's own samples. Off by default."""
+
+    kind: Literal["none", "reverse_kl", "forward_kl"] = "none"
+    """reverse_kl: KL(policy || teacher), estimated at each sampled token; the teacher computes one log-prob per token.
+    forward_kl: KL(teacher || policy), over the teacher's top_k tokens at each place. none: there is no teacher."""
+    coef: PositiveFloat = 1.0
+    """Weight of the term in the loss."""
+    top_k: PositiveInt = 64
+    """forward_kl: how many of the teacher's most likely tokens are compared at each place."""
+    with_tail: bool = False
+    """forward_kl: count all other tokens as one more, so that the term is a divergence, never below 0."""
+    kl_kind: KlKind = "k1+"
+    """reverse_kl: the estimator, by the names of algorithm.kl_loss_type. k1+ has the value of the log-ratio and the
+    gradient of the divergence."""
+
+    def __post_init__(self) -> None:
+        key = "algorithm.distillation"
+        own = _OF_ONE_KIND.get(self.kind, ())
+        for one in fields(self):
+            if one.name == "kind" or getattr(self, one.name) == one.default:
+                continue
+            if self.kind == "none":
+                raise ValueError(
+                    f"{key}.{one.name} is {getattr(self, one.name)}, but {key}.kind=none has no teacher: set kind to "
+                    f"reverse_kl or forward_kl, or remove it"
+                )
+            if one.name != "coef" and one.name not in own:
+                other = next(kind for kind, names in _OF_ONE_KIND.items() if one.name in names)
+                raise ValueError(
+                    f"{key}.{one.name} is {getattr(self, one.name)}, but it is a setting of kind={other} and kind is "
+                    f"{self.kind}: change the kind, or remove it"
+                )
+        if self.kl_kind in ("k1", "kl"):
+            raise ValueError(
+                f"{key}.kl_kind is {self.kl_kind}, whose gradient averages to zero, so nothing would be learned: use "
+                f"k1+, which has the same value and the gradient of the divergence"
+            )
+
+    @property
+    def is_on(self) -> bool:
+        """There is a teacher."""
+        return self.kind != "none"
 
 
 @section("algorithm")

@@ -21,14 +21,13 @@ if TYPE_CHECKING:
     from strop.data.config import DataConfig
     from strop.data.prompts import PromptDataset
     from strop.data.readers import read_rows
-    from strop.data.sampler import PromptSampler, RowResult, parse_visit_uid, val_uid, visit_uid
+    from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
 
 __all__ = [
     "Chat",
     "DataConfig",
     "PromptDataset",
     "PromptSampler",
-    "RowResult",
     "parse_visit_uid",
     "read_rows",
     "render",
@@ -44,6 +43,6 @@ __getattr__, __dir__ = lazy_names(
         ".config": "DataConfig",
         ".prompts": "PromptDataset",
         ".readers": "read_rows",
-        ".sampler": "PromptSampler RowResult parse_visit_uid val_uid visit_uid",
+        ".sampler": "PromptSampler parse_visit_uid val_uid visit_uid",
     },
 )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,20 +30,6 @@ Rows = Sequence[int] | NDArray[np.int64]
 _VISIT_UID = re.compile(r"e(\d+)-(\d{6,})")
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowResult:
-    """What came of a row of the training data at its last visit."""
-
-    visits: int
-    """Visits with at least one scored sample, over the whole run."""
-    mean_score: float
-    """Mean score of the samples of the last one."""
-    pass_rate: float
-    """Share of them that passed."""
-    last_step: int
-    """When that was."""
-
-
 class RowOrder(Protocol):
     """The order of a run's rows, where it is none of ORDERS."""
 
@@ -61,8 +46,8 @@ class RowOrder(Protocol):
     def order(self, rows: NDArray[np.int64], *, epoch: int, seed: int) -> NDArray[np.int64]:
         """The rows of an epoch in the order of their visits, by the results that are known now."""
 
-    def record(self, results: Mapping[int, RowResult], batch: DataProto | None) -> None:
-        """What came of rows in a step."""
+    def record(self, step: int, reports: Sequence[Any], batch: DataProto | None) -> None:
+        """What came of the samples of a step."""
 
     def state(self) -> dict[str, Any]:
         """What the next order depends on, for the manifest of a checkpoint; empty: nothing but seed and epoch."""
@@ -270,18 +255,18 @@ class PromptSampler:
         """`record` takes a batch too."""
         return self._by is not None and self._by.wants_batch
 
-    def record(self, step: int, results: Mapping[int, RowResult], batch: DataProto | None = None) -> None:
-        """What came of rows in a step.
+    def record(self, step: int, reports: Sequence[Any], batch: DataProto | None = None) -> None:
+        """What came of the samples of a step.
 
         The sampler sees it when it orders the next epoch, or with `reorder_every` the rest of this one.
 
         Args:
             step: which one.
-            results: by row; `visits` is that of this step.
-            batch: the samples, for a sampler that is a class; None in a step without.
+            reports: its samples (strop.workers.reports.EpisodeReport).
+            batch: the same with their numbers, for a sampler that is a class; None in a step without.
         """
         if self._by is not None:
-            self._by.record(results, batch)
+            self._by.record(step, reports, batch)
         if self._reorder_every and step % self._reorder_every == 0:
             self._order, self._index = None, 0
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.config import KeepConfig
-from strop.algorithms.selection import kept_samples
 from strop.base.metrics import Metric
 from strop.recipes.resampling import drawn_rows
+from strop.run.samples.selection import kept_samples
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.workers.summary import answer_scores

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.algorithms.distillation_config import DistillationConfig
+from strop.algorithms.config import DistillationConfig
 from strop.controller import Dispatch, RoleSpec, register, role
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models

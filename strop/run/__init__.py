@@ -6,7 +6,7 @@
     fingerprints.py   a hash chain per step and stage
     samples/          what the model wrote, as Parquet (a guest)
     checkpoints.py    saves that are whole or absent; pending.py, manifest.py: one while it is made, and what it says
-    lock.py           one writer per folder; jsonable.py: plain JSON
+    lock.py           one writer per folder
 
 Nothing here imports torch.
 """

@@ -29,8 +29,15 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.durable import replace_text, sync_folder
-from strop.run.jsonable import jsonable
-from strop.run.manifest import Checkpoint, CheckpointError, Manifest, check_files, read_manifest, seal
+from strop.run.manifest import (
+    Checkpoint,
+    CheckpointError,
+    Manifest,
+    check_files,
+    jsonable,
+    read_manifest,
+    seal,
+)
 from strop.run.pending import PendingCheckpoint
 
 LATEST = "latest_checkpointed_iteration.txt"

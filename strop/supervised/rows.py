@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.algorithms.selection import kept_samples
 from strop.border import as_number
 from strop.data.mixing import entry_names
 from strop.data.readers import check_entries, read_rows
 from strop.run import RunError, is_run
 from strop.run.samples import SampleStore
+from strop.run.samples.selection import kept_samples
 from strop.supervised.config import SftDataConfig
 
 

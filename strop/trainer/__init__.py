@@ -2,7 +2,7 @@
 
 The algorithm of a step
 loop.py             Trainer: collect, learn, update weights; records, validation and checkpoints around it
-collecting.py       the samples of a step (the guest rounds/: in several rounds, with a group filter); groups.py: groups
+collecting.py       the samples of a step (the guest rounds/: in several rounds, with a group filter)
 experience.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights

@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+import numpy as np
+
 from strop.algorithms.aggregation import BatchTotals
 from strop.base.guests import needed
 from strop.controller import Mesh, Partition
+from strop.data.sampler import parse_visit_uid
 from strop.protocol import DataProto
 from strop.protocol.schema import Taker, labels_for, taken_by
 from strop.trainer.config import even_bounds
@@ -117,6 +120,12 @@ class Experience:
     def taken_by(self, taker: Taker) -> DataProto:
         """The rows with the columns that somebody takes, of those that there are."""
         return self.rows.select(taken_by(taker, self.column_names), labels_for(taker))
+
+    def shown(self) -> DataProto:
+        """What samplers and growing data are shown of a step: per row the scores, rewards and advantages, with uid and
+        the number of the data's row (`index`), without the tokens."""
+        numbers = np.array([parse_visit_uid(report.uid)[1] for report in self.reports], dtype=object)
+        return self.taken_by("sampler").get().union(DataProto.from_dict({}, non_tensors={"index": numbers}))
 
     def totals(self) -> BatchTotals:
         """What the loss of these rows divides by."""

@@ -32,7 +32,6 @@ from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
 from strop.trainer.ending import Ending, TrainResult, is_best, machine_end, result_of
-from strop.trainer.groups import row_results, sampler_batch
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
@@ -286,9 +285,9 @@ class Trainer:
         self._write(record)
         batch = None
         if record.learned is not None and (self.data.sampler.wants_batch or self.data.growth is not None):
-            batch = sampler_batch(record.learned.experience)
+            batch = record.learned.experience.shown()
         if self.data.sampler.sees_results:
-            self.data.sampler.record(step, row_results(record.reports, step=step), batch)
+            self.data.sampler.record(step, record.reports, batch)
         metrics = self._metrics(record, stages)
         if self.data.growth is not None:
             metrics |= self.data.growth.after(step, batch)

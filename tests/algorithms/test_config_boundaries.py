@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig, KlControlConfig
+from strop.algorithms.config import AlgorithmConfig, DistillationConfig, FilterGroupsConfig, KlControlConfig
 from strop.algorithms.correction_config import STATISTICS, CorrectionConfig, read_rule
-from strop.algorithms.distillation_config import DistillationConfig
 
 TINY = 1e-12
 NAN, INF = math.nan, math.inf

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig
+from strop.algorithms.config import AlgorithmConfig, DistillationConfig, FilterGroupsConfig
 from strop.algorithms.correction_config import CorrectionConfig
-from strop.algorithms.distillation_config import DistillationConfig
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,7 @@ from torch import nn
 
 from strop.algorithms.shaping import shaped_score
 from strop.engines.config import OptimizerConfig
-from strop.engines.optimizer import Optimizer
-from strop.engines.schedules import learning_rate
+from strop.engines.optimizer import Optimizer, learning_rate
 from strop.evaluation.validation_metrics import validation_metrics
 
 TESTS = Path(__file__).parents[1]

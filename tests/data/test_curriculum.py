@@ -11,6 +11,8 @@ import pytest
 from strop.base.randomness import permutation, random_key
 from strop.data import DataConfig, PromptSampler, RowResult, register_sampler, visit_uid
 from strop.data.curriculum import SAMPLERS, ordered_rows
+from strop.rewards import Outcome
+from strop.workers.reports import EpisodeReport
 
 ROWS = np.array([10, 11, 12, 13, 14], dtype=np.int64)
 
@@ -26,6 +28,18 @@ def samplers() -> Iterator[None]:
 
 def result(pass_rate: float, *, step: int = 1) -> RowResult:
     return RowResult(visits=1, mean_score=pass_rate, pass_rate=pass_rate, last_step=step)
+
+
+def scored(rates: Mapping[int, float]) -> list[EpisodeReport]:
+    """Samples of rows of which these shares pass."""
+    return [
+        EpisodeReport(
+            uid=visit_uid(0, row), sample_index=number, data_source="", num_prompt_tokens=1,
+            outcome=Outcome(kind="score", score=float(number < round(28 * rate))),
+        )
+        for row, rate in rates.items()
+        for number in range(28)
+    ]  # fmt: skip
 
 
 RESULTS = {10: result(0.25), 11: result(1.0), 12: result(0.0), 14: result(0.75)}
@@ -61,7 +75,7 @@ def test_rows_that_nobody_scored_are_shuffled() -> None:
 def test_the_next_epoch_sees_the_results_of_this_one() -> None:
     sampler = PromptSampler([0, 1, 2], 3, 0, "hard_first")
     sampler.next()
-    sampler.record(1, {0: result(1.0), 1: result(0.0), 2: result(0.5)})
+    sampler.record(1, scored({0: 1.0, 1: 0.0, 2: 0.5}))
     assert sampler.next() == [(1, 1), (1, 2), (1, 0)]
 
 
@@ -70,8 +84,7 @@ def test_an_order_is_not_changed_within_its_epoch_unless_it_is_asked_for() -> No
         sampler = PromptSampler(list(range(6)), 2, 0, "hard_first", reorder_every=every)
         first = [row for _, row in sampler.next()]
         planned = [row for row in sampler.order(0) if row not in first]
-        seen = {row: result(rate) for row, rate in zip(planned, (1.0, 0.75, 0.25, 0.0), strict=True)}
-        sampler.record(1, seen)
+        sampler.record(1, scored(dict(zip(planned, (1.0, 0.75, 0.25, 0.0), strict=True))))
         rest = [row for _ in range(2) for _, row in sampler.next()]
         assert rest == (planned[::-1] if every else planned)
         assert sorted(first + rest) == list(range(6)), "each row once per epoch, also when ordered again"
@@ -84,7 +97,7 @@ def test_a_restored_sampler_goes_on_in_the_order_it_had(every: int) -> None:
 
     def play(sampler: PromptSampler, step: int) -> list[tuple[int, int]]:
         visits = sampler.next()
-        sampler.record(step, {row: result(((row * 5 + step) % 7) / 7, step=step) for _, row in visits})
+        sampler.record(step, scored({row: ((row * 5 + step) % 7) / 7 for _, row in visits}))
         return visits
 
     whole = make()
@@ -115,7 +128,7 @@ def test_visits_are_counted_over_the_run() -> None:
     sampler = PromptSampler([3, 4], 2, 0, "watching")
     for step in range(1, 4):
         assert [row for _, row in sampler.next()] == [4, 3]
-        sampler.record(step, {4: result(0.5, step=step)})
+        sampler.record(step, scored({4: 0.5}))
     assert seen == [
         {},
         {4: result(0.5)},

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from strop.engines.config import OptimizerConfig
-from strop.engines.schedules import learning_rate
+from strop.engines.optimizer import learning_rate
 
 
 def test_schedules_in_closed_form() -> None:

@@ -48,6 +48,7 @@ def main() -> None:
             "*/strop/recipes/*",
             "*/strop/roles/*",
             "*/strop/engines/sharding/balance.py",
+            "*/strop/run/samples/selection.py",
             "*/strop/checks/functions/*",
             "*/strop/evaluation/votes.py",
         ],

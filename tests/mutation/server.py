@@ -35,7 +35,7 @@ import torch
 
 PACKAGE = "strop"
 TESTED = (
-    "strop.algorithms", "strop.recipes", "strop.roles", "strop.engines.sharding.balance",
+    "strop.algorithms", "strop.recipes", "strop.roles", "strop.engines.sharding.balance", "strop.run.samples.selection",
     "strop.checks.functions", "strop.evaluation.votes",
 )  # fmt: skip
 HEAVY = (

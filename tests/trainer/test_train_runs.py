@@ -19,6 +19,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
 from strop.replay.comparing import compare
+from strop.roles import value_models
 from strop.run import RunFolder
 from strop.trainer.policy_sync import PolicySync
 from strop.workers.reports import StaleSamples
@@ -364,14 +365,15 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
         moved.append(copies.num_bytes > 0)
         return copies
 
-    made_ready = model_loading._made_ready
+    made_ready = model_loading.made_ready
 
     def in_own_memory(module: torch.nn.Module, *others: object) -> CausalLM:
         for parameter in module.parameters():
             parameter.data = parameter.data.clone()  # that of a mapped file cannot be freed
         return made_ready(module, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(model_loading, "_made_ready", in_own_memory)
+    for module in (model_loading, value_models):
+        monkeypatch.setattr(module, "made_ready", in_own_memory)
     monkeypatch.setattr(offloading, "_on_device", iter)
     monkeypatch.setattr(offloading, "offload", counted)
     leaves = train_in(tmp_path / "leaves", project.config(*settings, "resources.offload_idle=true"))

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from strop.algorithms.aggregation import Aggregation
-from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.config import AlgorithmConfig, DistillationConfig
 from strop.algorithms.declarations import policy_loss_declaration
-from strop.algorithms.distillation_config import DistillationConfig
 from strop.algorithms.registry import Declaration
 
 OPTIONAL_COLUMNS = ("advantages", "ref_log_prob", "rollout_log_probs", "rollout_is_weights")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from strop.base.guests import needed
 from strop.base.registry import Registry, dotted, required_parameters
-from strop.data.sampler import ORDERS, RowResult, Rows, shuffled
+from strop.data.sampler import ORDERS, Rows, parse_visit_uid, shuffled
 
 if TYPE_CHECKING:
     from strop.protocol import DataProto
+    from strop.workers.reports import EpisodeReport
 
 Sampler = Callable[..., Rows]
 """See the module."""
@@ -36,6 +37,20 @@ SAMPLERS: Registry[Sampler] = Registry("sampler")
 
 UNKNOWN_PASS_RATE = 0.5
 """Of a row that was never scored: in the middle between easy and hard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    """What came of a row of the training data at its last visit."""
+
+    visits: int
+    """Visits with at least one scored sample, over the whole run."""
+    mean_score: float
+    """Mean score of the samples of the last one."""
+    pass_rate: float
+    """Share of them that passed."""
+    last_step: int
+    """When that was."""
 
 
 class SamplerObject(Protocol):
@@ -136,11 +151,11 @@ class ResultsOrder:
             return ordered_rows(self._name, rows, self._results, epoch=epoch, seed=seed)
         return self._rows[checked_order(self._name, np.arange(len(self._rows)), self._object.positions())]
 
-    def record(self, results: Mapping[int, RowResult], batch: DataProto | None) -> None:
-        """What came of rows in a step."""
+    def record(self, step: int, reports: Sequence[EpisodeReport], batch: DataProto | None) -> None:
+        """What came of the samples of a step."""
         if self._object is not None and batch is not None:
             self._object.update(batch)
-        for row, result in results.items():
+        for row, result in row_results(reports, step=step).items():
             before = self._results[row].visits if row in self._results else 0
             self._results[row] = replace(result, visits=before + result.visits)
 
@@ -160,6 +175,26 @@ class ResultsOrder:
         }
         if self._object is not None:
             self._object.restore(state["own"])
+
+
+def row_results(reports: Sequence[EpisodeReport], *, step: int) -> dict[int, RowResult]:
+    """What came of each row that was visited in a step, with one visit each; rows without a scored sample are left
+    out. Of a row that was visited twice, in two epochs, the later visit counts."""
+    scored: dict[str, list[EpisodeReport]] = {}
+    for report in reports:
+        if report.score is not None:
+            scored.setdefault(report.uid, []).append(report)
+    results: dict[int, RowResult] = {}
+    for uid, samples in scored.items():
+        _, row = parse_visit_uid(uid)
+        passed = sum(sample.passes for sample in samples)
+        results[row] = RowResult(
+            visits=results[row].visits + 1 if row in results else 1,
+            mean_score=sum(sample.score or 0.0 for sample in samples) / len(samples),
+            pass_rate=passed / len(samples),
+            last_step=step,
+        )
+    return results
 
 
 def sees_results(name: str) -> bool:

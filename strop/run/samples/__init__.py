@@ -4,6 +4,7 @@ store.py    SampleStore: a file per step and writer
 columns.py  the columns, and their types
 reading.py  files that somebody else may have written
 rows.py     episodes as rows
+selection.py  which samples of a prompt are good enough, by their scores
 
 Nothing here but rows.py imports torch.
 """
