@@ -16,12 +16,18 @@ from strop.rewards.combining import Part
 from strop.rewards.functions import SINGLE, BadReturnError, RewardFunction, check_supplied, shown
 
 
+def called(function: RewardFunction, given: Mapping[str, Any]) -> Any:
+    """What a function returns, called with those of these arguments that it takes."""
+    taken = {name: one for name, one in given.items() if function.takes_any or name in function.parameters}
+    return function.function(**taken, **function.kwargs)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BatchFunction(RewardFunction):
     """A function for whole batches."""
 
     def __call__(self, call: Mapping[str, Any]) -> Any:
-        return self.called({f"{name}s": [call[name]] for name in SINGLE})
+        return called(self, {f"{name}s": [call[name]] for name in SINGLE})
 
     def read(self, returned: Any) -> Part:
         """As RewardFunction, of the one element of a list."""
@@ -55,7 +61,7 @@ class TrlFunction(BatchFunction):
                 f"it needs {', '.join(sorted(missing))}, but the data has only the columns "
                 f"{', '.join(sorted(call['columns']))}"
             )
-        return self.called(given)
+        return called(self, given)
 
     def read(self, returned: Any) -> Part:
         """As BatchFunction; None is no score: the function does not apply to the sample."""

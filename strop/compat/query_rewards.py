@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from strop.compat.listed_rewards import called
 from strop.rewards.combining import Part
 from strop.rewards.functions import BadReturnError, RewardFunction
 
@@ -30,7 +31,7 @@ class QueryFunction(RewardFunction):
     def __call__(self, call: Mapping[str, Any]) -> Any:
         prompt, answer = self._texts(call)
         label = "" if call["ground_truth"] is None else call["ground_truth"]
-        return self.called({"queries": [prompt + answer], "prompts": [prompt], "labels": [label]})
+        return called(self, {"queries": [prompt + answer], "prompts": [prompt], "labels": [label]})
 
     def read(self, returned: Any) -> Part:
         """Reward, scores and numbers to log of what it returned.

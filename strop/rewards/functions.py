@@ -68,12 +68,7 @@ class RewardFunction:
 
     def __call__(self, call: Mapping[str, Any]) -> Any:
         """What the function returns for one call, as it is; possibly a coroutine."""
-        return self.called({name: call[name] for name in SINGLE})
-
-    def called(self, given: Mapping[str, Any]) -> Any:
-        """What the function returns, called with those of these arguments that it takes."""
-        if not self.takes_any:
-            given = {name: value for name, value in given.items() if name in self.parameters}
+        given = {name: call[name] for name in SINGLE if self.takes_any or name in self.parameters}
         return self.function(**given, **self.kwargs)
 
     def read(self, returned: Any) -> Part:
