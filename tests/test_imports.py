@@ -65,8 +65,7 @@ RANKS = (
         "rollout/transfer",
         "shell",
         "trainer/curve",
-        "trainer/healing",
-        "trainer/machine",
+        "trainer/restarts",
         "trainer/rounds",
     },
     {"rollout/processes"},
@@ -99,8 +98,8 @@ GUESTS = (
     "preferences", "python", "quickstart", "recipes", "replay", "roles", "rollout/captured",
     "rollout/conformance", "rollout/endpoint", "rollout/kept", "rollout/processes", "rollout/sglang",
     "rollout/transfer", "rollout/vllm", "run/samples", "sandbox", "scorers", "sharing", "shell", "supervised",
-    "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/healing",
-    "trainer/machine", "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
+    "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/restarts",
+    "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
 COMMANDS_OF_GUESTS = {

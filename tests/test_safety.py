@@ -230,7 +230,7 @@ WALL_CLOCK = {
     "agents/spans.py": "spans say when",
     "workers/player.py": "spans say when",
     "tracking/tensorboard.py": "records say when",
-    "trainer/machine/__init__.py": "when a machine is taken away is a time of day",
+    "trainer/restarts/machine.py": "when a machine is taken away is a time of day",
     "environments/verifiers_classic_env.py": "a field of an answer",
     "gateway/chat.py": "a field of an answer",
     "gateway/responses.py": "a field of an answer",

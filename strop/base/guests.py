@@ -65,7 +65,7 @@ HOOKS = {
     "ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
     "columns of answers": "a module as strop.recipes.answers, for estimators that take single answers (the columns "
     "strop.algorithms.registry.STEP_COLUMNS), parts of the reward (algorithm.reward_keys) or reward_baselines",
-    "engines apart": "a module as strop.workers.serving.EnginesApart describes, for engines that are not the native "
+    "engines apart": "a module as strop.workers.generation.EnginesApart describes, for engines that are not the native "
     "one",
     "decode steps": "a function (model) that gives a strop.rollout.native.batch.OtherSteps, or None for a model that "
     "has none",
@@ -100,9 +100,9 @@ HOOKS = {
     "beginning of a run": "a class as strop.trainer.beginning.Beginning, for --from",
     "settings given anew": "a function (config.yaml of a run, overrides, its settings, text=) that gives the "
     "strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
-    "mending of a run": "a class as strop.trainer.healing.Healing, for worker processes that die",
+    "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
     "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
-    "end of the machine": "a class as strop.trainer.machine.MachineEnd, for run.save_before",
+    "end of the machine": "a class as strop.trainer.restarts.machine.MachineEnd, for run.save_before",
     "repeated run": "a function (run folder) that gives what the run in it repeats, with last_step and steps (by "
     "step, what generation ahead takes as `recorded`), or None",
     "recorded samples": "a module with check(config, data, first_step=), which refuses those that do not fit the run, "

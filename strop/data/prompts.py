@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import statistics
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.base.guests import all_joined
+from strop.base.guests import optional
 from strop.data.chat import Chat, encode_all, render, require_chat_template, to_chat, to_messages
 from strop.data.config import DataConfig
 from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS, RowMedia, media_reader
@@ -68,7 +69,12 @@ class PromptDataset:
         self._check_media_columns()
         self._tokenizer = tokenizer
         self._media: dict[int, RowMedia] = {}
-        encoded = encode_prompts(tokenizer, self._chats, len(rows), config.cache_dir)
+        kept = optional("kept token ids")
+        encoded: list[array[int]] = (
+            encode_prompts(tokenizer, self._chats())
+            if kept is None
+            else kept(encode_prompts, tokenizer, self._chats, len(rows), config.cache_dir)
+        )
         for row, media in self._media.items():
             encoded[row] = media.expand(encoded[row])
         for row, ids in enumerate(encoded):
@@ -293,31 +299,13 @@ def truncate(
     return [token for position, token in enumerate(token_ids) if position not in removed]
 
 
-def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, chats: Callable[[], Iterable[Chat]], num_chats: int, cache_dir: str
-) -> list[array[int]]:
-    """Token ids of every conversation with the generation prompt; arrays take an eighth of what lists would. Texts are
-    rendered one by one and encoded in batches, which fast tokenizers spread over threads.
+def encode_prompts(tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> list[array[int]]:
+    """Token ids of every conversation with the generation prompt; arrays take an eighth of what lists would.
 
-    Args:
-        tokenizer: with a chat template.
-        chats: gives the conversations from the first on, each time it is called.
-        num_chats: how many there are.
-        cache_dir: where a guest may keep the result for the next run; empty means the default.
+    Texts are rendered one by one and encoded in batches, which fast tokenizers spread over threads.
     """
-    for keep in all_joined("kept token ids").values():
-        kept: list[array[int]] = keep(_encoded, tokenizer, chats, num_chats, cache_dir)
-        return kept
-    return _encoded(tokenizer, chats())
-
-
-def _encoded(tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> list[array[int]]:
     encoded: list[array[int]] = []
-    texts: list[str] = []
-    for chat in chats:
-        texts.append(render(tokenizer, chat, add_generation_prompt=True))
-        if len(texts) == _TOKENIZER_BATCH:
-            encoded.extend(array("i", ids) for ids in encode_all(tokenizer, texts))
-            texts = []
-    encoded.extend(array("i", ids) for ids in encode_all(tokenizer, texts))
+    texts = (render(tokenizer, chat, add_generation_prompt=True) for chat in chats)
+    while batch := list(itertools.islice(texts, _TOKENIZER_BATCH)):
+        encoded.extend(array("i", ids) for ids in encode_all(tokenizer, batch))
     return encoded

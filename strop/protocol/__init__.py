@@ -4,7 +4,7 @@ schema       the columns of a training batch: what each holds, who makes it and 
 columns      dense and jagged tensor columns, and what is done to their rows
 batch        DataProto
 indices      row numbers, masks, equal ranges, mini-batch order
-merging      columns and facts of the same name that meet
+merging      columns and facts by name: chosen, and of the same name joined or refused
 conversion   a batch as one TensorDict
 disk         a batch as a folder of safetensors and JSON
 """

@@ -26,5 +26,5 @@ trackers.py         where numbers go; progress.py: the terminal
 
 checkpointing.py    what a checkpoint holds, for every kind of training, and how long it takes to write
 ending.py           what ends a run, and how it ended; stopping.py: signals that ask it to end; listening.py: functions
-                    of a caller that hear of it; the guest healing/: worker processes that die
+                    of a caller that hear of it; the guest restarts/: processes and machines that are lost
 """

@@ -18,9 +18,9 @@ from tiny_runs import Done, Project, chain_of, check_records, train_in
 from strop.controller import CallTimeout, Failure, WorkerFailed
 from strop.run import RunFolder
 from strop.trainer.config import Config
-from strop.trainer.healing import Healing
 from strop.trainer.launch import start_run
 from strop.trainer.loop import train
+from strop.trainer.restarts.healing import Healing
 
 SAVED = ["run.save_every=1", "run.keep_last=9", "data.val_files=[]"]
 

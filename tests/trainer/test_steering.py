@@ -20,7 +20,7 @@ from strop.trainer.ending import Ending, has_stalled, machine_end
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loading import read
 from strop.trainer.loop import train
-from strop.trainer.machine import MACHINE_ENDS, MachineEnd
+from strop.trainer.restarts.machine import MACHINE_ENDS, MachineEnd
 from strop.trainer.sections import TrainerConfig
 from strop.trainer.stopping import Terminated
 from strop.trainer.validation import Validation, summarize_validation

@@ -1,0 +1,5 @@
+"""Runs that outlive the processes and machines that they have.
+
+healing.py   worker processes that die: all of them are made again (run.max_restarts)
+machine.py   a machine that is about to be taken away: the run is saved before (run.save_before)
+"""
