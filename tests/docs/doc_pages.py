@@ -194,8 +194,9 @@ def _stand_in_order(parts: list[str], line: str) -> bool:
 def declared_metrics() -> Mapping[str, Metric]:
     """All metrics, by name."""
     trainers = ("strop.trainer.loop", "strop.supervised.trainer", "strop.preferences.trainer")
-    parts = ("strop.ahead.joining", "strop.data.growing.growth", "strop.roles.prm", "strop.recipes.choosing")
-    for module in (*trainers, *parts, "strop.recipes.correction", "strop.evaluation.validation_metrics"):
+    parts = ("strop.ahead.joining", "strop.data.growing.growth", "strop.roles.critic", "strop.roles.prm")
+    measured = ("strop.recipes.choosing", "strop.recipes.correction", "strop.evaluation.validation_metrics")
+    for module in (*trainers, *parts, *measured):
         importlib.import_module(module)
     return METRICS
 
