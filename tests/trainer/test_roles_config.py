@@ -32,7 +32,12 @@ def test_ppo_has_a_critic_and_a_reference_too() -> None:
 
 
 def test_with_lora_the_actor_is_its_own_reference() -> None:
-    assert list(roles("algorithm.use_kl_loss=true", "model.lora.rank=4")) == ["actor", "rollout"]
+    settings = ["algorithm.use_kl_loss=true", "reference.engine.max_tokens_per_device=64"]
+    assert list(roles(*settings, "model.lora.rank=4")) == ["actor", "rollout"]
+    with pytest.raises(
+        ConfigError, match="reference.engine.max_tokens_per_device is 64, but one sample may have"
+    ):
+        roles(*settings)  # where there is one, its limits count
 
 
 def test_a_reward_model_is_a_role_and_lets_the_rollout_keep_texts() -> None:
