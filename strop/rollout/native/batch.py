@@ -167,7 +167,8 @@ class DecodeBatch:
         """
         if self.running and self._is_short:
             return 0
-        wanted = list(itertools.islice(self.waiting, self._max_running - len(self.running)))
+        first = itertools.islice(self.waiting, self._max_running - len(self.running))
+        wanted = [len(request.given_ids) for request in first]
         count = self._num_fitting(wanted)
         if wanted and count == 0 and self.prefill.num_bytes:
             self.prefill.drop_kept()
@@ -177,14 +178,13 @@ class DecodeBatch:
             count = self._num_fitting(wanted)
             if count == 0:
                 raise MemoryError(
-                    f"there is no memory for the keys and values of one sequence of {len(wanted[0].given_ids)} tokens: "
+                    f"there is no memory for the keys and values of one sequence of {wanted[0]} tokens: "
                     f"lower data.max_response_tokens or data.max_prompt_tokens, or give the process more memory"
                 )
         return count
 
-    def _num_fitting(self, requests: Sequence[Request]) -> int:
-        """How many of these, from the first on, have room beside the running ones, with a token more than is given."""
-        lengths = [len(request.given_ids) for request in requests]
+    def _num_fitting(self, lengths: Sequence[int]) -> int:
+        """How many of these sequences, from the first on, have room beside the running ones, with a token more."""
         for count in range(len(lengths), 0, -1):
             longest = max(self._longest, *lengths[:count])
             if self._cache.fits(longest + 1, num_slots=len(self.running) + count):
@@ -196,7 +196,8 @@ class DecodeBatch:
         """Give slots to requests of which the same is given; how many found room."""
         self._cache.state_bytes = num_bytes(given.states)
         self._cache.form_like(given.key_values)  # the first time of all, room is known only from here on
-        count, length = self._num_fitting(group), len(given.token_ids)
+        length = len(given.token_ids)
+        count = self._num_fitting([length] * len(group))
         slots = range(len(self.running), len(self.running) + count)
         if not count or not self._cache.reserve(max(self._longest, length), num_slots=slots.stop):
             return 0
