@@ -12,6 +12,7 @@ import torch
 
 from strop.algorithms.aggregation import BatchTotals, batch_totals
 from strop.base.device import device_name
+from strop.base.garbage import settled
 from strop.base.metrics import Metric, metric_values
 from strop.base.sections import section_of
 from strop.controller import RoleSpec, WorkerGroup, as_list, role
@@ -144,6 +145,7 @@ class SupervisedTrainer:
         )
         with ExitStack() as stack:
             self._start_worker(stack)
+            stack.enter_context(settled())
             self._begin()
             trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
             if self._val is not None and self._wants_first_validation():

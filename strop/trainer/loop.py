@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from strop.algorithms.kl_control import KlController
+from strop.base.garbage import settled
 from strop.base.guests import all_joined, needed, optional
 from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
@@ -122,6 +123,7 @@ class Trainer:
             stack.enter_context(beating(self._run.path / "logs" / f"controller{SUFFIX}"))
             with doing("the start of the roles"):
                 self._start_roles(stack)
+            stack.enter_context(settled())
             self.has_begun = True
             if self._start_step == 0:
                 self._note_what_is_used()
