@@ -22,7 +22,7 @@ from strop.trainer.records import StepRecord
 from strop.trainer.setup import TrainingData, load_training_data
 
 SHORT = ["trainer.max_steps=2", "data.val_files=[]"]
-NEEDY = {"gae": [], "gdpo": ["algorithm.reward_keys=[score,acc]"]}
+NEEDY = {"gdpo": ["algorithm.reward_keys=[score,acc]"], "raft": ["algorithm.keep.best=1"]}
 """Estimators that want a setting before they run."""
 QUICK, QUICK_LOSSES = ("gdpo", "tir_optimal_token_baseline"), ("clip_cov",)
 """Those with needs of their own run by default, all of them in the slow tests."""
