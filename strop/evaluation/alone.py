@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol, cast
 
 from strop.agents.setup import AgentSetup
+from strop.base.garbage import settled
 from strop.base.guests import joined
 from strop.data.config import DataConfig
 from strop.evaluation.loading import client_of, load_generation
@@ -101,7 +102,8 @@ async def generation(config: Config) -> AsyncIterator[Generation]:
     )
     made = await load_generation(place)
     try:
-        yield made
+        with settled():
+            yield made
     finally:
         await made.engine.close()
 

@@ -14,6 +14,7 @@ from tiny_runs import Done, Project, check_records, resume_in, train_in
 from strop.cli.main import main
 from strop.replay.schedule import compare_schedules, read_schedule
 from strop.run import RunFolder
+from strop.trainer.config import Config
 
 EXACT = [
     *AHEAD,
@@ -38,13 +39,18 @@ def jittery(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def recorded(project: Project, jittery: list[str], tmp_path_factory: pytest.TempPathFactory) -> Done:
-    """A run of three steps ahead by the clock on the wall, in which a request went on across new weights.
+    """A run of three steps ahead by the clock on the wall."""
+    config = project.config(*jittery, "trainer.max_steps=3", "rollout.max_staleness=1")
+    return train_across(tmp_path_factory.mktemp("recorded"), config)
+
+
+def train_across(folder: Path, config: Config) -> Done:
+    """A run, in a folder below this one, in which a request went on across new weights.
 
     Whether one does is a matter of time; where the machine was too quick or too busy for it, another run is recorded.
     """
-    config = project.config(*jittery, "trainer.max_steps=3", "rollout.max_staleness=1")
-    for _ in range(5):
-        done = train_in(tmp_path_factory.mktemp("recorded") / "run", config)
+    for number in range(5):
+        done = train_in(folder / f"run-{number}", config)
         if num_spans(done) > 0:
             break
     return done
@@ -82,7 +88,7 @@ def test_a_run_ahead_by_the_clock_on_the_wall_is_made_again(
 def test_a_longer_run_is_made_again(
     project: Project, tmp_path: Path, jittery: list[str], bound: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = train_in(tmp_path / "run", project.config(*jittery, f"rollout.max_staleness={bound:g}"))
+    done = train_across(tmp_path, project.config(*jittery, f"rollout.max_staleness={bound:g}"))
     is_made_again(done, tmp_path, capsys, num_steps=5)
 
 
