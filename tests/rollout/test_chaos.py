@@ -21,7 +21,7 @@ from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 
-NUM_REQUESTS = 60
+NUM_REQUESTS = 600
 HARMS = ("kill", "stop", "half-open", "garbage")
 SILENCE_S, PROBE_S, TIMEOUT_S = 0.5, 1.5, 30.0
 
@@ -115,6 +115,7 @@ def test_no_sample_is_lost_or_doubled(fleet: Fleet, tiny: Callable[..., CausalLM
         ledger = client.ledger
         assert (ledger.issued, ledger.completed, ledger.open) == (NUM_REQUESTS, NUM_REQUESTS, 0)
         assert ledger.reissued > 0
+        await client.close()
 
     in_fleet(fleet, body)
 
@@ -174,5 +175,6 @@ def test_a_replacement_with_old_weights_does_not_serve(fleet: Fleet) -> None:
         # All may have been answered before it was started; one of these is open, so the client looks after it.
         async with asyncio.timeout(2 * TIMEOUT_S):
             await asyncio.gather(ask_on("one"), ask_on("another"))
+        await client.close()
 
     in_fleet(fleet, body)

@@ -99,7 +99,10 @@ class RolloutClient:
 
     def admit(self, index: int, engine: RolloutEngine) -> None:
         """The engine of this number is another one from now on, which its owner has made ready."""
-        self._router.admit(self._router.replicas[index], engine)
+        replica = self._router.replicas[index]
+        if replica.revival is not None:
+            replica.revival.cancel()
+        self._router.admit(replica, engine)
 
     async def generate(
         self,
@@ -141,6 +144,13 @@ class RolloutClient:
         finally:
             if self.ledger.open == 0:
                 self._rest()
+
+    async def close(self) -> None:
+        """End the start of an engine that goes on."""
+        revivals = [one.revival for one in self._router.replicas if one.revival is not None]
+        for revival in revivals:
+            revival.cancel()
+        await asyncio.gather(*revivals, return_exceptions=True)
 
     async def _served(self, request: OpenRequest) -> TokenOutput:
         while True:
@@ -346,12 +356,16 @@ class RolloutClient:
             self._router.give_up(NoEngine(f"no rollout engine is left: {self._router.causes()}"))
 
     def _rest(self) -> None:
-        """No request is open: nothing goes on, so that the loop can stand still until the next one."""
+        """No request is open: nothing goes on, so that the loop can stand still until the next one; but an engine that
+        is being started is not ended for another one to be started."""
         tasks = [self._clock]
         self._clock = None
         for replica in self._router.replicas:
-            tasks += [replica.probe, replica.revival]
-            replica.probe = replica.revival = None
+            tasks.append(replica.probe)
+            replica.probe = None
+            if self._restart is None:
+                tasks.append(replica.revival)
+                replica.revival = None
         for task in tasks:
             if task is not None:
                 task.cancel()

@@ -139,6 +139,7 @@ class Fleet(Serving):
 
     async def close(self) -> None:
         """End all of them."""
+        await self.client.close()
         for one in self._engines:
             await one.engine.close()
 
