@@ -78,21 +78,23 @@ def test_generation_ahead_of_training_goes_on_with_new_weights(
     task: LearningTask, tmp_path: Path, apart: bool
 ) -> None:
     placed = ("resources.runtime=ray", "resources.apart={rollout: 1}", "resources.cpus_per_rank=0.5")
-    done = train_in(
-        tmp_path / "run",
-        task.config(
-            None,
-            *VLLM,
-            *(placed if apart else ()),
-            *("rollout.max_staleness=1", "rollout.max_running=16", "algorithm.correction.weights=token"),
-            "trainer.max_steps=4",
-        ),
+    config = task.config(
+        None,
+        *VLLM,
+        *(placed if apart else ()),
+        *("rollout.max_staleness=1", "rollout.max_running=16", "algorithm.correction.weights=token"),
+        "trainer.max_steps=4",
     )
-    ages = [record.step - 1 - one.versions[0] for record in done.records for one in record.reports]
-    assert set(ages) == {0, 1}
-    if not apart:  # there, whether an answer is on its way when weights come is a matter of luck
-        assert any(one.versions[0] < one.versions[1] for record in done.records for one in record.reports)
-    check_records(tmp_path / "run", num_steps=4)
+    for number in range(5):  # whether an answer is on its way when weights come is a matter of time
+        run = tmp_path / f"run-{number}"
+        done = train_in(run, config)
+        ages = [record.step - 1 - one.versions[0] for record in done.records for one in record.reports]
+        assert set(ages) == {0, 1}
+        check_records(run, num_steps=4)
+        crossed = any(one.versions[0] < one.versions[1] for record in done.records for one in record.reports)
+        if crossed or apart:  # apart it is a matter of luck
+            break
+    assert crossed or apart
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
