@@ -18,6 +18,7 @@ from strop.controller import Dispatch, RoleSpec, register, role
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
 from strop.engines.model import read_shape
+from strop.engines.packing import data_rows
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.roles.value_loss import VALUE_STATISTIC, explained_variance, value_loss_terms
@@ -25,7 +26,7 @@ from strop.roles.value_models import check_value_model, load_value_model
 from strop.trainer.config import Config
 from strop.workers.config import CriticConfig
 from strop.workers.models import Learning, TrainedWorker
-from strop.workers.rows import Update, data_rows, flat_mask
+from strop.workers.rows import Update, flat_mask
 
 LOSS = Metric(
     "critic/{loss,vf_loss}",

@@ -13,6 +13,7 @@ from strop.base.metrics import Mean, Metric
 from strop.controller import Dispatch, RoleSpec, register, role
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
+from strop.engines.packing import data_rows
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
@@ -21,7 +22,7 @@ from strop.roles.teacher import check_teacher
 from strop.trainer.config import Config
 from strop.workers.config import PrmConfig
 from strop.workers.models import Learning, TrainedWorker
-from strop.workers.rows import Update, data_rows, flat_mask, response_columns
+from strop.workers.rows import Update, flat_mask, response_columns
 
 PRM = Metric(
     "prm/{loss,acc,score_mean}",

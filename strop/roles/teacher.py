@@ -54,7 +54,7 @@ class TeacherWorker(ModelWorker):
         super().__init__()
         parallel = self.join(teacher.engine, device=device)
         model = load_model(ModelConfig(path=teacher.path, dtype=teacher.dtype), parallel=parallel)
-        self._top_k = distillation.top_k
+        self._top_k, self._is_reverse = distillation.top_k, distillation.kind == "reverse_kl"
         self._vocab_size = model.vocab_size
         never = _never_sampled(read_shape(policy), model.vocab_size)
         if distillation.kind == "forward_kl" and self._top_k > model.vocab_size - len(never):
@@ -66,11 +66,14 @@ class TeacherWorker(ModelWorker):
         self.engine = Engine(model, teacher.engine, parallel, is_frozen=True)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_teacher(self, data: DataProto) -> DataProto:
+        """What the update of the policy reads: the log-probs of its tokens, or for a forward KL top_k of each place."""
+        return self.compute_teacher_log_prob(data) if self._is_reverse else self.compute_teacher_top_k(data)
+
     def compute_teacher_log_prob(self, data: DataProto) -> DataProto:
         """Column teacher_log_prob [B, R~] of the responses."""
         return self.token_columns(data, log_prob_column("teacher_log_prob", data))
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_teacher_top_k(self, data: DataProto) -> DataProto:
         """Columns teacher_ids (int32) and teacher_logprobs [B, R~, K]: the most likely tokens in the place of each
         response token, among those that the policy can produce."""

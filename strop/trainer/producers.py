@@ -1,14 +1,17 @@
-"""Who makes the columns of a step: one function per stage, in the order in which a step has them.
+"""Who makes the columns of a step: a table of stages, in the order in which a step has them.
 
-Every function hands references from role to role; nothing here looks at a token. What is asked for is made, by the
+What is handed on are references from role to role; nothing here looks at a token. What is asked for is made, by the
 stage that the table of columns (`protocol.schema`) names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from strop.controller import WorkerGroup
+from strop.protocol import DataProto
 from strop.protocol.schema import Maker, made_by
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
@@ -31,15 +34,29 @@ class StepContext:
 
 @dataclass(frozen=True)
 class Producer:
-    """A stage that adds columns."""
+    """A stage that adds columns: what one call of a role's workers returns."""
 
     name: Maker
     role: str
-    """Who works; empty where it is nobody's model."""
-    make: Callable[[StepContext, Experience], Experience]
-    """The experience with the columns."""
+    """Who works, on all columns, cut over its ranks; empty: the actor's first rank, with all rows at once and the light
+    columns alone."""
+    method: str
+    """Of its workers."""
     is_by_row: bool = False
     """What it makes of a row does not depend on other rows."""
+
+    def columns(self, config: Config) -> frozenset[str]:
+        """What it makes in a run, of all that it can make."""
+        algorithm = config.algorithm
+        is_reverse = algorithm.distillation.kind == "reverse_kl"
+        not_made = {"teacher_ids", "teacher_logprobs"} if is_reverse else {"teacher_log_prob"}
+        if not config.needs("sum_pi_squared"):
+            not_made.add("sum_pi_squared")
+        if algorithm.correction.weights == "none":
+            not_made.add("rollout_is_weights")
+        return (
+            made_by(self.name) - not_made - {"num_trained", "rm_cut_tokens"}
+        )  # which no other stage asks for
 
 
 def produced(
@@ -47,9 +64,16 @@ def produced(
 ) -> Experience:
     """The experience with the wanted columns, each made by its stage, which may add others that it makes with them."""
     for producer in PRODUCERS:
-        if made_by(producer.name) & (set(wanted) - experience.column_names):
-            with stages.stage(producer.name, producer.role):
-                experience = producer.make(context, experience)
+        if not made_by(producer.name) & (set(wanted) - experience.column_names):
+            continue
+        with stages.stage(producer.name, producer.role):
+            group: WorkerGroup[Any] = getattr(context.roles, producer.role, None) or context.roles.actor
+            rows = experience.partition(group.mesh) if producer.role else experience.taken_by("advantages")
+            settings = {"kl_coef": context.kl_coef} if producer.name == "adv" else {}
+            made: DataProto = group.bound(producer.method)(rows, **settings)
+            experience = experience.union(made, *producer.columns(context.config))
+            if producer.name == "correction":
+                experience = _counted(experience)
     return experience
 
 
@@ -104,93 +128,24 @@ def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
     )
 
 
-def _rm_scores(context: StepContext, experience: Experience) -> Experience:
-    group = context.roles.reward_model
-    assert group is not None, "asked for with a reward model only"
-    return experience.union(group.call.compute_rm_score(experience.partition(group.mesh)), "rm_scores")
-
-
-def _old_log_probs(context: StepContext, experience: Experience) -> Experience:
-    actor = context.roles.actor
-    log_probs = actor.call.compute_log_prob(experience.partition(actor.mesh))
-    squares = ["sum_pi_squared"] if context.config.needs("sum_pi_squared") else []
-    return experience.union(log_probs, "old_log_probs", "entropys", *squares)
-
-
-def _correction(context: StepContext, experience: Experience) -> Experience:
-    """Rejected tokens leave the loss and its denominators; the others may get weights."""
-    actor = context.roles.actor
-    made = actor.call.correct_rollout(experience.taken_by("advantages"))
-    counted = made.select(["num_trained"]).get()
+def _counted(experience: Experience) -> Experience:
+    """With what a correction has said of each row: rejected tokens leave the loss and its denominators."""
+    counted = experience.rows.select(["num_trained"], []).get()
     numbers: Mapping[str, float] = counted.meta_info["numbers"]
     counts = tuple(int(count) for count in counted.tensors()["num_trained"])
-    names = ["loss_mask"]
-    if context.config.algorithm.correction.weights != "none":
-        names.append("rollout_is_weights")
-    return replace(
-        experience.union(made.select(names), *names),
-        num_trained=counts,
-        metrics={**experience.metrics, **numbers},
-    )
-
-
-def _ref_log_prob(context: StepContext, experience: Experience) -> Experience:
-    """By the frozen model, or by the policy without its adapter."""
-    reference, actor = context.roles.reference, context.roles.actor
-    if reference is None:
-        made = actor.call.compute_ref_log_prob(experience.partition(actor.mesh))
-    else:
-        made = reference.call.compute_ref_log_prob(experience.partition(reference.mesh))
-    return experience.union(made, "ref_log_prob")
-
-
-def _values(context: StepContext, experience: Experience) -> Experience:
-    critic = context.roles.critic
-    assert critic is not None, "asked for with a critic only"
-    return experience.union(critic.call.compute_values(experience.partition(critic.mesh)), "values")
-
-
-def _prm_ref(context: StepContext, experience: Experience) -> Experience:
-    """By the weights that the process reward model began with."""
-    prm = context.roles.prm
-    assert prm is not None, "asked for with a process reward model only"
-    return experience.union(prm.call.compute_prm_ref_log_prob(experience.partition(prm.mesh)), PRM_REF)
-
-
-def _process_rewards(context: StepContext, experience: Experience) -> Experience:
-    """By the weights of now, so not before an update that comes first."""
-    prm = context.roles.prm
-    assert prm is not None, "asked for with a process reward model only"
-    made = prm.call.compute_process_rewards(experience.partition(prm.mesh))
-    return experience.union(made, "process_rewards")
-
-
-def _advantages(context: StepContext, experience: Experience) -> Experience:
-    rows = experience.taken_by("advantages")
-    made = context.roles.actor.call.compute_advantages(rows, kl_coef=context.kl_coef)
-    return experience.union(made, *made_by("adv"))
-
-
-def _teacher(context: StepContext, experience: Experience) -> Experience:
-    """What the teacher says, which the update alone reads: for a forward KL, top_k numbers per token."""
-    teacher = context.roles.teacher
-    assert teacher is not None, "asked for with a teacher only"
-    if context.config.algorithm.distillation.kind == "reverse_kl":
-        log_probs = teacher.call.compute_teacher_log_prob(experience.partition(teacher.mesh))
-        return experience.union(log_probs, "teacher_log_prob")
-    most_likely = teacher.call.compute_teacher_top_k(experience.partition(teacher.mesh))
-    return experience.union(most_likely, "teacher_ids", "teacher_logprobs")
+    return replace(experience, num_trained=counts, metrics={**experience.metrics, **numbers})
 
 
 PRODUCERS = (
-    Producer("reward_model", "reward_model", _rm_scores, is_by_row=True),
-    Producer("old_log_prob", "actor", _old_log_probs, is_by_row=True),
-    Producer("correction", "", _correction),
-    Producer("ref", "reference", _ref_log_prob, is_by_row=True),
-    Producer("values", "critic", _values, is_by_row=True),
-    Producer("prm_ref", "prm", _prm_ref, is_by_row=True),
-    Producer("prm", "prm", _process_rewards),
-    Producer("adv", "", _advantages),
-    Producer("teacher", "teacher", _teacher),
+    Producer("reward_model", "reward_model", "compute_rm_score", is_by_row=True),
+    Producer("old_log_prob", "actor", "compute_log_prob", is_by_row=True),
+    Producer("correction", "", "correct_rollout"),
+    Producer("ref", "reference", "compute_ref_log_prob", is_by_row=True),
+    Producer("values", "critic", "compute_values", is_by_row=True),
+    Producer("prm_ref", "prm", "compute_prm_ref_log_prob", is_by_row=True),
+    Producer("prm", "prm", "compute_process_rewards"),
+    Producer("adv", "", "compute_advantages"),
+    Producer("teacher", "teacher", "compute_teacher"),
 )
-"""In the order of a step."""
+"""In the order of a step. Without a reference model, the policy without its adapter is the reference; process rewards
+are by the weights of now, so not before an update that comes first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,31 +97,42 @@ class Roles:
         if self.offloads_idle and group is not None:
             group.call.offload()
 
-    def play(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
+    def play(
+        self,
+        prompts: Sequence[Prompt],
+        samples_per_prompt: int,
+        sampling: Sampling,
+        *,
+        first: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
+    ) -> Experience:
         """Every sample of these prompts, in order, played and scored; key and budget of `sampling` are filled in.
+
+        Args:
+            prompts, samples_per_prompt, sampling: what is played, and how.
+            first: gives the prompts in the order in which they are begun.
 
         Raises:
             RewardError: the scorers cannot go on.
         """
-        played, asked = None, prompts
+        played, asked = None, prompts if first is None else first(prompts)
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             for num_heals in range(MAX_HEALS + 1):
                 rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
-                again = Experience.of_episodes(self.rollout.call.play(rows, samples_per_prompt, sampling))
-                played = again if played is None else self._replaced(played, again)
-                lost = {report.uid for report in played.reports if report.engine_was_lost}
+                made = self.rollout.call.play(rows, samples_per_prompt, sampling)
+                reports = (
+                    made.select([], ["report"]).get().non_tensor_batch["report"]
+                )  # waits for the samples
+                again = Experience(rows=made.select([], ["episode"]), reports=tuple(reports))
+                played = again if played is None else Experience.concat([played, again])
+                lost = {report.uid for report in again.reports if report.engine_was_lost}
                 if not lost or num_heals == MAX_HEALS or not self.sync.heal():
                     break
                 asked = [prompt for prompt in prompts if prompt.uid in lost]
         assert played is not None, "they are played at least once"
-        return played
-
-    @staticmethod
-    def _replaced(played: Experience, again: Experience) -> Experience:
-        """The samples, some of them from `again`, in the order that they had."""
-        newer = {report.id: len(played) + number for number, report in enumerate(again.reports)}
-        rows = [newer.get(report.id, number) for number, report in enumerate(played.reports)]
-        return Experience.concat([played, again]).take(rows)
+        latest = {report.id: row for row, report in enumerate(played.reports)}
+        return played.take(
+            [latest[f"{prompt.uid}/{number}"] for prompt in prompts for number in range(samples_per_prompt)]
+        )
 
     def write_samples(
         self,

@@ -16,12 +16,13 @@ from strop.controller import Dispatch, Worker, register
 from strop.engines.adapters import adapters, has_adapter
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.packing import data_rows
 from strop.engines.parallel import Parallel, join_ranks
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
 from strop.engines.tokens import TokenFunction
 from strop.engines.training import Engine, TrainEngine
 from strop.protocol import DataProto
-from strop.workers.rows import data_rows, response_columns
+from strop.workers.rows import response_columns
 
 
 class ModelWorker(Worker):

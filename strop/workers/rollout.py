@@ -12,7 +12,7 @@ reward.timeout_s.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,7 +192,8 @@ class RolloutWorker(Worker):
                 asked, samples_per_prompt=samples_per_prompt, sampling=sampling, on_episode=self._tally.add
             )
             episodes = self._runner.run(work)
-        return self._told(episodes)
+        reports = [report_of(episode) for episode in episodes]
+        return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
@@ -213,13 +214,6 @@ class RolloutWorker(Worker):
             raise ValueError(
                 f"{what}, which the reward model would not see: remove reward_model.path, or {other}"
             )
-
-    def _told(self, episodes: Sequence[Episode]) -> DataProto:
-        """What came of them, in columns `report` and `episode`."""
-        sequences = [one for episode in episodes for one in episode.sequences]
-        self._refuse_media(sequences, "a tool gave images", "have tools give text")
-        reports = [report_of(episode) for episode in episodes]
-        return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def tell_spent(self, run_spent: Mapping[str, float]) -> None:
@@ -251,8 +245,10 @@ class RolloutWorker(Worker):
             similarity = playing.anchor_similarity
             rows = rows.union(columns(kept, earned, turn_weight=turn_weight, similarity=similarity))
         objects: dict[str, list[Any]] = {}
+        sequences = [sequence for one in kept for sequence in one.sequences]
+        self._refuse_media(sequences, "a tool gave images", "have tools give text")
         if self._takes_media:  # roles with a vision-language model need those of prompt and response
-            objects["media"] = [sequence.media for one in kept for sequence in one.sequences]
+            objects["media"] = [sequence.media for sequence in sequences]
         if playing.keeps_text:
             objects["raw_prompt"] = [list(one.prompt.messages) for one in kept]
             objects["response_text"] = [one.text for one in kept]
