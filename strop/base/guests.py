@@ -52,8 +52,8 @@ HOOKS = {
     "changes of a model": "a module with import_external(config), overridden(given, known, override) and "
     "template_text(chosen), for settings of model that change what is read from its folder",
     "operation counts": "a module with model_work(model), operations of passes over rows, peak_flops(device, dtype), "
-    "operations per second of a device (each may be None), and precision_hint(dtype), where another precision is "
-    "faster on a CPU",
+    "operations per second of a device (each may be None), precision_hint(dtype), where another precision is faster on "
+    "a CPU, and usage_of() and usage_metrics(), what a step made of its devices",
     "several ranks": "a module with joined(), as strop.engines.parallel.join_ranks for several ranks, shard(), "
     "reshard(), sync_gradients() and full_parameters() of a model on them, and balanced_rows(), which rows each of "
     "them gets (strop.engines.sharding)",

@@ -102,6 +102,13 @@ def code_of_guests(config: Any, key: str) -> Iterator[Named]:
             yield Named(key=f"{full}.{name}", value=value, path=path)
 
 
+def section_on(config: Any, name: str) -> Any:
+    """The section of this name right below `config`, which a guest may bring, where it asks for something (its property
+    is_on); else None."""
+    below = getattr(config, name, None)
+    return below if below is not None and below.is_on else None
+
+
 def section_of(config: Any, cls: type[S]) -> S:
     """The section of type `cls` right below `config`, or `config` itself where these settings are among its own.
 

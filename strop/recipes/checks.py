@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from strop.base.sections import section_on
+
 if TYPE_CHECKING:
     from strop.trainer.config import Config
 
@@ -21,6 +23,11 @@ def check(config: Config) -> None:
     _check_answers(config)
     _check_whole_rewards(config)
     _check_recording(config)
+    if config.algorithm.adv_estimator == "raft" and section_on(config.algorithm, "keep") is None:
+        raise ValueError(
+            "algorithm.adv_estimator=raft imitates every sample that is kept, and algorithm.keep keeps all, right "
+            "or wrong: set algorithm.keep.best or algorithm.keep.min_score"
+        )
 
 
 def _check_reward_parts(config: Config) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from strop.algorithms.distillation.settings import TeacherSettings
+from strop.base.sections import section_of, section_on
 from strop.workers.config import PrmConfig, TeacherConfig
 
 if TYPE_CHECKING:
@@ -31,22 +33,22 @@ def check(config: Config) -> None:
             f"a setting of prm is given, but algorithm.adv_estimator={config.algorithm.adv_estimator} uses no "
             f"process rewards: set algorithm.adv_estimator=prime, or remove it"
         )
-    kind, path = config.algorithm.distillation.kind, config.teacher.path
-    if path and not config.uses_teacher:
+    distillation, path = section_on(config.algorithm, "distillation"), config.teacher.path
+    if path and distillation is None:
         raise ValueError(
             f"teacher.path is {path!r}, but algorithm.distillation.kind=none learns from nobody: set it to "
             f"reverse_kl or forward_kl, or remove the path"
         )
-    if config.uses_teacher and not path:
+    if distillation is not None and not path:
         raise ValueError(
-            f"algorithm.distillation.kind is {kind}, but teacher.path is empty: set it to the folder of a model "
-            f"with the policy's vocabulary"
+            f"algorithm.distillation.kind is {distillation.kind}, but teacher.path is empty: set it to the folder of a "
+            f"model with the policy's vocabulary"
         )
-    if not config.uses_teacher and config.teacher != TeacherConfig():
+    if distillation is None and config.teacher != TeacherConfig():
         raise ValueError(
             "a setting of teacher is given, but algorithm.distillation.kind=none has no teacher: remove it"
         )
-    if config.algorithm.policy_coef == 0 and config.uses_critic:
+    if section_of(config.algorithm, TeacherSettings).policy_coef == 0 and config.uses_critic:
         raise ValueError(
             f"algorithm.policy_coef=0 uses no advantage, but algorithm.adv_estimator="
             f"{config.algorithm.adv_estimator} would train a critic for it: use reinforce_plus_plus"

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.algorithms.config import DistillationConfig
+from strop.algorithms.distillation.settings import DistillationConfig
+from strop.base.sections import section_of
 from strop.controller import Dispatch, RoleSpec, register, role
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
@@ -26,7 +27,7 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[TeacherWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    distillation = config.algorithm.distillation
+    distillation = section_of(config.algorithm, DistillationConfig)
     return role(TeacherWorker, config.model, config.teacher, distillation, device=device)
 
 

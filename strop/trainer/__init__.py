@@ -22,7 +22,7 @@ threads.py          threads of a CPU, and who decided their number
 
 Numbers
 validation.py       answers on held-out prompts
-trackers.py         where numbers go; progress.py: the terminal
+trackers.py         where numbers go
 
 checkpointing.py    what a checkpoint holds, for every kind of training, and how long it takes to write
 ending.py           what ends a run, and how it ended; stopping.py: signals that ask it to end; listening.py: functions

@@ -9,7 +9,7 @@ from strop.agents.config import AgentConfig
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, STEP_COLUMNS
-from strop.base.sections import section
+from strop.base.sections import section, section_on
 from strop.data.config import DataConfig
 from strop.data.sampler import is_sampler
 from strop.engines.config import EngineConfig, ModelConfig
@@ -114,7 +114,7 @@ class Config:
         ):  # the token budget of a response, as in the paper
             scale = float(self.data.max_response_tokens)
             algorithm = replace(algorithm, loss_scale_factor=scale)
-        is_older = self.rollout.max_staleness > 0 and not algorithm.correction.is_on
+        is_older = self.rollout.max_staleness > 0 and section_on(algorithm, "correction") is None
         if is_older and algorithm.old_log_probs is None and algorithm.clips_what_is_older:
             algorithm = replace(algorithm, old_log_probs="rollout")
         object.__setattr__(self, "algorithm", algorithm)
@@ -188,6 +188,11 @@ class Config:
         return bool(adv_estimator_declaration(self.algorithm.adv_estimator).needs & STEP_COLUMNS)
 
     @property
+    def chooses_samples(self) -> bool:
+        """Some samples may not be trained on, or several times, by the settings of a guest."""
+        return getattr(self.algorithm, "chooses_samples", False)
+
+    @property
     def uses_critic(self) -> bool:
         """The advantage estimator needs values."""
         return self.needs("values")
@@ -206,7 +211,7 @@ class Config:
     @property
     def uses_teacher(self) -> bool:
         """The policy learns from a teacher."""
-        return self.algorithm.distillation.is_on
+        return section_on(self.algorithm, "distillation") is not None
 
     @property
     def uses_reward_model(self) -> bool:

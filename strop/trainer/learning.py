@@ -89,7 +89,7 @@ class Learner:
             with stages.stage("update_prm", "prm"):
                 steps += self._update_prm(experience)
         trained, left_out = experience, dict[str, str]()
-        if config.algorithm.resampling != "none" or config.algorithm.keep.is_on:
+        if config.chooses_samples:
             choose = needed("choice of samples", "algorithm.resampling or algorithm.keep is set")
             trained, left_out = choose(experience, config, step)
         if config.uses_critic:

@@ -389,9 +389,10 @@ class Trainer:
         generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
         if gen_s > 0:
             metrics[GENERATION_SPEED] = generated / gen_s
-        usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
-        is_reference = self.roles.reference is None
-        metrics |= measure.usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
+        if counts := optional("operation counts"):
+            usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
+            is_reference = self.roles.reference is None
+            metrics |= counts.usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
         return metrics | record.metrics()
 
     def _warn(self, record: StepRecord) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from strop.base.sections import section_on
 from strop.controller import WorkerGroup
 from strop.protocol import DataProto
 from strop.protocol.schema import Maker, made_by
@@ -44,19 +45,15 @@ class Producer:
     """Of its workers."""
     is_by_row: bool = False
     """What it makes of a row does not depend on other rows."""
+    section: str = ""
+    """Section below algorithm that says by its `columns` what is made, where not all is."""
 
     def columns(self, config: Config) -> frozenset[str]:
         """What it makes in a run, of all that it can make."""
-        algorithm = config.algorithm
-        is_reverse = algorithm.distillation.kind == "reverse_kl"
-        not_made = {"teacher_ids", "teacher_logprobs"} if is_reverse else {"teacher_log_prob"}
-        if not config.needs("sum_pi_squared"):
-            not_made.add("sum_pi_squared")
-        if algorithm.correction.weights == "none":
-            not_made.add("rollout_is_weights")
-        return (
-            made_by(self.name) - not_made - {"num_trained", "rm_cut_tokens"}
-        )  # which no other stage asks for
+        if self.section:
+            return frozenset(section_on(config.algorithm, self.section).columns)
+        not_made = set() if config.needs("sum_pi_squared") else {"sum_pi_squared"}
+        return made_by(self.name) - not_made - {"rm_cut_tokens"}  # which no other stage asks for
 
 
 def produced(
@@ -80,16 +77,13 @@ def produced(
 def wanted_before_updates(config: Config, num_samples: int) -> frozenset[str]:
     """What the algorithm asks for before its updates, of the columns that generation does not make; `num_samples` are
     those of the step."""
-    algorithm = config.algorithm
     wanted = {"advantages", "returns", "token_level_rewards"}
     if config.uses_reward_model:
         wanted.add("rm_scores")
     if _needs_old_log_probs(config, num_samples):
         wanted |= {"old_log_probs", "entropys"}
-    if algorithm.correction.is_on:
-        wanted.add("loss_mask")
-    if algorithm.correction.weights != "none":
-        wanted.add("rollout_is_weights")
+    if correction := section_on(config.algorithm, "correction"):
+        wanted |= set(correction.columns)
     if config.uses_reference:
         wanted.add("ref_log_prob")
     if config.uses_critic:
@@ -107,10 +101,8 @@ def wanted_of_groups(config: Config) -> frozenset[str]:
 
 def wanted_by_the_update(config: Config, experience: Experience) -> frozenset[str]:
     """What the update of the policy alone asks for, of rows that are trained on."""
-    if not config.uses_teacher or not len(experience):
-        return frozenset()
-    is_reverse = config.algorithm.distillation.kind == "reverse_kl"
-    return frozenset({"teacher_log_prob"} if is_reverse else {"teacher_ids", "teacher_logprobs"})
+    teacher = section_on(config.algorithm, "distillation")
+    return frozenset(teacher.columns if teacher and len(experience) else ())
 
 
 def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
@@ -120,9 +112,8 @@ def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
         or config.actor.epochs > 1
         or config.algorithm.use_kl_in_reward
         or config.trainer.critic_warmup > 0
-        or config.algorithm.correction.is_on
-        or config.algorithm.resampling != "none"
-        or config.algorithm.keep.is_on
+        or section_on(config.algorithm, "correction") is not None
+        or config.chooses_samples
         or config.needs("old_log_probs")
         or config.needs("sum_pi_squared")
     )
@@ -139,13 +130,13 @@ def _counted(experience: Experience) -> Experience:
 PRODUCERS = (
     Producer("reward_model", "reward_model", "compute_rm_score", is_by_row=True),
     Producer("old_log_prob", "actor", "compute_log_prob", is_by_row=True),
-    Producer("correction", "", "correct_rollout"),
+    Producer("correction", "", "correct_rollout", section="correction"),
     Producer("ref", "reference", "compute_ref_log_prob", is_by_row=True),
     Producer("values", "critic", "compute_values", is_by_row=True),
     Producer("prm_ref", "prm", "compute_prm_ref_log_prob", is_by_row=True),
     Producer("prm", "prm", "compute_process_rewards"),
     Producer("adv", "", "compute_advantages"),
-    Producer("teacher", "teacher", "compute_teacher"),
+    Producer("teacher", "teacher", "compute_teacher", section="distillation"),
 )
 """In the order of a step. Without a reference model, the policy without its adapter is the reference; process rewards
 are by the weights of now, so not before an update that comes first."""

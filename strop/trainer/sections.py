@@ -17,7 +17,8 @@ APART_ROLES = ("rollout", "critic", "reference", "teacher", "prm", "reward_model
 
 def _usual_trackers() -> tuple[str, ...]:
     """Those that a run has where nobody says otherwise."""
-    return ("console", "jsonl", *(["tensorboard"] if "tensorboard" in targets("tracker") else []))
+    there = targets("tracker")
+    return tuple(name for name in ("console", "jsonl", "tensorboard") if name == "jsonl" or name in there)
 
 
 @section("trainer")

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
-from strop.algorithms.config import AlgorithmConfig, KeepConfig
+from strop.algorithms.config import AlgorithmConfig
+from strop.recipes.choice_settings import KeepConfig
 from strop.run.samples.selection import kept_samples
 
 SCORES = [0.5, 1.0, 0.2, 1.0, 0.0, math.nan, 1.0, -1.0]
