@@ -54,6 +54,8 @@ HOOKS = {
     "operation counts": "a module with model_work(model), operations of passes over rows, peak_flops(device, dtype), "
     "operations per second of a device (each may be None), precision_hint(dtype), where another precision is faster on "
     "a CPU, and usage_of() and usage_metrics(), what a step made of its devices",
+    "threads of a run": "a function (resources, model, run, step=) that sets the CPU threads of tensor operations and "
+    "gives a line that says how many there are, and why",
     "several ranks": "a module with joined(), as strop.engines.parallel.join_ranks for several ranks, shard(), "
     "reshard(), sync_gradients() and full_parameters() of a model on them, and balanced_rows(), which rows each of "
     "them gets (strop.engines.sharding)",

@@ -15,11 +15,11 @@ from strop.agents.setup import AgentSetup
 from strop.base.garbage import settled
 from strop.base.guests import joined
 from strop.data.config import DataConfig
+from strop.engines.flops.threads import set_threads
 from strop.evaluation.loading import client_of, load_generation
 from strop.rewards import RewardPool
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.threads import set_threads
 from strop.workers.generation import Generation, Place, check_engine
 from strop.workers.player import Player, make_player
 

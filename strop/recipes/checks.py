@@ -77,7 +77,7 @@ def _check_whole_rewards(config: Config) -> None:
         ("algorithm.reward_shaping", algorithm.reward_shaping),
         ("reward.overlong_buffer", config.reward.overlong_buffer),
         ("reward.weight", config.reward.weight != 1),
-        ("reward_model.path", config.uses_reward_model),
+        ("reward_model.path", "reward_model" in config.roles),
     ):
         if is_set and config.needs("reward_parts"):
             raise ValueError(

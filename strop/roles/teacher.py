@@ -17,8 +17,8 @@ from strop.engines.model import check_language_model, load_model, load_tokenizer
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
+from strop.roles.settings import TeacherConfig
 from strop.trainer.config import Config
-from strop.workers.config import TeacherConfig
 from strop.workers.models import ModelWorker
 from strop.workers.rows import log_prob_column
 
@@ -28,12 +28,12 @@ def spec(
 ) -> RoleSpec[TeacherWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
     distillation = section_of(config.algorithm, DistillationConfig)
-    return role(TeacherWorker, config.model, config.teacher, distillation, device=device)
+    return role(TeacherWorker, config.model, section_of(config, TeacherConfig), distillation, device=device)
 
 
 def check(config: Config) -> None:
     """As `check_teacher`."""
-    check_teacher(config.model, config.teacher.path)
+    check_teacher(config.model, section_of(config, TeacherConfig).path)
 
 
 class TeacherWorker(ModelWorker):

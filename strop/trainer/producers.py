@@ -8,19 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from strop.base.sections import section_on
-from strop.controller import WorkerGroup
 from strop.protocol import DataProto
 from strop.protocol.schema import Maker, made_by
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.roles import Roles
 from strop.trainer.stages import Stages
-
-PRM_REF = "prm_ref_log_prob"
-"""What the update of the process reward model takes."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ def produced(
         if not made_by(producer.name) & (set(wanted) - experience.column_names):
             continue
         with stages.stage(producer.name, producer.role):
-            group: WorkerGroup[Any] = getattr(context.roles, producer.role, None) or context.roles.actor
+            group = context.roles.groups.get(producer.role, context.roles.actor)
             rows = experience.partition(group.mesh) if producer.role else experience.taken_by("advantages")
             settings = {"kl_coef": context.kl_coef} if producer.name == "adv" else {}
             made: DataProto = group.bound(producer.method)(rows, **settings)
@@ -78,18 +73,13 @@ def wanted_before_updates(config: Config, num_samples: int) -> frozenset[str]:
     """What the algorithm asks for before its updates, of the columns that generation does not make; `num_samples` are
     those of the step."""
     wanted = {"advantages", "returns", "token_level_rewards"}
-    if config.uses_reward_model:
-        wanted.add("rm_scores")
     if _needs_old_log_probs(config, num_samples):
         wanted |= {"old_log_probs", "entropys"}
     if correction := section_on(config.algorithm, "correction"):
         wanted |= set(correction.columns)
     if config.uses_reference:
         wanted.add("ref_log_prob")
-    if config.uses_critic:
-        wanted.add("values")
-    if config.uses_prm:
-        wanted |= {PRM_REF, "process_rewards"}
+    wanted.update(*(one.wanted for name, one in config.further_roles.items() if name in config.roles))
     return frozenset(wanted)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ from strop.workers.models import Learning
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.rollout import Playing, RolloutWorker
+from strop.workers.rows import Update
 from strop.workers.tally import PlayWatch
 
 _POLICY = ("actor", "rollout")
@@ -61,19 +62,24 @@ class Roles:
     """Has generation use the actor's weights."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
-    teacher: WorkerGroup[Any] | None = None
-    """The model that the policy learns from; None without distillation."""
-    critic: WorkerGroup[Any] | None = None
-    prm: WorkerGroup[Any] | None = None
-    """The process reward model; None where the estimator takes no process rewards."""
-    reward_model: WorkerGroup[Any] | None = None
+    others: Mapping[str, WorkerGroup[Any]] = field(default_factory=dict)
+    """Those of guests, by name."""
+    learning: frozenset[str] = frozenset()
+    """Which of these learn."""
     offloads_idle: bool = False
     """A role's model and optimizer leave the device when it is idle."""
 
+    @property
+    def groups(self) -> dict[str, WorkerGroup[Any]]:
+        """All roles that there are, by name."""
+        reference = {} if self.reference is None else {"reference": self.reference}
+        return {"actor": self.actor, "rollout": self.rollout, **reference, **self.others}
+
     def trained(self) -> dict[str, WorkerGroup[Any]]:
         """The roles that learn, by name."""
-        others = {"critic": self.critic, "prm": self.prm}
-        return {"actor": self.actor, **{name: group for name, group in others.items() if group is not None}}
+        return {
+            name: group for name, group in self.groups.items() if name == "actor" or name in self.learning
+        }
 
     def checksums(self) -> dict[str, str]:
         """Digest of the weights of each role that learns."""
@@ -93,8 +99,7 @@ class Roles:
             self.rollout.call.sleep()
             if self.costs is not None:
                 self.costs.after(self.rollout)
-        group: WorkerGroup[Any] | None = getattr(self, name)
-        if self.offloads_idle and group is not None:
+        if self.offloads_idle and (group := self.groups.get(name)) is not None:
             group.call.offload()
 
     def play(
@@ -222,10 +227,13 @@ class JoinedRole(Protocol):
     def check(self, config: Config) -> None:
         """Raise a ValueError for a model that does not fit, before any process starts."""
 
+    def update(self, config: Config, group: WorkerGroup[Any], experience: Experience) -> list[Update]:
+        """Every optimizer step of a role that learns, on these samples."""
+
 
 def _joined_roles(config: Config) -> dict[str, JoinedRole]:
     """The roles of guests that this run uses."""
-    others = [name for name in config.roles if name not in (*_POLICY, "reference")]
+    others = [name for name in config.further_roles if name in config.roles]
     return {name: needed("role", f"the run has a {name}", name) for name in others}
 
 
@@ -264,7 +272,7 @@ def playing_of(
         seed=config.trainer.seed,
         version=version,
         share_with=None if "rollout" in config.resources.apart else "actor",
-        keeps_text=config.uses_reward_model,
+        keeps_text="reward_model" in config.roles,
         reward_keys=tuple(config.algorithm.reward_keys),
         anchor_similarity=config.algorithm.anchor_similarity if config.compares_answers else None,
         samples=None if samples is None else samples.absolute(),
@@ -319,8 +327,13 @@ def make_roles(
     )
     for name in apart:
         groups |= runtime.groups({name: specs[name]}, pool=name)
+    of_run = {name: one for name, one in config.further_roles.items() if name in groups}
     roles = Roles(
-        **groups,
+        actor=groups["actor"],
+        rollout=groups["rollout"],
+        reference=groups.get("reference"),
+        others={name: groups[name] for name in of_run},
+        learning=frozenset(name for name, one in of_run.items() if one.learns),
         sync=PolicySync(
             actor=groups["actor"],
             rollout=groups["rollout"],

@@ -11,7 +11,7 @@ from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFlo
 from strop.base.guests import targets
 from strop.base.sections import section
 
-APART_ROLES = ("rollout", "critic", "reference", "teacher", "prm", "reward_model")
+APART_ROLES = ("rollout", "reference", *targets("role"))
 """Roles that can have processes of their own; the actor is always in the main pool."""
 
 

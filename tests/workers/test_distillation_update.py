@@ -24,8 +24,8 @@ from strop.algorithms.distillation.settings import DistillationConfig
 from strop.data.tiny import make_tiny_model, make_tiny_tokenizer
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.protocol import DataProto, columns
+from strop.roles.settings import TeacherConfig
 from strop.roles.teacher import TeacherWorker, check_teacher
-from strop.workers.config import TeacherConfig
 from strop.workers.rows import updates_of
 
 K = 6

@@ -3,6 +3,7 @@
 work.py    floating-point operations of passes over packed rows
 peak.py    operations per second of a device at best, and what bfloat16 gains on a CPU
 usage.py   what a step made of its devices
+threads.py how many CPU threads tensor operations use
 """
 
 from strop.engines.flops.peak import peak_flops, precision_hint
