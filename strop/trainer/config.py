@@ -169,7 +169,7 @@ class Config:
         """The roles of this run. With an adapter, the policy without it is the reference."""
         has_reference = self.uses_reference and self.model.lora.rank == 0
         further = [name for name, one in self.further_roles.items() if one.is_used(self)]
-        return ("actor", "rollout", *(["reference"] if has_reference else []), *further)
+        return ("actor", "rollout", *further, *(["reference"] if has_reference else []))
 
     @property
     def used_engines(self) -> dict[str, EngineConfig]:

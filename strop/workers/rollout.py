@@ -24,7 +24,6 @@ from strop.base.call_loop import CallRunner, Runner
 from strop.base.guests import needed
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
-from strop.engines.media import MediaReader
 from strop.engines.model import load_tokenizer
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
@@ -124,7 +123,7 @@ class RolloutWorker(Worker):
         """What the player asks for tokens and for scores."""
         return self._engines.client, self._pool
 
-    def _make_player(self, model: ModelConfig, media: MediaReader | None) -> Player:
+    def _make_player(self, model: ModelConfig, media: Any) -> Player:
         playing, (client, scorers) = self._playing, self._asked()
         setup = AgentSetup(
             playing.agent, self._tokenizer,
@@ -139,7 +138,7 @@ class RolloutWorker(Worker):
             model=model, setup=setup, rollout=self._rollout, seed=playing.seed, recording=recorded,
         )  # fmt: skip
 
-    def _make_engines(self, model: ModelConfig) -> MediaReader | None:
+    def _make_engines(self, model: ModelConfig) -> Any:
         """Start the engines; how they are given media."""
         self._engines = self._runner.run(make_serving(self._place(model)))
         return self._take(self._engines.first)
@@ -157,7 +156,7 @@ class RolloutWorker(Worker):
             rank=self.rank,
         )
 
-    def _take(self, made: Generation) -> MediaReader | None:
+    def _take(self, made: Generation) -> Any:
         """Use this engine; where its weights come from other processes, they are received and verified here."""
         self._target = made.target
         self._receiving: ReceivingEngine | None = None
