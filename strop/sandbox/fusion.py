@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import concurrent.futures
 import json
-import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from strop.net.exchange import AnswerTooLargeError, Exchange
+from strop.net.background_loop import BackgroundLoop
+from strop.net.exchange import AnswerTooLargeError, post
 from strop.rewards.waiting import away
 from strop.sandbox.config import Limits, SandboxConfig
 from strop.sandbox.program import Program, SandboxOutcome, SandboxResult, SandboxUnavailable
@@ -34,6 +33,7 @@ _GRACE_S = 30.0
 """How long the server may take beyond the limits it was given, in seconds."""
 _OK = 200
 _HELLO = "sandbox ready"
+_LOOP = BackgroundLoop("sandbox-fusion")
 
 
 class FusionSandbox:
@@ -42,8 +42,8 @@ class FusionSandbox:
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
         self._address = config.url.rstrip("/") + "/run_code"
-        self._places = threading.BoundedSemaphore(config.max_concurrent)
-        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+        self._places = asyncio.Semaphore(config.max_concurrent)
+        self._is_running = False
 
     def start(self) -> None:
         """Run one program there.
@@ -51,7 +51,7 @@ class FusionSandbox:
         Raises:
             SandboxUnavailable: the server cannot be reached, or does not run it.
         """
-        if self._threads is not None:
+        if self._is_running:
             return
         result = self.run_blocking(Program(code=f"print({_HELLO!r})", limits=Limits(wall_s=20.0)))
         if result.text.strip() != _HELLO:
@@ -59,15 +59,11 @@ class FusionSandbox:
                 f"the SandboxFusion server at {self.config.url} did not run a program: "
                 f"{result.error or 'its output was lost'}. Check reward.sandbox.url and the server"
             )
-        self._threads = concurrent.futures.ThreadPoolExecutor(
-            self.config.max_concurrent, thread_name_prefix="sandbox-fusion"
-        )
+        self._is_running = True
 
     def close(self) -> None:
-        """Wait for calls under way; each has its deadline."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=True, cancel_futures=True)
+        """Take no more programs; each call under way has its deadline."""
+        self._is_running = False
 
     async def __aenter__(self) -> Self:
         await asyncio.to_thread(self.start)
@@ -76,33 +72,36 @@ class FusionSandbox:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self.close)
+        self.close()
 
     async def run(self, program: Program) -> SandboxResult:
         """Run one program; see Sandbox.run."""
-        if self._threads is None:
+        if not self._is_running:
             raise RuntimeError(
                 "the sandbox is not running; use `async with FusionSandbox(config) as sandbox:`"
             )
         with away(self._longest_s(program)):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, program)
+            return await asyncio.wrap_future(_LOOP.submit(self._run(program)))
 
     def run_blocking(self, program: Program) -> SandboxResult:
         """Run one program from a thread that may wait."""
         with away(self._longest_s(program)):
-            return self._run(program)
+            return _LOOP.submit(self._run(program)).result()
 
     def _longest_s(self, program: Program) -> float:
         return self.config.queue_s + _deadline_s(program.limits or self.config.limits)
 
-    def _run(self, program: Program) -> SandboxResult:
+    async def _run(self, program: Program) -> SandboxResult:
         limits = program.limits or self.config.limits
         body = json.dumps(_request(program, limits)).encode("utf-8")
-        if not self._places.acquire(timeout=self.config.queue_s):
+        try:
+            async with asyncio.timeout(self.config.queue_s):
+                await self._places.acquire()
+        except TimeoutError:
             return _failed(f"no place became free within {self.config.queue_s:g} s (reward.sandbox.queue_s)")
         try:
             started = time.monotonic()
-            answer = self._post(body, limits)
+            answer = await self._post(body, limits)
             return _result(answer, program, limits, time.monotonic() - started)
         except AnswerTooLargeError:  # only what the program has written can be so long
             return SandboxResult(outcome="output", is_truncated=True, error=_output_sentence(limits))
@@ -111,27 +110,16 @@ class FusionSandbox:
         finally:
             self._places.release()
 
-    def _post(self, body: bytes, limits: Limits) -> Mapping[str, Any]:
+    async def _post(self, body: bytes, limits: Limits) -> Mapping[str, Any]:
         limit_s = _deadline_s(limits)
-        exchange = Exchange(self._address, body, {}, timeout_s=limit_s)
-        timer = threading.Timer(limit_s, exchange.abort)
-        timer.daemon = True
-        timer.start()
         try:
-            reply = exchange.run()
-        except OSError as error:
-            if exchange.is_aborted:
-                raise TimeoutError(f"no whole answer within {limit_s:g} s") from error
-            raise
-        finally:
-            timer.cancel()
-        if exchange.is_aborted:  # an answer that does not say its length ends with its connection
-            raise TimeoutError(f"no whole answer within {limit_s:g} s")
+            reply = await post(self._address, body, {}, timeout_s=limit_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"no whole answer within {limit_s:g} s") from error
         if reply.status != _OK:
             raise ValueError(f"HTTP {reply.status}")
-        data = reply.body
         try:
-            answer = json.loads(data)
+            answer = json.loads(reply.body)
         except RecursionError as error:
             raise ValueError("the answer is nested too deeply") from error
         if not isinstance(answer, dict) or "status" not in answer:
