@@ -195,7 +195,7 @@ class EnginesApart(Protocol):
         ...
 
     async def loaded(self, place: Place) -> Generation:
-        """One of them with the weights of the model folder; raises as `strop.evaluation.loading.load_generation`."""
+        """One of them with the weights of the model folder; raises as `strop.evaluation.alone.load_generation`."""
         ...
 
     def client(self, engine: RolloutEngine, *, timeout_s: float) -> GenerateClient:

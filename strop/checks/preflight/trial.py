@@ -26,7 +26,7 @@ from strop.checks.preflight.tokens import TokenFacts, examine_tokens
 from strop.checks.preflight.verdict import Check
 from strop.data.drawing import draw
 from strop.engines.flops.threads import set_threads
-from strop.evaluation.alone import as_spoken, is_remote, player, sampling_spoken, speaking
+from strop.evaluation.alone import answering, is_remote, play_alone
 from strop.protocol import columns
 from strop.rewards import RewardPool
 from strop.trainer.collecting import training_rows
@@ -117,24 +117,17 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
 
 def _asked(config: Config, *, num_prompts: int) -> Preflight:
     """The first prompts of a run, answered by somebody else's model: do data, agents and rewards work?"""
-    remote = config.rollout.remote
-    with speaking(config) as spoken:
-        data = load_training_data(spoken, data=as_spoken(spoken.data, spoken))
+    remote, who = config.rollout.remote, answering(config)
+    with who.speaking(config) as spoken:
+        data = load_training_data(spoken, data=who.as_spoken(spoken.data, spoken))
         start = time.perf_counter()
         prompts = first_prompts(data, num_prompts)
-        sampling = sampling_spoken(sampling_of(spoken, spoken.rollout, data.tokenizer), spoken)
         options = spoken.data.chat_template_kwargs
         setup = AgentSetup(spoken.agent, data.tokenizer, template_options=options)
 
         async def play() -> list[Episode]:
-            limit = spoken.data.max_response_tokens
-            async with (
-                RewardPool(spoken.reward, tokenizer=spoken.model.path) as pool,
-                player(spoken, setup, pool, max_tokens=limit, seed=spoken.trainer.seed) as playing,
-            ):
-                return await playing.play(
-                    prompts, samples_per_prompt=spoken.rollout.samples_per_prompt, sampling=sampling
-                )
+            async with RewardPool(spoken.reward, tokenizer=spoken.model.path) as pool:
+                return await play_alone(spoken, setup, prompts, pool, how=spoken.rollout)
 
         episodes = asyncio.run(play())
     reports = [report_of(episode) for episode in episodes]
