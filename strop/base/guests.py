@@ -50,7 +50,8 @@ HOOKS = {
     "raise a ValueError for models that are known not to run, and check_packed(module, device, by_formula=), which "
     "raises one where a loaded model computes something else on packed tokens than alone",
     "changes of a model": "a module with import_external(config), overridden(given, known, override) and "
-    "template_text(chosen), for settings of model that change what is read from its folder",
+    "template_text(chosen), for settings of model that change what is read from its folder, and "
+    "use_exact_norms(module), for model.dtype=float64",
     "operation counts": "a module with model_work(model), operations of passes over rows, peak_flops(device, dtype), "
     "operations per second of a device (each may be None), precision_hint(dtype), where another precision is faster on "
     "a CPU, and usage_of() and usage_metrics(), what a step made of its devices",
@@ -59,10 +60,13 @@ HOOKS = {
     "several ranks": "a module with joined(), as strop.engines.parallel.join_ranks for several ranks, shard(), "
     "reshard(), sync_gradients() and full_parameters() of a model on them, and balanced_rows(), which rows each of "
     "them gets (strop.engines.sharding)",
+    "offloading": "a module with offload(model), offload_optimizer(optimizer), which give what has restore(), and "
+    "activations_on_host(model), a context (strop.engines.sharding.offloading)",
     "sequence parallelism": "a module as strop.engines.tokens.sequence_parallelism describes",
     "model with media": "a module as strop.vision.seam.MediaModels describes",
     "sample store": "a class as strop.run.samples.SampleStore, called with the folder",
     "samples as rows": "a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
+    "metrics of a batch": "a function of all rows of a step, with all their columns, that gives further metrics",
     "choice of samples": "a function (experience, config, step) that gives the rows that are trained on and, by the "
     "ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
     "columns of answers": "a module as strop.recipes.answers, for estimators that take single answers (the columns "

@@ -30,6 +30,7 @@ from strop.checks.functions import estimators, policy_losses
 from strop.recipes import (
     covariance,
     group_baselines,
+    measures,
     resampling,
     reward_parts,
     sequence,
@@ -119,7 +120,7 @@ def test_numbers_that_nobody_sets(function: Callable[..., object], defaults: dic
 
 
 def test_bounds_of_exponents_and_small_numbers_beside_divisors() -> None:
-    assert terms.LOG_RATIO_BOUND == batch_metrics.LOG_RATIO_BOUND == 20.0
+    assert terms.LOG_RATIO_BOUND == measures.LOG_RATIO_BOUND == 20.0
     assert sequence.SEQUENCE_LOG_RATIO_MAX == 10.0
     assert masked.WHITEN_EPS == trust_region.BINARY_KL_EPS == distillation.TAIL_EPS == 1e-8
     assert kl_control.MAX_RELATIVE_ERROR == 0.2

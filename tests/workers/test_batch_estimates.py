@@ -15,6 +15,7 @@ from references import critics
 from references.batches import advantages_of
 from strop.algorithms.config import AlgorithmConfig
 from strop.protocol import DataProto, columns
+from strop.roles.measures import of_batch
 from strop.workers.rows import updates_of
 from strop.workers.summary import shaping_metrics
 
@@ -135,14 +136,15 @@ def test_kl_and_reward_model_shape_the_rewards() -> None:
     # Token means of the KL per row: (0.5 - 1) / 2, 0, (1 + 0.5) / 2, (0 + 2) / 2.
     metrics = shaping_metrics(batch, algorithm)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx((-0.25 + 0 + 0.75 + 1) / 4, abs=1e-12)
+    metrics = of_batch(batch)
     assert metrics["reward_model/score/mean"] == pytest.approx(0.625)
     assert (metrics["reward_model/score/max"], metrics["reward_model/score/min"]) == (2.0, -1.0)
 
 
 def test_truncated_conversations_are_counted() -> None:
     batch = light_batch(rm_scores=torch.zeros(4), rm_cut_tokens=torch.tensor([0, 3, 0, 1]))
-    assert shaping_metrics(batch, AlgorithmConfig())["reward_model/truncated"] == 2.0
-    assert shaping_metrics(light_batch(), AlgorithmConfig()) == {}
+    assert of_batch(batch)["reward_model/truncated"] == 2.0
+    assert shaping_metrics(light_batch(), AlgorithmConfig()) == of_batch(light_batch()) == {}
 
 
 def test_row_order_does_not_matter() -> None:
