@@ -35,6 +35,8 @@ HOOKS = {
     "rollout correction": "a function as strop.recipes.correction.correct, for algorithm.correction",
     "calling convention": "a module with estimate() and loss_of_tokens(), which call estimators and losses written "
     "for verl (strop.algorithms.registry.verl_convention)",
+    "limits of graders": "a module with Guard(tell, timeout_s=), which limits comparisons in a process that scores, "
+    "and use(guard) (strop.scorers.budget)",
     "services of a reward": "a class, called as (config, functions, rank=, count=), that asks the sections of place "
     '"reward service" (strop.rewards.service.Services)',
     "key translation": "a function from a key of another library to our full keys and a sentence",
