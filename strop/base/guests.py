@@ -38,15 +38,15 @@ HOOKS = {
     "limits of graders": "a module with Guard(tell, timeout_s=), which limits comparisons in a process that scores, "
     "and use(guard) (strop.scorers.budget)",
     "services of a reward": "a class, called as (config, functions, rank=, count=), that asks the sections of place "
-    '"reward service" (strop.rewards.service.Services)',
+    '"reward service" (strop.judges.services.Services)',
     "key translation": "a function from a key of another library to our full keys and a sentence",
     "class translation": "a function from a dotted path of another library's classes to ours; any other path as it is",
     "chat of agents": "a class (tokenizer, variables of the template) that tells which tokens a chat template puts "
     "between the answers of a conversation (AgentContext.template)",
     "interpolation": "a class (root, values) whose value(given, key) puts in what ${...} stands for",
     "bound on templates": "a function that has every chat template compiled within limits from then on",
-    "media of rows": "a module as strop.vision.seam.RowsReader describes",
-    "adapters": "a module as strop.engines.adapters.Adapters describes",
+    "media of rows": "a module as strop.vision.rows",
+    "adapters": "a module as strop.engines.lora.adapters",
     "kernels": "a function (module, device) that puts its kernels into a model that was just loaded",
     "carried models": "a module with check_type(settings, path) and check_family(config, auto_class, path), which "
     "raise a ValueError for models that are known not to run, and check_packed(module, device, by_formula=), which "
@@ -65,7 +65,7 @@ HOOKS = {
     "offloading": "a module with offload(model), offload_optimizer(optimizer), which give what has restore(), and "
     "activations_on_host(model), a context (strop.engines.sharding.offloading)",
     "sequence parallelism": "a module as strop.engines.tokens.sequence_parallelism describes",
-    "model with media": "a module as strop.vision.seam.MediaModels describes",
+    "model with media": "a module as strop.vision.inputs",
     "sample store": "a class as strop.run.samples.SampleStore, called with the folder",
     "samples as rows": "a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
     "metrics of a batch": "a function of all rows of a step, with all their columns, that gives further metrics",
@@ -73,8 +73,7 @@ HOOKS = {
     "ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
     "columns of answers": "a module as strop.recipes.answers, for estimators that take single answers (the columns "
     "strop.algorithms.registry.STEP_COLUMNS), parts of the reward (algorithm.reward_keys) or reward_baselines",
-    "engines apart": "a module as strop.workers.generation.EnginesApart describes, for engines that are not the native "
-    "one",
+    "engines apart": "a module as strop.rollout.processes.joining, for engines that are not the native one",
     "decode steps": "a function (model) that gives a strop.rollout.native.batch.OtherSteps, or None for a model that "
     "has none",
     "kept prefixes": "a class, called without arguments, of computed tokens that may begin a later request of the "
@@ -95,13 +94,13 @@ HOOKS = {
     "end of a training": "a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a function that gives the lines of `strop --version`",
     "rows that come later": "a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows while a run "
-    "goes on (strop.trainer.setup.Growth)",
+    "goes on (strop.data.growing.growth.Growth)",
     "data generator": "a function of data.datagen and the rows so far that gives an object with new_rows(batch) and "
     "restore(rows)",
     "rows of a class": "a function (config, files, tokenizer, max_samples, seed) that gives the rows of "
     "data.dataset_class",
     "orders of rows": "a module with SAMPLERS, by name, sees_results(name) and ResultsOrder(name, rows, data), a "
-    "strop.data.sampler.RowOrder",
+    "strop.data.curriculum.ResultsOrder",
     "sampler of a class": "a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "a function (checkpoint, out, model, role=) that writes a role of a checkpoint as a folder "
     "that a run can begin with",
@@ -114,7 +113,7 @@ HOOKS = {
     "repeated run": "a function (run folder) that gives what the run in it repeats, with last_step and steps (by "
     "step, what generation ahead takes as `recorded`), or None",
     "recorded samples": "a module with check(config, data, first_step=), which refuses those that do not fit the run, "
-    "and open_recording(run folder, section reward), a strop.workers.player.Recording",
+    "and open_recording(run folder, section reward), a strop.replay.samples.Recording",
     "lines of a fresh run": "a function (config, source=, overrides=) that gives what is said as it begins",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, "
     "at no cost",
@@ -149,8 +148,8 @@ PLACES = {
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
     "that plays it, or None for objects of another form",
     "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
-    "agent processes": "full key of the setting that asks for them: a strop.workers.player.AgentProcesses, called as "
-    "(setup, client, model, reward=, seed=)",
+    "agent processes": "full key of the setting that asks for them: a strop.workers.agents.pool.AgentWorkers, called "
+    "as (setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "

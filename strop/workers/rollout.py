@@ -12,7 +12,7 @@ reward.timeout_s.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,8 @@ class RolloutWorker(Worker):
         self._pool_runs = self._is_closed = False
         self._tally = Tally(playing.logs, rank=self.rank)
         self._player = self._make_player(model, media)
+        self._after: Callable[[Episode], Awaitable[None]] | None = None
+        """Lets samples that are played end; None: at once."""
 
     def _make_runner(self) -> Runner:
         """Runs the loop of the agents, the engine and the scorers."""
@@ -188,11 +190,18 @@ class RolloutWorker(Worker):
         self._refuse_media(asked, "prompts have images", "the images")
         with self._generating():
             work = self._player.play(
-                asked, samples_per_prompt=samples_per_prompt, sampling=sampling, on_episode=self._tally.add
+                asked,
+                samples_per_prompt=samples_per_prompt,
+                sampling=sampling,
+                on_episode=self._hear_played,
+                after=self._after,
             )
             episodes = self._runner.run(work)
         reports = [report_of(episode) for episode in episodes]
         return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
+
+    def _hear_played(self, episode: Episode) -> None:
+        self._tally.add(episode)
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
