@@ -11,13 +11,13 @@ from torch import Tensor
 from references import losses as reference
 from strop.algorithms.aggregation import (
     BatchTotals,
-    agg_loss,
     batch_totals,
     token_weights,
     valid_tokens_per_row,
     weighted_sum,
 )
 from strop.algorithms.names import AGGREGATION_MODES
+from strop.compat.aggregation import agg_loss
 
 SCALE = {mode: 16.0 if mode.endswith("norm") else None for mode in AGGREGATION_MODES}
 Rows = list[tuple[list[float], list[int]]]

@@ -22,11 +22,11 @@ from strop.algorithms import (
     shaping,
 )
 from strop.algorithms.advantages import group_relative, returns
-from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.distillation import terms as distillation
 from strop.algorithms.losses import terms
 from strop.checks.functions import estimators, policy_losses
+from strop.compat.aggregation import agg_loss
 from strop.recipes import (
     covariance,
     group_baselines,
