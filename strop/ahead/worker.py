@@ -83,7 +83,7 @@ class AheadWorker(RolloutWorker):
 
     def _hear(self, episode: Episode) -> None:
         """A sample of a group in flight has ended."""
-        self._tally.add(episode)
+        super()._hear_played(episode)
         if self._schedule is not None:
             self._schedule.ended(episode.id)
 

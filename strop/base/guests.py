@@ -69,6 +69,8 @@ HOOKS = {
     "sample store": "a class as strop.run.samples.SampleStore, called with the folder",
     "samples as rows": "a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
     "metrics of a batch": "a function of all rows of a step, with all their columns, that gives further metrics",
+    "dynamic sampling": "a strop.trainer.collecting.RolloutCollector, for algorithm.filter_groups and "
+    "rollout.longest_first",
     "choice of samples": "a function (experience, config, step) that gives the rows that are trained on and, by the "
     "ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
     "columns of answers": "a module as strop.recipes.answers, for estimators that take single answers (the columns "
@@ -90,6 +92,8 @@ HOOKS = {
     "mixture of sources": "a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how many "
     "epochs there are, where data.source_weights or data.source_shares are set",
     "metrics of a validation": "a function of the reports of scored answers, for val-core/ and val-aux/",
+    "progress of generation": "a module with Tally(logs, rank=), which counts samples in a rollout worker, and "
+    "PlayWatch(logs), which shows the counts (strop.tracking.tally)",
     "alarms of a run": "a strop.trainer.loop.Alarm, called as (told=, earlier=)",
     "end of a training": "a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a function that gives the lines of `strop --version`",
@@ -166,8 +170,6 @@ PLACES = {
     "strop.rollout.config.RemoteModel",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
-    "dynamic sampling": "for algorithm.filter_groups and rollout.longest_first: `check`, a function (config); "
-    "`collector`, a strop.trainer.collecting.RolloutCollector",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "

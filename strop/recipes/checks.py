@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.sections import section_on
+from strop.algorithms.stream_functions.settings import ShapingSettings
+from strop.base.sections import section_of, section_on
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -74,7 +75,7 @@ def _check_answers(config: Config) -> None:
 def _check_whole_rewards(config: Config) -> None:
     algorithm = config.algorithm
     for key, is_set in (
-        ("algorithm.reward_shaping", algorithm.reward_shaping),
+        ("algorithm.reward_shaping", section_of(algorithm, ShapingSettings).reward_shaping),
         ("reward.overlong_buffer", config.reward.overlong_buffer),
         ("reward.weight", config.reward.weight != 1),
         ("reward_model.path", "reward_model" in config.roles),

@@ -42,7 +42,7 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
     """
     played, limit = episodes.reports, sampling.max_tokens
     rewards = training_rewards(played, config.reward, max_response_tokens=limit)
-    if config.algorithm.reward_shaping:
+    if getattr(config.algorithm, "reward_shaping", ""):
         shaped = needed("reward shaping", "algorithm.reward_shaping is set")
         rewards = shaped(config.algorithm, played, rewards, limit)
     kept = episodes.take([number for number, one in enumerate(played) if one.id in rewards])

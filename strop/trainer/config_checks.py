@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.algorithms.declarations import check_estimator, check_loss_settings
-from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, check_settings
 from strop.base.guests import all_joined, needed
 from strop.data.sampler import sees_results
 from strop.engines.config import EngineConfig
@@ -122,21 +121,6 @@ def _check_sampler(config: Config) -> None:
         )
 
 
-def _check_stream_functions(config: Config) -> None:
-    algorithm = config.algorithm
-    if algorithm.filter_groups.filter:
-        FILTERS[algorithm.filter_groups.filter]  # an unknown name fails here, with the known ones
-    if algorithm.reward_shaping:
-        shaping = algorithm.reward_shaping
-        declaration = REWARD_SHAPINGS.declaration(shaping)
-        check_settings(REWARD_SHAPINGS.kind, shaping, declaration, algorithm.shaping_settings)
-
-
-def _check_filter(config: Config) -> None:
-    if config.algorithm.filter_groups.enable:
-        needed("dynamic sampling", "algorithm.filter_groups.enable is set", "check")(config)
-
-
 def _check_epochs(config: Config) -> None:
     if config.open_end and config.trainer.max_steps is None:
         raise ValueError(
@@ -154,8 +138,6 @@ def _check_replicas(config: Config) -> None:
 
 _CHECKS = (
     _check_sampler,
-    _check_stream_functions,
-    _check_filter,
     _check_replicas,
     _check_penalty,
     _check_epochs,

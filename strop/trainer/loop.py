@@ -26,6 +26,7 @@ from strop.base.garbage import settled
 from strop.base.guests import all_joined, needed, optional
 from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
+from strop.base.sections import section_on
 from strop.controller import CallTimeout, WorkerFailed, as_list
 from strop.data.sampler import visit_uid
 from strop.engines.config import ModelConfig
@@ -148,7 +149,8 @@ class Trainer:
                 name=self.config.trainer.experiment_name,
             )
             trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
-            self.roles.watch.show = trackers.note
+            if self.roles.watch is not None:
+                self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
                 for alarm in self._alarms:
@@ -260,9 +262,9 @@ class Trainer:
             make = needed("generation ahead", f"{key} is set", "collector")
             recorded = {} if self._recorded is None else self._recorded.steps
             self.collector: RolloutCollector = make(*parts, start_step=self._start_step, recorded=recorded)
-        elif config.algorithm.filter_groups.enable or config.rollout.longest_first:
+        elif section_on(config.algorithm, "filter_groups") is not None or config.rollout.longest_first:
             why = "algorithm.filter_groups or rollout.longest_first is on"
-            self.collector = needed("dynamic sampling", why, "collector")(*parts)
+            self.collector = needed("dynamic sampling", why)(*parts)
         else:
             self.collector = RolloutCollector(*parts)
         self._checkpointer = Checkpointer(

@@ -21,7 +21,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.algorithms.registry import load_extensions
 from strop.base.call_loop import CallRunner, Runner
-from strop.base.guests import needed
+from strop.base.guests import needed, optional
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
@@ -40,7 +40,6 @@ from strop.workers.generation import Generation, Place, make_serving
 from strop.workers.models import TrainedWorker
 from strop.workers.player import Player, Scorers, make_player
 from strop.workers.reports import report_of
-from strop.workers.tally import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +111,8 @@ class RolloutWorker(Worker):
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=playing.logs
         )
         self._pool_runs = self._is_closed = False
-        self._tally = Tally(playing.logs, rank=self.rank)
+        progress = optional("progress of generation")
+        self._tally = progress and progress.Tally(playing.logs, rank=self.rank)
         self._player = self._make_player(model, media)
         self._after: Callable[[Episode], Awaitable[None]] | None = None
         """Lets samples that are played end; None: at once."""
@@ -201,7 +201,8 @@ class RolloutWorker(Worker):
         return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
 
     def _hear_played(self, episode: Episode) -> None:
-        self._tally.add(episode)
+        if self._tally is not None:
+            self._tally.add(episode)
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
@@ -213,7 +214,8 @@ class RolloutWorker(Worker):
                 self._pool_runs = True
             self._engines.begin()
             self._runner.run(self._engines.wake_up())
-            self._tally.begin()
+            if self._tally is not None:
+                self._tally.begin()
             yield
 
     def _refuse_media(self, seen: Iterable[Prompt | Trajectory], what: str, other: str) -> None:

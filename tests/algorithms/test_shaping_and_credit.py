@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strop.algorithms.config import FilterGroupsConfig
 from strop.algorithms.kl_control import token_level_rewards
 from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
 from strop.algorithms.shaping import shaped_score
 from strop.algorithms.stream_functions import SampleGroup
 from strop.trainer.rounds.causes import EASY, EQUAL, FAILED, HARD, SOLVED, UNSCORED, left_out_for
+from strop.trainer.rounds.settings import FilterGroupsConfig
 
 
 def test_a_reward_model_adds_on_the_last_token_and_the_penalty_acts_on_trained_ones() -> None:

@@ -21,9 +21,9 @@ from strop.protocol.schema import COLUMNS
 from strop.replay.comparing import compare
 from strop.roles import value_models
 from strop.run import RunFolder
+from strop.tracking.tally import ended_and_scored
 from strop.trainer.policy_sync import PolicySync
 from strop.workers.reports import StaleSamples
-from strop.workers.tally import ended_and_scored
 
 # ---------------------------------------------------------------------------- exact zeros
 

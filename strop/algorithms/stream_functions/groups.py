@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.stream_functions import SampleGroup
 from strop.algorithms.stream_functions.calls import shaped_rewards
+from strop.algorithms.stream_functions.settings import ShapingSettings
+from strop.base.sections import section_of
 from strop.workers.reports import EpisodeReport
 
 
@@ -55,7 +57,7 @@ def shaped_by_group(
         plain: their `training_rewards`.
         max_response_tokens: limit of a response, which penalties on long ones refer to.
     """
-    ids: dict[str, list[str]] = {}
+    settings, ids = section_of(algorithm, ShapingSettings), dict[str, list[str]]()
     for report in reports:
         if report.id in plain:
             ids.setdefault(report.uid, []).append(report.id)
@@ -64,11 +66,11 @@ def shaped_by_group(
         members = ids.get(group.uid, [])
         if members:
             rewards = shaped_rewards(
-                algorithm.reward_shaping,
+                settings.reward_shaping,
                 group,
                 [plain[member] for member in members],
                 max_response_tokens=max_response_tokens,
-                settings=algorithm.shaping_settings,
+                settings=settings.shaping_settings,
             )
             shaped |= dict(zip(members, rewards, strict=True))
     return shaped
