@@ -30,8 +30,8 @@ HOOKS = {
     "which somebody typed and the command has no use for",
     "recipes": "advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "distance to a teacher": "a function as strop.algorithms.distillation.terms.distance, for algorithm.distillation",
-    "reward shaping": "a function as strop.algorithms.stream_functions.groups.shaped_by_group, for "
-    "algorithm.reward_shaping",
+    "reward shaping": "a function (config, reports, rewards by sample id, longest response) that gives the rewards to "
+    "train with",
     "rollout correction": "a function as strop.recipes.correction.correct, for algorithm.correction",
     "calling convention": "a module with estimate() and loss_of_tokens(), which call estimators and losses written "
     "for verl (strop.algorithms.registry.verl_convention)",

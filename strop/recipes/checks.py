@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.algorithms.stream_functions.settings import ShapingSettings
+from strop.algorithms.stream_functions.settings import OverlongSettings, ShapingSettings
 from strop.base.sections import section_of, section_on
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _check_whole_rewards(config: Config) -> None:
     algorithm = config.algorithm
     for key, is_set in (
         ("algorithm.reward_shaping", section_of(algorithm, ShapingSettings).reward_shaping),
-        ("reward.overlong_buffer", config.reward.overlong_buffer),
+        ("reward.overlong_buffer", section_of(config.reward, OverlongSettings).overlong_buffer),
         ("reward.weight", config.reward.weight != 1),
         ("reward_model.path", "reward_model" in config.roles),
     ):

@@ -103,15 +103,6 @@ def _check_ending(config: Config) -> None:
             )
 
 
-def _check_penalty(config: Config) -> None:
-    buffer, limit = config.reward.overlong_buffer, config.data.max_response_tokens
-    if buffer > limit:
-        raise ValueError(
-            f"reward.overlong_buffer is {buffer}, but data.max_response_tokens is {limit}: the penalty begins that "
-            f"many tokens below the limit, so set it to at most {limit}, or 0"
-        )
-
-
 def _check_sampler(config: Config) -> None:
     if not sees_results(config.data.sampler) and config.data.reorder_every:
         raise ValueError(
@@ -139,7 +130,6 @@ def _check_replicas(config: Config) -> None:
 _CHECKS = (
     _check_sampler,
     _check_replicas,
-    _check_penalty,
     _check_epochs,
     _check_budgets,
     _check_roles,

@@ -19,12 +19,12 @@ from strop.algorithms import (
     intervals,
     kl_control,
     masked,
-    shaping,
 )
 from strop.algorithms.advantages import group_relative, returns
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.distillation import terms as distillation
 from strop.algorithms.losses import terms
+from strop.algorithms.stream_functions import shaping
 from strop.checks.functions import estimators, policy_losses
 from strop.compat.aggregation import agg_loss
 from strop.recipes import (

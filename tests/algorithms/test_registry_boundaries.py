@@ -22,7 +22,7 @@ from strop.algorithms.registry import (
     settings_for,
     with_own_settings,
 )
-from strop.algorithms.shaping import overlong_penalty
+from strop.algorithms.stream_functions.shaping import overlong_penalty
 from strop.base.randomness import random_key, uniforms
 from strop.base.registry import name_of
 from strop.compat.aggregation import agg_loss

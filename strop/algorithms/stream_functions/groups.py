@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.stream_functions import SampleGroup
 from strop.algorithms.stream_functions.calls import shaped_rewards
-from strop.algorithms.stream_functions.settings import ShapingSettings
+from strop.algorithms.stream_functions.settings import OverlongSettings, ShapingSettings
+from strop.algorithms.stream_functions.shaping import overlong_penalty
 from strop.base.sections import section_of
+from strop.rewards.config import RewardConfig
+from strop.trainer.config import Config
 from strop.workers.reports import EpisodeReport
 
 
@@ -41,6 +46,46 @@ def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
             )
         )
     return groups
+
+
+def shaped(
+    config: Config, reports: Sequence[EpisodeReport], plain: Mapping[str, float], max_response_tokens: int
+) -> Mapping[str, float]:
+    """By sample id, what each sample is trained with: less what a long response loses, then as
+    algorithm.reward_shaping has it.
+
+    Args:
+        config: of the run.
+        reports: samples, those of a prompt with the same uid.
+        plain: their `training_rewards`.
+        max_response_tokens: limit of a response, which penalties on long ones refer to.
+    """
+    rewards = penalized(config.reward, reports, plain, max_response_tokens)
+    if not section_of(config.algorithm, ShapingSettings).reward_shaping:
+        return rewards
+    return shaped_by_group(config.algorithm, reports, rewards, max_response_tokens)
+
+
+def penalized(
+    reward: RewardConfig,
+    reports: Sequence[EpisodeReport],
+    plain: Mapping[str, float],
+    max_response_tokens: int,
+) -> Mapping[str, float]:
+    """The rewards, less what long responses lose by reward.overlong_buffer; arguments as of `shaped`."""
+    penalty = section_of(reward, OverlongSettings)
+    if not penalty.overlong_buffer:
+        return plain
+    trained = [report for report in reports if report.id in plain]
+    penalties = overlong_penalty(
+        torch.tensor([report.num_response_tokens for report in trained]),
+        max_tokens=max_response_tokens,
+        buffer_tokens=penalty.overlong_buffer,
+        factor=penalty.overlong_penalty,
+    )
+    return {
+        report.id: plain[report.id] + less for report, less in zip(trained, penalties.tolist(), strict=True)
+    }
 
 
 def shaped_by_group(

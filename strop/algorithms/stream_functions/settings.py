@@ -1,15 +1,33 @@
-"""What a user sets about a function of his own that changes rewards, and whether it is there."""
+"""What a user sets about rewards that are changed: the penalty on long responses, and a function of his own."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from strop.algorithms.registry import REWARD_SHAPINGS, check_settings
+from strop.base.field_types import NonNegativeFloat, NonNegativeInt
 from strop.base.sections import section_of
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverlongSettings:
+    """Settings of the section reward."""
+
+    overlong_buffer: Annotated[NonNegativeInt, "0 tokens are no penalty"] = 0
+    """DAPO's soft penalty on long responses: it begins this many tokens below data.max_response_tokens; 0: none."""
+    overlong_penalty: Annotated[NonNegativeFloat, "it is taken off the reward"] = 1.0
+    """The full penalty, at the limit, in reward units."""
+
+    def __post_init__(self) -> None:
+        if self.overlong_penalty != 1.0 and self.overlong_buffer == 0:
+            raise ValueError(
+                f"reward.overlong_penalty is {self.overlong_penalty}, but reward.overlong_buffer is 0, so there is no "
+                f"penalty: set the buffer to some tokens, or remove the penalty"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +54,20 @@ class ShapingSettings:
 
 
 def check(config: Config) -> None:
-    """Refuse a function that there is not, or settings that it has not.
+    """Refuse a function that there is not, settings that it has not, or a penalty on all responses.
 
     Raises:
         ValueError: the sentence says which.
     """
+    buffer, limit = (
+        section_of(config.reward, OverlongSettings).overlong_buffer,
+        config.data.max_response_tokens,
+    )
+    if buffer > limit:
+        raise ValueError(
+            f"reward.overlong_buffer is {buffer}, but data.max_response_tokens is {limit}: the penalty begins that "
+            f"many tokens below the limit, so set it to at most {limit}, or 0"
+        )
     settings = section_of(config.algorithm, ShapingSettings)
     if shaping := settings.reward_shaping:
         declaration = REWARD_SHAPINGS.declaration(shaping)
