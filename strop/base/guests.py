@@ -114,6 +114,7 @@ HOOKS = {
     "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
     "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
     "end of the machine": "a class as strop.trainer.restarts.machine.MachineEnd, for run.save_before",
+    "limits of a run": "a class as strop.trainer.restarts.limits.LimitedEnding: what ends a run before its last step",
     "repeated run": "a function (run folder) that gives what the run in it repeats, with last_step and steps (by "
     "step, what generation ahead takes as `recorded`), or None",
     "recorded samples": "a module with check(config, data, first_step=), which refuses those that do not fit the run, "

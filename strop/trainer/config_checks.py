@@ -90,19 +90,6 @@ def _check_ahead(config: Config) -> None:
         needed("generation ahead", f"{key} is set", "check")(config)
 
 
-def _check_ending(config: Config) -> None:
-    """What ends a run by its validations needs some."""
-    for key, value in (
-        ("target_pass_rate", config.trainer.target_pass_rate), ("patience", config.trainer.patience)
-    ):  # fmt: skip
-        if value is not None and not (config.data.val_files and config.eval.every):
-            lacking = "eval.every is 0" if config.data.val_files else "data.val_files is empty"
-            raise ValueError(
-                f"trainer.{key} is {value}, but {lacking}, so no validation can end the run: set it, or remove "
-                f"trainer.{key}"
-            )
-
-
 def _check_sampler(config: Config) -> None:
     if not sees_results(config.data.sampler) and config.data.reorder_every:
         raise ValueError(
@@ -135,7 +122,6 @@ _CHECKS = (
     _check_roles,
     _check_ranks,
     _check_services,
-    _check_ending,
     _check_ahead,
 )
 """In the order in which they speak, after those of guests."""

@@ -36,7 +36,7 @@ from strop.run import Checkpoint, RunFolder
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
-from strop.trainer.ending import Ending, TrainResult, is_best, machine_end, result_of
+from strop.trainer.ending import TrainResult, ending_of, is_best, machine_end, result_of
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
@@ -159,7 +159,7 @@ class Trainer:
                 self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
             step = self._start_step
-            self._ending = Ending(self.config.trainer, self._run, num_steps=last_step)
+            self._ending = ending_of(self.config.trainer, self._run, num_steps=last_step)
             while step < self.data.num_steps and not self._ending.reason:
                 step += 1
                 with self._stop.step(), doing(f"step {step}"):
