@@ -21,8 +21,8 @@ from strop.compat.migration.outcomes import (
     skip,
 )
 from strop.compat.migration.rules import (
+    functions_of,
     installed_trackers,
-    model_path,
     shown_as,
     tracker_names,
     without_trackers,
@@ -42,7 +42,8 @@ _FILES = {"train": "openrlhf", "sft": "openrlhf_sft", "prefer": "openrlhf_prefer
 def openrlhf_table(program: str = "train_ppo_ray") -> Table:
     """The flags of one of its programs."""
     command = PROGRAMS[program]
-    return read_table(_FILES[command], FUNCTIONS, kind=program if command == "prefer" else "")
+    kind = program if command == "prefer" else ""
+    return read_table(_FILES[command], functions_of(globals()), kind=kind)
 
 
 def migrate_openrlhf(flags: Flags) -> Migration:
@@ -420,39 +421,3 @@ def _two(value: Any) -> tuple[float, float]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise UnreadableError(f"{value!r} would have to be two numbers")
     return number(value[0]), number(value[1])
-
-
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        *(
-            ahead,
-            uses_critic,
-            reward_models,
-            remote_reward,
-            agent_file,
-            dataset,
-            shares,
-            prompt_column,
-            conversation,
-            rated_answer,
-            starting_model,
-            longest_conversation,
-            samples_per_update,
-        ),
-        *(
-            micro_batch,
-            conversations,
-            ranks,
-            both,
-            schedule,
-            plain_advantages,
-            clip_range,
-            dual_clip,
-            kl,
-            adaptive_kl,
-        ),
-        *(band, correction, limits, band_of_weights, boards, shown, model_path),
-    )
-}
-"""What the rows of its tables name."""

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ Functions = Mapping[str, Callable[..., Any]]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _KINDS = ("to", "not_needed", "not_there", "refused", "unless", "when_true", "below", "noted", "by")
+
+
+def functions_of(*modules: Mapping[str, Any]) -> Functions:
+    """What rows may name: the functions of these modules (`vars(module)`), and those here, by their own names."""
+    return {
+        name: one
+        for module in (globals(), *modules)
+        for name, one in module.items()
+        if isfunction(one) and one.__module__ == module["__name__"]
+    }
 
 
 def rule_of(row: Mapping[str, Any], functions: Functions) -> Rule:

@@ -178,25 +178,3 @@ def trackers(value: Any, facts: Facts) -> Outcome:
 def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     """What trackers call the run."""
     return shown_as(value, argument(facts, "report_to"), ours=ours)
-
-
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        processes,
-        batches,
-        counted,
-        save_steps,
-        saved,
-        evaluated,
-        measured,
-        betas,
-        warmup,
-        warmup_share,
-        epochs,
-        precision,
-        trackers,
-        shown,
-    )
-}
-"""What the rows of trl.toml name."""

@@ -103,10 +103,3 @@ def prompt_limit(value: Any, facts: Facts) -> Outcome:
         return skip("no limit there; longer prompts than data.max_prompt_tokens are dropped here")
     ours = {"data.max_prompt_tokens": integer(value), "data.filter_overlong_prompts": False}
     return many({**ours, "data.truncation": "left"}, "longer prompts lose their beginning, as there")
-
-
-FUNCTIONS = {
-    function.__name__: function
-    for function in (grpo_kl, rloo_kl, loss, clip_high, level, scale, of_sapo, cap, correction, prompt_limit)
-}
-"""What the rows of trl.toml name."""

@@ -147,20 +147,3 @@ def sample_generations(key: str, value: Any, facts: Facts) -> Outcome:
     return many(
         ours, "TRL shows answers to one batch of eval_dataset, at this temperature; here all are validated"
     )
-
-
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        episodes,
-        total_episodes,
-        ppo_epochs,
-        ppo_warmup,
-        reward_kl,
-        stop_token,
-        missing_eos,
-        reference,
-        sample_generations,
-    )
-}
-"""What the rows of trl.toml name."""

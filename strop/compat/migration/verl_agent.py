@@ -50,7 +50,3 @@ def similarity(key: str, value: Any, facts: Facts) -> Outcome:
     if facts.get("algorithm.gigpo.enable_similarity") is not True:
         return skip("read with algorithm.gigpo.enable_similarity=true alone")
     return many({"algorithm.anchor_similarity": value})
-
-
-FUNCTIONS = (plays, is_gigpo, response_limit, environment, norm, similarity)
-"""What the rows of verl's table name."""

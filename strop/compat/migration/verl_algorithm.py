@@ -288,12 +288,3 @@ def teacher_ranks(key: str, value: Any, facts: Facts) -> Outcome:
     section = "distillation.teacher_model"
     ranks = (facts.get(f"{section}.n_gpus_per_node") or 1) * (facts.get(f"{section}.nnodes") or 1)
     return many({"resources.apart.teacher": ranks})
-
-
-FUNCTIONS = (
-    *(estimator, policy_loss, only_of, dual_clip, clip_ratio, loss_aggregation, loss_scale, filter_metric),
-    *(resampling, resampling_detail, power, correction_weights, correction_threshold, correction_lower),
-    *(correction_reject, correction_loss, correction_normalize, rejection_threshold, old_cap, is_forward),
-    *(divergence, task_rewards, teacher_ranks),
-)
-"""What rows of verl.toml name."""

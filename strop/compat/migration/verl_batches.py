@@ -112,10 +112,3 @@ def sft_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
     """Conversations of a pass as tokens."""
     tokens = integer(value) * facts.whole("data.max_length")
     return many({"sft.engine.max_tokens_per_device": tokens}, "strop bounds tokens, not conversations")
-
-
-FUNCTIONS = (
-    *(samples_per_update, token_budget, micro_batch, warmup, warmup_share, ranks),
-    *(sft_ranks, sft_column, sft_micro_batch),
-)
-"""What the rows of verl's tables name."""

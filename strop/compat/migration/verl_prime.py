@@ -134,10 +134,3 @@ def middling(key: str, value: Any, facts: Facts) -> Outcome:
 def uncut(key: str, value: Any, facts: Facts) -> Outcome:
     """Groups without an answer that was cut off."""
     return lack("groups with a cut answer are trained too") if value is True else skip("off there too")
-
-
-FUNCTIONS = (
-    *(is_prime, program, kl_in_reward, scoring_model, of_scoring, scoring_micro_batch, learns),
-    *(coefficients, divides, middling, uncut),
-)
-"""What the rows of verl's table name."""
