@@ -106,12 +106,6 @@ def remote_reward(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"reward.path": text, "reward.name": "reward_func"}, "the file works as it is")
 
 
-def agent_file(key: str, value: Any, facts: Facts) -> Outcome:
-    """A Python file with the classes AgentInstance and AgentExecutor, which scores its episodes."""
-    ours = {"agent.files": [str(value)], "agent.default_agent": "openrlhf_agent"}
-    return many(ours, "what the file imports from openrlhf comes from strop.agents")
-
-
 def dataset(key: str, value: Any, facts: Facts, *, ours: str, split: str) -> Outcome:
     """A data set by its path or its name on the hub, or several between commas."""
     if not value:
@@ -157,11 +151,6 @@ def _source(name: str, split: str) -> str:
             name if is_file else f"{name}@{split}" if (Path(name) / "dataset_dict.json").is_file() else name
         )
     return f"hub:{name}@{split}"
-
-
-def prompt_column(key: str, value: Any, facts: Facts) -> Outcome:
-    """The column with the prompt, text or messages."""
-    return many({"data.prompt_key": str(value)}, "text becomes one user message in both")
 
 
 def conversation(key: str, value: Any, facts: Facts) -> Outcome:
@@ -215,11 +204,6 @@ def micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
     roles = ["actor"] + ["critic"] * uses_critic(facts) + ["reference"] * bool(facts.get("init_kl_coef"))
     note = f"{value} samples of at most {_longest(facts)} tokens; strop bounds tokens, not samples"
     return many({f"{role}.engine.max_tokens_per_device": tokens for role in roles}, note)
-
-
-def longest_conversation(key: str, value: Any, facts: Facts) -> Outcome:
-    """The limit of a conversation, whose end is cut off."""
-    return many({"sft.data.max_tokens": integer(value), "sft.data.truncation": "right"})
 
 
 def conversations(key: str, value: Any, facts: Facts, *, ours: str, of_a_row: int) -> Outcome:
@@ -322,13 +306,6 @@ def clip_range(key: str, value: Any, facts: Facts) -> Outcome:
     """Two clip ranges in place of eps_clip."""
     low, high = _two(value)
     return many({"algorithm.clip_ratio_low": low, "algorithm.clip_ratio_high": high})
-
-
-def dual_clip(key: str, value: Any, facts: Facts) -> Outcome:
-    """The bound of the loss where the advantage is negative."""
-    if value in (None, "none"):
-        return many({"algorithm.clip_ratio_c": float("inf")}, "no dual clip there unless it is set")
-    return many({"algorithm.clip_ratio_c": number(value)})
 
 
 def kl(key: str, value: Any, facts: Facts) -> Outcome:

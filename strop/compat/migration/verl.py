@@ -165,12 +165,6 @@ def _is_named(facts: Facts, key: str) -> bool:
 # Data, engine, command line.
 
 
-def filter_overlong(value: Any, facts: Facts) -> Any:
-    """Whether over-long prompts are dropped."""
-    note = "data.truncation says what becomes of a prompt over the limit" if value is False else ""
-    return many({"data.filter_overlong_prompts": value}, note)
-
-
 def truncation(key: str, value: Any, facts: Facts) -> Outcome:
     """What becomes of over-long prompts where they are not dropped; read in 2025, and not any more in 2026."""
     if facts.get("data.filter_overlong_prompts") is True:
@@ -345,11 +339,6 @@ def default_agent(key: str, value: Any, facts: Facts) -> Outcome:
 def function_name(key: str, value: Any, facts: Facts, *, file: str) -> Outcome:
     """The reward function in its file."""
     return many({"reward.name": value}) if facts.get(file) and value else skip("no file, no name")
-
-
-def sandbox_server(key: str, value: Any, facts: Facts) -> Outcome:
-    """The address of a SandboxFusion server."""
-    return many({"reward.sandbox.backend": "sandbox_fusion", "reward.sandbox.url": value})
 
 
 def manager(key: str, value: Any, facts: Facts, *, file: str) -> Outcome:

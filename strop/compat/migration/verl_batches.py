@@ -95,13 +95,6 @@ def ranks(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"resources.ranks": count, "resources.runtime": "ray"}, note)
 
 
-def sft_ranks(key: str, value: Any, facts: Facts) -> Outcome:
-    """Processes that torchrun starts."""
-    if integer(value) == 1:
-        return skip("one process")
-    return many({"resources.ranks": integer(value), "resources.runtime": "ray"}, "processes")
-
-
 def sft_column(key: str, value: Any, facts: Facts, *, ours: str, inside: str) -> Outcome:
     """A column of texts, or the text inside a column of records."""
     names = facts.get(inside) or []
