@@ -15,6 +15,7 @@ from strop.agents.setup import AgentSetup
 from strop.base.garbage import settled
 from strop.base.guests import joined
 from strop.data.config import DataConfig
+from strop.engines.flops.threads import set_threads
 from strop.engines.model import load_model
 from strop.rewards import RewardPool
 from strop.rollout.client import EngineClient, GenerateClient
@@ -24,7 +25,6 @@ from strop.rollout.types import RolloutEngine, Sampling
 from strop.trainer.config import Config
 from strop.trainer.sections import EvalConfig
 from strop.trainer.setup import sampling_of
-from strop.trainer.threads import set_threads
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.generation import Generation, Place, check_engine, engines_apart, native_engine

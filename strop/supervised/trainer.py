@@ -19,6 +19,7 @@ from strop.controller import RoleSpec, WorkerGroup, as_list, role
 from strop.data.mixing import weighted_epochs, weights_of_sources
 from strop.data.sampler import PromptSampler, visit_uid
 from strop.engines.config import ModelConfig
+from strop.engines.flops.threads import set_threads_of_run
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
 from strop.engines.ulysses.shards import check_sequence_parallel
@@ -38,7 +39,6 @@ from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
-from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.metrics import THROUGHPUT, TIMING
 from strop.workers.models import Learning

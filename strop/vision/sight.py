@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from strop.engines.attention import Span
-from strop.engines.media import MediaInputs, MediaReader
 from strop.trajectory import Media
 from strop.vision.pixels import MediaProcessor
 from strop.vision.placing import ToolImages
 from strop.vision.probe import MediaProbe, Trial
+from strop.vision.seam import MediaInputs, MediaReader
 
 
 class Reader(MediaReader):

@@ -59,9 +59,9 @@ from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.run import CheckpointError, RunFolder
 from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
+from strop.tracking.console import HEADLINES
 from strop.trainer.config import Config
 from strop.trainer.curve import _CURVES
-from strop.trainer.progress import HEADLINES
 from strop.trainer.stopping import Terminated
 from strop.trainer.trackers import TrackerGroup, TrackerSetup
 from strop.workers.reports import EpisodeReport, StaleSamples, check_versions

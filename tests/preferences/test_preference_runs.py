@@ -24,12 +24,12 @@ from strop.preferences.trainer import PreferenceTrainer, preference_batch
 from strop.preferences.worker import PreferenceWorker
 from strop.protocol import DataProto
 from strop.roles.reward_model import RewardModelWorker
+from strop.roles.settings import RewardModelConfig
 from strop.supervised.result import SftResult
 from strop.supervised.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.trackers import read_metrics
-from strop.workers.config import RewardModelConfig
 from strop.workers.models import Learning
 
 

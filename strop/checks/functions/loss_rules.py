@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.aggregation import batch_totals, token_weights
-from strop.algorithms.config import AGGREGATION_MODES
+from strop.algorithms.names import AGGREGATION_MODES
 from strop.checks.functions.loss_probe import (
     ATOL,
     RTOL,

@@ -25,6 +25,7 @@ from strop.checks.preflight.rules import Agreement, Probe, can_teach, examine
 from strop.checks.preflight.tokens import TokenFacts, examine_tokens
 from strop.checks.preflight.verdict import Check
 from strop.data.drawing import draw
+from strop.engines.flops.threads import set_threads
 from strop.evaluation.alone import answering, is_remote, play_alone
 from strop.protocol import columns
 from strop.rewards import RewardPool
@@ -34,7 +35,6 @@ from strop.trainer.producers import StepContext, produced
 from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.setup import TrainingData, load_training_data, sampling_of
 from strop.trainer.stages import Stages
-from strop.trainer.threads import set_threads
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.reports import EpisodeReport, report_of
@@ -233,7 +233,7 @@ class _Trial:
         experience = training_rows(config, roles, episodes, self._sampling)
         if not experience.reports:
             return
-        wanted = {"old_log_probs"} | ({"rm_scores"} if config.uses_reward_model else set())
+        wanted = {"old_log_probs"} | ({"rm_scores"} if "reward_model" in config.roles else set())
         experience = produced(experience, wanted, StepContext(config, roles), Stages(roles))
         self._take(experience.reports, experience.taken_by("preflight").get().tensors())
 
@@ -261,7 +261,7 @@ class _Trial:
             max_failed_share=config.reward.max_failed_share,
             is_group_relative=adv_estimator_declaration(config.algorithm.adv_estimator).is_group_relative,
             lr=config.actor.optim.lr,
-            has_teacher=config.uses_teacher,
+            has_teacher="teacher" in config.roles,
             agreement=self._agreement(),
         )
 
