@@ -60,10 +60,12 @@ def shaped(
         plain: their `training_rewards`.
         max_response_tokens: limit of a response, which penalties on long ones refer to.
     """
-    rewards = penalized(config.reward, reports, plain, max_response_tokens)
-    if not section_of(config.algorithm, ShapingSettings).reward_shaping:
-        return rewards
-    return shaped_by_group(config.algorithm, reports, rewards, max_response_tokens)
+    rewards = plain
+    if section_of(config.reward, OverlongSettings).overlong_buffer:
+        rewards = penalized(config.reward, reports, rewards, max_response_tokens)
+    if section_of(config.algorithm, ShapingSettings).reward_shaping:
+        rewards = shaped_by_group(config.algorithm, reports, rewards, max_response_tokens)
+    return rewards
 
 
 def penalized(
