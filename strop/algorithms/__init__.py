@@ -9,7 +9,6 @@
     losses/              policy losses as per-token terms, and their registry
     sequence_credit.py   credit of episodes of several training sequences
     kl.py                per-token KL estimators
-    kl_control.py        KL in the reward, and the controllers of its coefficient
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
     (guests: distillation/, learning from a teacher; stream_functions/, filters and
     reward shaping of a user's own, and penalties on long responses)

@@ -29,6 +29,11 @@ EXPLAINED_VARIANCE = Metric(
     "share",
     "of the variance of returns that the values explain, over trained tokens",
 )
+REWARD_KL = Metric(
+    "actor/reward_kl_penalty",
+    "nats",
+    "KL in the reward, when there is one, mean over samples of their token means",
+)
 PROCESS = Metric(
     "prm/{pair_acc,advantage_share}",
     "share",

@@ -68,7 +68,10 @@ HOOKS = {
     "model with media": "a module as strop.vision.inputs",
     "sample store": "a class as strop.run.samples.SampleStore, called with the folder",
     "samples as rows": "a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
-    "metrics of a batch": "a function of all rows of a step, with all their columns, that gives further metrics",
+    "metrics of a batch": "a function (rows, algorithm) of all rows of a step, with all their columns, that gives "
+    "further metrics",
+    "penalties on tokens": "a module as strop.recipes.reward_kl: penalized() rewards, and the class Control of the "
+    "factor",
     "dynamic sampling": "a strop.trainer.collecting.RolloutCollector, for algorithm.filter_groups and "
     "rollout.longest_first",
     "choice of samples": "a function (experience, config, step) that gives the rows that are trained on and, by the "

@@ -47,7 +47,7 @@ def _check_reward_parts(config: Config) -> None:
         "gdpo": "it takes the parts of the reward, and no penalty is one of them",
         "maxrl": "it divides by the mean reward, which a penalty can make negative",
     }
-    if config.algorithm.use_kl_in_reward and config.algorithm.adv_estimator in ignores_kl:
+    if config.penalizes_kl and config.algorithm.adv_estimator in ignores_kl:
         raise ValueError(
             f"algorithm.use_kl_in_reward does not go with algorithm.adv_estimator="
             f"{config.algorithm.adv_estimator}: {ignores_kl[config.algorithm.adv_estimator]}. Use "

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import row_numbers
 from strop.algorithms.batch_metrics import Metrics
+from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.kl import LOG_RATIO_BOUND
 from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
+from strop.recipes.reward_kl import kl_metrics
 
 DIVERGENCE = Metric(
     "rollout_corr/{kl,k3_kl,chi2_token,chi2_seq}",
@@ -31,8 +33,8 @@ SHARED_STATES = Metric(
 )
 
 
-def of_batch(rows: DataProto) -> Metrics:
-    """DIVERGENCE and PERPLEXITY over sampled tokens; SHARED_STATES where answers are compared."""
+def of_batch(rows: DataProto, algorithm: AlgorithmConfig) -> Metrics:
+    """DIVERGENCE and PERPLEXITY over sampled tokens; SHARED_STATES where answers are compared; and REWARD_KL."""
     tensors = rows.tensors()
     valid = columns.flat(tensors["response_mask"]).bool()
     of_trainer = tensors["log_probs" if "log_probs" in tensors else "old_log_probs"]
@@ -43,7 +45,7 @@ def of_batch(rows: DataProto) -> Metrics:
         states = list(zip(rows.non_tensor_batch["uid"], tensors["anchor_ids"].tolist(), strict=True))
         times = Counter(state for state in states if state[1] >= 0)  # below 0: like no other
         metrics[SHARED_STATES] = sum(times[state] > 1 for state in states) / len(states)
-    return metrics
+    return metrics | kl_metrics(rows, algorithm)
 
 
 def off_policy_metrics(train: Tensor, rollout: Tensor, rows: Tensor) -> Metrics:

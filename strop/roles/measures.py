@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from strop.algorithms.batch_metrics import Metrics, spread
+from strop.algorithms.config import AlgorithmConfig
 from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
 
@@ -19,7 +20,7 @@ PROCESS_REWARD = Metric(
 REWARD_MODEL_TRUNCATED = Metric("reward_model/truncated", "samples", "that it did not read to the end")
 
 
-def of_batch(rows: DataProto) -> Metrics:
+def of_batch(rows: DataProto, _: AlgorithmConfig) -> Metrics:
     """The metrics above, of what there is."""
     tensors, metrics = rows.tensors(), Metrics()
     if "rm_scores" in tensors:

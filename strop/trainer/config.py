@@ -201,10 +201,14 @@ class Config:
         return getattr(self.algorithm, "chooses_samples", False)
 
     @property
+    def penalizes_kl(self) -> bool:
+        """A penalty on the distance to the reference is taken off the rewards, by the settings of a guest."""
+        return getattr(self.algorithm, "use_kl_in_reward", False)
+
+    @property
     def uses_reference(self) -> bool:
         """Something compares the policy with a frozen reference."""
-        algorithm = self.algorithm
-        return algorithm.use_kl_loss or algorithm.use_kl_in_reward or self.needs("ref_log_prob")
+        return self.algorithm.use_kl_loss or self.penalizes_kl or self.needs("ref_log_prob")
 
     @property
     def samples_per_step(self) -> int:

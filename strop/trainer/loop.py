@@ -21,7 +21,6 @@ from typing import Any, Protocol
 
 import torch
 
-from strop.algorithms.kl_control import KlController
 from strop.base.garbage import settled
 from strop.base.guests import all_joined, needed, optional
 from strop.base.heartbeat import SUFFIX, beating, doing
@@ -252,10 +251,8 @@ class Trainer:
             optimizer=optimizer_of(self._run, self._checkpoint),
             costs=self._costs,
         )
-        kl = KlController(config.algorithm.kl_ctrl)
-        if self._checkpoint is not None:
-            kl.load_state(self._checkpoint.manifest.facts.get("kl", {}))
-        self.learner = Learner(config, self.roles, kl)
+        facts = None if self._checkpoint is None else self._checkpoint.manifest.facts
+        self.learner = Learner(config, self.roles, facts)
         sampling = sampling_of(config, config.rollout, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
         if key := config.ahead_by:
@@ -381,7 +378,7 @@ class Trainer:
 
     def _facts(self) -> dict[str, Any]:
         """What a continuation needs of the algorithm."""
-        return {"kl": self.learner.kl.state(), "curriculum": self.data.sampler.curriculum()}
+        return {**self.learner.facts(), "curriculum": self.data.sampler.curriculum()}
 
     def _metrics(self, record: StepRecord, stages: Stages) -> dict[str, float]:
         """All numbers of a step that do not depend on what follows it."""

@@ -18,17 +18,10 @@ from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismat
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import adv_estimator_declaration
 from strop.base.guests import all_joined
-from strop.base.metrics import Metric
 from strop.protocol import DataProto, columns
 from strop.protocol.schema import STAGES, stage_columns
 from strop.run import digest
-from strop.workers.estimates import kl_of_tokens, padded
-
-REWARD_KL = Metric(
-    "actor/reward_kl_penalty",
-    "nats",
-    "KL in the reward, when there is one, mean over samples of their token means",
-)
+from strop.workers.estimates import padded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +57,8 @@ def summarize(rows: DataProto, algorithm: AlgorithmConfig) -> BatchSummary:
         advantages=dict(zip(ids, means, strict=True)),
         metrics={
             **_metrics(tensors, rewards, list(rows.non_tensor_batch["uid"])),
-            **shaping_metrics(rows, algorithm),
-            **{name: value for measure in of_guests for name, value in measure(rows).items()},
+            **_own_metrics(rows, algorithm),
+            **{name: value for measure in of_guests for name, value in measure(rows, algorithm).items()},
         },
         digests={
             stage: digest(*(part for name in names if name in tensors for part in _bits(tensors[name])))
@@ -93,16 +86,6 @@ def _metrics(tensors: Mapping[str, Tensor], rewards: Tensor, uids: Sequence[str]
             mask,
         ),
     }
-
-
-def shaping_metrics(data: DataProto, algorithm: AlgorithmConfig) -> dict[str, float]:
-    """The KL in the rewards, and what the estimator is judged by. Arguments as `batch_advantages`."""
-    tensors = data.tensors()
-    metrics: dict[str, float] = {}
-    if algorithm.use_kl_in_reward:
-        _, mean = kl_of_tokens(tensors, algorithm, padded(tensors, "response_mask").bool())
-        metrics[REWARD_KL] = float(mean)
-    return metrics | dict(_own_metrics(data, algorithm))
 
 
 def _own_metrics(data: DataProto, algorithm: AlgorithmConfig) -> Mapping[str, float]:

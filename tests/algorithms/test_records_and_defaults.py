@@ -17,7 +17,6 @@ from strop.algorithms import (
     batch_metrics,
     declarations,
     intervals,
-    kl_control,
     masked,
 )
 from strop.algorithms.advantages import group_relative, returns
@@ -32,6 +31,7 @@ from strop.recipes import (
     group_baselines,
     measures,
     resampling,
+    reward_kl,
     reward_parts,
     sequence,
     smooth,
@@ -98,7 +98,6 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (batch_metrics.group_metrics, {"lowest": 0.0, "highest": 1.0}),
     (intervals.wilson_interval, {"confidence": 0.95}),
     (intervals.clustered_interval, {"confidence": 0.95}),
-    (kl_control.token_level_rewards, {"answer_scores": None, "kl": None, "kl_coef": 0.0}),
     (shaping.overlong_penalty, {"factor": 1.0}),
     (resampling.pf_ppo_weights, {"power": 2.0}),
     (
@@ -123,7 +122,7 @@ def test_bounds_of_exponents_and_small_numbers_beside_divisors() -> None:
     assert terms.LOG_RATIO_BOUND == measures.LOG_RATIO_BOUND == 20.0
     assert sequence.SEQUENCE_LOG_RATIO_MAX == 10.0
     assert masked.WHITEN_EPS == trust_region.BINARY_KL_EPS == distillation.TAIL_EPS == 1e-8
-    assert kl_control.MAX_RELATIVE_ERROR == 0.2
+    assert reward_kl.MAX_RELATIVE_ERROR == 0.2
 
 
 def test_an_algorithm_without_settings_is_grpo_with_ppos_clip() -> None:

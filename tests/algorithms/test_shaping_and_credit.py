@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from strop.algorithms.kl_control import token_level_rewards
-from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
+from strop.algorithms.sequence_credit import (
+    episode_representatives,
+    spread_over_sequences,
+    with_answer_scores,
+)
 from strop.algorithms.stream_functions import SampleGroup
 from strop.algorithms.stream_functions.groups import penalized
+from strop.recipes.reward_kl import less_kl
 from strop.rewards import Outcome, RewardConfig
 from strop.trainer.rounds.causes import EASY, EQUAL, FAILED, HARD, SOLVED, UNSCORED, left_out_for
 from strop.trainer.rounds.settings import FilterGroupsConfig
@@ -23,8 +27,8 @@ def test_a_reward_model_adds_on_the_last_token_and_the_penalty_acts_on_trained_o
     lengths = torch.tensor([3, 1])
     kl = torch.tensor([[0.5, 9.0, 1.0], [2.0, torch.nan, torch.nan]])
     answers = torch.tensor([10.0, -10.0])
-    assert torch.equal(token_level_rewards(scores, mask, lengths), scores)
-    found = token_level_rewards(scores, mask, lengths, answer_scores=answers, kl=kl, kl_coef=0.5)
+    assert torch.equal(with_answer_scores(scores, lengths, None), scores)
+    found = less_kl(with_answer_scores(scores, lengths, answers), mask, kl, 0.5)
     assert found.tolist() == [[-0.25, 0.0, 10.5], [-9.0, 0.0, 0.0]]
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics, spread
+from strop.algorithms.config import AlgorithmConfig
 from strop.protocol import DataProto
 from strop.protocol.columns import from_padded
 from strop.recipes.measures import of_batch, off_policy_metrics
@@ -221,7 +222,7 @@ def test_flat_and_padded_layouts_give_the_same_mismatch() -> None:
     assert flat == pytest.approx(padded, abs=1e-12)
     columns = {"log_probs": train, "rollout_log_probs": rollout, "response_mask": mask}
     rows = {name: from_padded(column, inside) for name, column in columns.items()}
-    made = of_batch(DataProto.from_dict(rows | {"responses": rows["response_mask"]}))
+    made = of_batch(DataProto.from_dict(rows | {"responses": rows["response_mask"]}), AlgorithmConfig())
     assert made | padded == pytest.approx(all_mismatch(train, rollout, mask), abs=1e-12)
 
 
