@@ -104,7 +104,8 @@ class Control:
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:
         settings = section_of(algorithm, RewardKlSettings)
-        self._is_used, self._config = settings.use_kl_in_reward, settings.kl_ctrl
+        self._is_used = settings.use_kl_in_reward
+        self._config = settings.kl_ctrl
         self.value = self._config.kl_coef
         """The coefficient of the next step."""
 

@@ -105,7 +105,7 @@ def test_explain_of_an_unknown_key_names_the_nearest() -> None:
         ("run.seed=4", "the nearest valid key is trainer.seed"),
         (
             "lr=4",
-            "the keys of this name are actor.optim.lr, critic.optim.lr, prm.optim.lr, prefer.optim.lr, sft.optim.lr",
+            "the keys of this name are actor.optim.lr, prefer.optim.lr, critic.optim.lr, prm.optim.lr, sft.optim.lr",
         ),
         ("my.yaml", "'my.yaml' is not an override: give a file of settings with --config my.yaml"),
     ],
@@ -118,7 +118,8 @@ def test_keys_of_other_libraries_and_of_other_places_are_known(word: str, senten
     ("key", "module"),
     [
         ("algorithm.filter_groups.max_rounds", "strop.trainer.rounds.collector"),
-        ("reward.overlong_buffer", "strop.workers.reports"),
+        ("reward.overlong_buffer", "strop.algorithms.stream_functions.groups"),
+        ("algorithm.use_kl_in_reward", "strop.recipes.reward_kl"),
         ("algorithm.extensions", "strop.trainer.config"),
         ("algorithm.clip_ratio", "strop.algorithms.losses.spec"),  # through the property clip_low
     ],
