@@ -132,15 +132,6 @@ Config(algorithm=AlgorithmConfig(filter_groups=FilterGroupsConfig(enable=True)))
 """,
         "algorithm.filter_groups.enable is set, but the part of strop for that is missing",
     ),
-    "role": (
-        """
-from strop.trainer.config import Config
-from strop.trainer.roles import check_models
-from strop.workers.config import RewardModelConfig
-check_models(Config(reward_model=RewardModelConfig(path="there")))
-""",
-        "the run has a reward_model, but the part of strop for that is missing",
-    ),
 }
 """By place: what asks a guest that is not there, and the beginning of what is said."""
 

@@ -59,7 +59,6 @@ RANKS = (
         "engines/sharding",
         "engines/ulysses",
         "hub",
-        "replay",
         "rollout/captured",
         "rollout/kept",
         "rollout/transfer",
@@ -68,7 +67,7 @@ RANKS = (
         "trainer/restarts",
         "trainer/rounds",
     },
-    {"rollout/processes"},
+    {"replay", "rollout/processes"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "workers/agents"},
     {
         "ahead",

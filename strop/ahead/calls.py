@@ -59,4 +59,6 @@ def ended(roles: Roles, due: Sequence[str], at_least: int, within_s: float | Non
     Raises:
         RewardError: the scorers cannot go on.
     """
-    return Experience.of_episodes(calls(roles).ended(list(due), at_least, within_s))
+    played = calls(roles).ended(list(due), at_least, within_s)
+    reports = played.select([], ["report"]).get().non_tensor_batch["report"]
+    return Experience(rows=played.select([], ["episode"]), reports=tuple(reports))

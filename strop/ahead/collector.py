@@ -254,6 +254,10 @@ class AheadCollector(ClockedCollector):
         count = self._config.rollout.samples_per_prompt
         begin(self._roles, prompts, count, self._sampling, kept, self._spans)
 
+    def _in_order(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
+        """The prompts in the order in which they are begun."""
+        return prompts if self._first is None else self._first(prompts)
+
     def _note(self, prompt: Prompt, version: int) -> None:
         self._begun[prompt.uid] = Begun(prompt=prompt, version=version, at_s=time.perf_counter())
         self._num_begun += 1

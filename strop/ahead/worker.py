@@ -36,6 +36,7 @@ from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.generation import Place
 from strop.workers.player import Scorers
+from strop.workers.reports import report_of
 from strop.workers.rollout import Playing, RolloutWorker
 
 
@@ -102,7 +103,7 @@ class AheadWorker(RolloutWorker):
                 after=self._groups.pass_time if trains else None,
             )
             episodes = self._runner.run(work)
-        played = self._told(episodes)
+        played = _told(episodes)
         self._groups.forget([prompt.uid for prompt in asked])
         return played
 
@@ -152,7 +153,7 @@ class AheadWorker(RolloutWorker):
                 self._runner.run(self._groups.start())
                 self._runner.run(self._schedule.caught_up())
             groups = self._runner.run(self._groups.take(due, at_least, within_s))
-        return self._told([episode for group in groups for episode in group])
+        return _told([episode for group in groups for episode in group])
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def forget(self, uids: Sequence[str]) -> dict[str, Spans]:
@@ -248,3 +249,9 @@ class AheadWorker(RolloutWorker):
 async def _use_threads(count: int) -> None:
     """In the thread of the loop, which begins with a number of its own."""
     torch.set_num_threads(count)
+
+
+def _told(episodes: Sequence[Episode]) -> DataProto:
+    """As `RolloutWorker.play` gives them."""
+    reports = [report_of(episode) for episode in episodes]
+    return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})

@@ -1,7 +1,7 @@
 """Pure functions of tensors: what an algorithm computes, and nothing about where or when.
 
     config.py            AlgorithmConfig, the numbers a user sets (torch-free)
-    correction_config.py CorrectionConfig, those of rollout correction (torch-free)
+    names.py             words for ways of reducing a loss and of estimating a KL (torch-free)
     registry.py          names from a config to functions, with what each function needs (torch-free)
     declarations.py      what the built-in ones need and what may be set (torch-free)
 

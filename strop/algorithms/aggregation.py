@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strop.algorithms.config import AGGREGATION_MODES
+from strop.algorithms.names import AGGREGATION_MODES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import field, fields
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 
-from strop.algorithms.correction_config import CorrectionConfig
+from strop.algorithms.names import AggregationMode, KlKind
 from strop.base.field_types import (
     FiniteFloat,
     NonNegativeFloat,
@@ -17,33 +17,9 @@ from strop.base.field_types import (
     PositiveShare,
     Share,
 )
-from strop.base.sections import section
+from strop.base.sections import section, section_on
 
-AggregationMode = Literal[
-    "token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"
-]
 ClipRange = Annotated[NonNegativeFloat, "usual values lie between 0.1 and 0.3"]
-KlKind = Literal[
-    "k1",
-    "kl",
-    "abs",
-    "k2",
-    "mse",
-    "k3",
-    "low_var_kl",
-    "k1+",
-    "kl+",
-    "abs+",
-    "k2+",
-    "mse+",
-    "k3+",
-    "low_var_kl+",
-]
-"""Names of the KL estimators (kl.py)."""
-KL_KINDS: tuple[str, ...] = get_args(KlKind)
-AGGREGATION_MODES: tuple[str, ...] = get_args(AggregationMode)
-_OF_ONE_KIND = {"reverse_kl": ("kl_kind",), "forward_kl": ("top_k", "with_tail")}
-"""Settings that one kind alone reads."""
 _WITHOUT_RATIO = ("reinforce", "gpg")
 """Losses that take no ratio to another policy."""
 
@@ -112,68 +88,6 @@ class FilterGroupsConfig:
             )
 
 
-@section("algorithm.keep")
-class KeepConfig:
-    """Rejection sampling: which samples are trained on at all. Off by default: all are."""
-
-    best: PositiveInt | None = None
-    """At most so many samples of each prompt: those with the largest scores, of equal ones the first. null: all."""
-    min_score: FiniteFloat | None = None
-    """Samples with at least this score. null: any. Rewards of right and wrong need it: without, the best of a prompt
-    that no sample solved is a wrong one."""
-
-    @property
-    def is_on(self) -> bool:
-        """Some samples may be left out."""
-        return self.best is not None or self.min_score is not None
-
-
-@section("algorithm.distillation")
-class DistillationConfig:
-    """A term of the loss that pulls the policy towards a teacher, on the policy's own samples. Off by default."""
-
-    kind: Literal["none", "reverse_kl", "forward_kl"] = "none"
-    """reverse_kl: KL(policy || teacher), estimated at each sampled token; the teacher computes one log-prob per token.
-    forward_kl: KL(teacher || policy), over the teacher's top_k tokens at each place. none: there is no teacher."""
-    coef: PositiveFloat = 1.0
-    """Weight of the term in the loss."""
-    top_k: PositiveInt = 64
-    """forward_kl: how many of the teacher's most likely tokens are compared at each place."""
-    with_tail: bool = False
-    """forward_kl: count all other tokens as one more, so that the term is a divergence, never below 0."""
-    kl_kind: KlKind = "k1+"
-    """reverse_kl: the estimator, by the names of algorithm.kl_loss_type. k1+ has the value of the log-ratio and the
-    gradient of the divergence."""
-
-    def __post_init__(self) -> None:
-        key = "algorithm.distillation"
-        own = _OF_ONE_KIND.get(self.kind, ())
-        for one in fields(self):
-            if one.name == "kind" or getattr(self, one.name) == one.default:
-                continue
-            if self.kind == "none":
-                raise ValueError(
-                    f"{key}.{one.name} is {getattr(self, one.name)}, but {key}.kind=none has no teacher: set kind to "
-                    f"reverse_kl or forward_kl, or remove it"
-                )
-            if one.name != "coef" and one.name not in own:
-                other = next(kind for kind, names in _OF_ONE_KIND.items() if one.name in names)
-                raise ValueError(
-                    f"{key}.{one.name} is {getattr(self, one.name)}, but it is a setting of kind={other} and kind is "
-                    f"{self.kind}: change the kind, or remove it"
-                )
-        if self.kl_kind in ("k1", "kl"):
-            raise ValueError(
-                f"{key}.kl_kind is {self.kl_kind}, whose gradient averages to zero, so nothing would be learned: use "
-                f"k1+, which has the same value and the gradient of the divergence"
-            )
-
-    @property
-    def is_on(self) -> bool:
-        """There is a teacher."""
-        return self.kind != "none"
-
-
 @section("algorithm")
 class AlgorithmConfig:
     """How rewards become advantages, and advantages a loss."""
@@ -205,29 +119,13 @@ class AlgorithmConfig:
     dppo_kl, dro, gpg (reinforce), clip_cov, kl_cov, or one of your own (extensions)."""
     loss_settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the loss, by the names of its keyword arguments."""
-    policy_coef: NonNegativeFloat = 1.0
-    """Weight of the policy loss beside the distillation term; 0: the teacher alone teaches, whatever the rewards."""
-    distillation: DistillationConfig = field(default_factory=DistillationConfig)
-    """A term that pulls the policy towards a teacher (teacher.path)."""
-    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
-    """What is done about tokens whose log-probs in the rollout differ from the trainer's."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     """Which groups of samples are trained on; by default all."""
-    keep: KeepConfig = field(default_factory=KeepConfig)
-    """Which samples of a group are trained on; by default all."""
     reward_shaping: str = ""
     """A function of your own by its registered name (extensions) that changes the rewards of a prompt's samples
     before they are trained on, after reward.weight and reward.overlong_buffer; empty: none."""
     shaping_settings: dict[str, Any] = field(default_factory=dict)
     """Settings of that function, by the names of its keyword arguments."""
-    resampling: Literal["none", "pow", "max_min", "max_random"] = "none"
-    """PF-PPO: train on as many samples as there are, drawn with replacement by their scores. pow: in proportion to
-    |score|^resampling_power. max_min: the largest and the smallest score alone. max_random: the largest score with
-    weight 0.4, every other with 0.1. none: each sample once."""
-    resampling_power: NonNegativeFloat = 2.0
-    """Exponent of resampling=pow."""
-    resampling_within: Literal["batch", "prompt"] = "batch"
-    """What scores are compared with and drawn from: all samples of the step, or those of the same prompt."""
     extensions: tuple[str, ...] = ()
     """Python files with functions of your own (estimators, losses, filters, reward shaping, samplers), which
     register themselves when they are imported."""
@@ -272,10 +170,6 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         self._check_aggregation()
         self._check_reward_parts()
-        self._check_correction()
-        self._check_policy_coef()
-        self._check_resampling()
-        self._check_keep()
         if self.shaping_settings and not self.reward_shaping:
             raise ValueError(
                 f"algorithm.shaping_settings has {', '.join(self.shaping_settings)}, but algorithm.reward_shaping "
@@ -285,7 +179,7 @@ class AlgorithmConfig:
     @property
     def corrects_for_age(self) -> bool:
         """The loss knows which policy sampled each token: its ratio is taken to the rollout, or a correction is on."""
-        return self.correction.is_on or self._is_ratio_to_rollout
+        return section_on(self, "correction") is not None or self.is_ratio_to_rollout
 
     @property
     def clips_what_is_older(self) -> bool:
@@ -294,7 +188,8 @@ class AlgorithmConfig:
         return self.policy_loss not in (*_WITHOUT_RATIO, "gspo")
 
     @property
-    def _is_ratio_to_rollout(self) -> bool:
+    def is_ratio_to_rollout(self) -> bool:
+        """The ratio of the loss is that to the policy that sampled."""
         return self.old_log_probs == "rollout" and self.policy_loss not in _WITHOUT_RATIO
 
     def _check_aggregation(self) -> None:
@@ -315,58 +210,6 @@ class AlgorithmConfig:
             )
         if len(set(self.reward_keys)) < len(self.reward_keys):
             raise ValueError(f"algorithm.reward_keys names a part twice: {', '.join(self.reward_keys)}")
-
-    def _check_resampling(self) -> None:
-        if self.resampling != "pow" and self.resampling_power != 2.0:
-            raise ValueError(
-                f"algorithm.resampling_power is {self.resampling_power}, but algorithm.resampling="
-                f"{self.resampling} takes no power: set algorithm.resampling=pow, or remove it"
-            )
-        if self.resampling == "none" and self.resampling_within != "batch":
-            raise ValueError(
-                f"algorithm.resampling_within is {self.resampling_within}, but algorithm.resampling=none draws "
-                f"nothing: choose a resampling, or remove it"
-            )
-
-    def _check_keep(self) -> None:
-        if self.adv_estimator == "raft" and not self.keep.is_on:
-            raise ValueError(
-                "algorithm.adv_estimator=raft imitates every sample that is kept, and algorithm.keep keeps all, right "
-                "or wrong: set algorithm.keep.best or algorithm.keep.min_score"
-            )
-        if self.keep.is_on and self.resampling != "none":
-            raise ValueError(
-                f"algorithm.keep and algorithm.resampling={self.resampling} both choose the samples that are trained "
-                f"on: remove one of the two"
-            )
-
-    def _check_correction(self) -> None:
-        if self.correction.weights != "none" and self._is_ratio_to_rollout:
-            raise ValueError(
-                f"algorithm.correction.weights is {self.correction.weights}, but with "
-                f"algorithm.old_log_probs=rollout the ratio of policy_loss={self.policy_loss} is taken against the "
-                f"rollout already and would be corrected twice: set weights=none, old_log_probs=recompute, or "
-                f"policy_loss=reinforce"
-            )
-
-    def _check_policy_coef(self) -> None:
-        if self.policy_coef != 1.0 and not self.distillation.is_on:
-            raise ValueError(
-                f"algorithm.policy_coef is {self.policy_coef}, but there is no teacher to weigh the policy loss "
-                f"against: set algorithm.distillation.kind, or remove it"
-            )
-        if self.policy_coef != 0:
-            return
-        for key, is_set in (
-            ("use_kl_in_reward", self.use_kl_in_reward),
-            ("correction.weights", self.correction.weights != "none"),
-            ("filter_groups.enable", self.filter_groups.enable),
-        ):
-            if is_set:
-                raise ValueError(
-                    f"algorithm.{key} is set, but it changes what advantages teach, and with algorithm.policy_coef=0 "
-                    f"they teach nothing: remove one of the two"
-                )
 
     @property
     def clip_low(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.algorithms.config import KL_KINDS
+from strop.algorithms.names import KL_KINDS
 
 LOG_RATIO_BOUND = 20.0
 """Largest |log-ratio| that is exponentiated; e^20 = 5e8 keeps float32 finite."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar
 
-from strop.algorithms.config import AGGREGATION_MODES
+from strop.algorithms.names import AGGREGATION_MODES
 from strop.base.guests import all_joined, needed
 from strop.base.registry import Registry, name_of
 from strop.base.user_files import load_user_file

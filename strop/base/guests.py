@@ -43,7 +43,7 @@ HOOKS = {
     "between the answers of a conversation (AgentContext.template)",
     "interpolation": "a class (root, values) whose value(given, key) puts in what ${...} stands for",
     "bound on templates": "a function that has every chat template compiled within limits from then on",
-    "media of rows": "a module as strop.data.media.MediaReader describes",
+    "media of rows": "a module as strop.vision.seam.RowsReader describes",
     "adapters": "a module as strop.engines.adapters.Adapters describes",
     "kernels": "a function (module, device) that puts its kernels into a model that was just loaded",
     "carried models": "a module with check_type(settings, path) and check_family(config, auto_class, path), which "
@@ -52,13 +52,15 @@ HOOKS = {
     "changes of a model": "a module with import_external(config), overridden(given, known, override) and "
     "template_text(chosen), for settings of model that change what is read from its folder",
     "operation counts": "a module with model_work(model), operations of passes over rows, peak_flops(device, dtype), "
-    "operations per second of a device (each may be None), and precision_hint(dtype), where another precision is "
-    "faster on a CPU",
+    "operations per second of a device (each may be None), precision_hint(dtype), where another precision is faster on "
+    "a CPU, and usage_of() and usage_metrics(), what a step made of its devices",
+    "threads of a run": "a function (resources, model, run, step=) that sets the CPU threads of tensor operations and "
+    "gives a line that says how many there are, and why",
     "several ranks": "a module with joined(), as strop.engines.parallel.join_ranks for several ranks, shard(), "
     "reshard(), sync_gradients() and full_parameters() of a model on them, and balanced_rows(), which rows each of "
     "them gets (strop.engines.sharding)",
     "sequence parallelism": "a module as strop.engines.tokens.sequence_parallelism describes",
-    "model with media": "a module as strop.engines.media.MediaModels describes",
+    "model with media": "a module as strop.vision.seam.MediaModels describes",
     "sample store": "a class as strop.run.samples.SampleStore, called with the folder",
     "samples as rows": "a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
     "choice of samples": "a function (experience, config, step) that gives the rows that are trained on and, by the "
@@ -116,7 +118,8 @@ HOOKS = {
 """Where a guest joins with one thing: what it is."""
 
 PLACES = {
-    "section": "full key of a section of the configuration: its dataclass, with code_named() (strop.base.sections)",
+    "section": "full key of a section of the configuration: its dataclass, with code_named() where it names code "
+    "(strop.base.sections); a role has one at the root, by its name (strop.trainer.config.RoleSection)",
     "settings": "full key of a section and a word for them: a dataclass whose fields are among those of the section",
     "changeable settings": "what they are about: full keys of settings that a run may be continued with anew",
     "steering settings": "the same, of those that change what it does from there on; `how long …` end it",

@@ -90,16 +90,24 @@ def guest_sections(config: Any, key: str) -> dict[str, Any]:
 def code_of_guests(config: Any, key: str) -> Iterator[Named]:
     """What the guests' sections of a section would have run, imported, started or contacted.
 
-    A guest's section says it in its method `code_named`: for each such setting its name there, the value with what
-    becomes of it, and the file, where it is one.
+    A guest's section that names any says it in its method `code_named`: for each such setting its name there, the value
+    with what becomes of it, and the file, where it is one.
 
     Args:
         config: the section.
         key: its full key.
     """
     for full, below in guest_sections(config, key).items():
-        for name, value, path in below.code_named():
+        named = below.code_named() if hasattr(below, "code_named") else ()
+        for name, value, path in named:
             yield Named(key=f"{full}.{name}", value=value, path=path)
+
+
+def section_on(config: Any, name: str) -> Any:
+    """The section of this name right below `config`, which a guest may bring, where it asks for something (its property
+    is_on); else None."""
+    below = getattr(config, name, None)
+    return below if below is not None and below.is_on else None
 
 
 def section_of(config: Any, cls: type[S]) -> S:

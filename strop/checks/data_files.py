@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.chat_template import TemplateTooCostly
 from strop.data.chat import Chat, encode_all, render, require_chat_template, to_chat, to_messages
 from strop.data.config import DataConfig
-from strop.data.media import RowMedia, media_reader, shown_text
+from strop.data.media import media_reader, shown_text
 from strop.data.prompts import truncate
 from strop.data.rows import missing_values, row_data_source, row_extra_info, row_messages
 
@@ -170,7 +170,7 @@ class _Prompts:
         self._tokenizer = tokenizer
         self._waiting: list[tuple[int, str]] = []
         self.encoded: dict[int, list[int]] = {}
-        self.media: dict[int, RowMedia] = {}
+        self.media: dict[int, Any] = {}
         self.malformed: dict[int, str] = {}
         """Why a row cannot be a prompt."""
 
@@ -279,7 +279,7 @@ def _shown(
     encoded: Mapping[int, list[int]],
     tokenizer: PreTrainedTokenizerBase,
     config: DataConfig,
-    media: Mapping[int, RowMedia],
+    media: Mapping[int, Any],
 ) -> tuple[ShownPrompt, ...]:
     """The first prompt, one of median length and the longest, of those that a run would use."""
     limit, is_cut = config.max_prompt_tokens, config.truncation != "error"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from strop.trainer.launch import Start
 
 
-KINDS_OF_GUESTS = tuple(key for key in targets("section") if "." not in key)
+KINDS_OF_GUESTS = tuple(key for key in targets("section") if "." not in key and key not in targets("role"))
 """Commands of guests that make runs: each has a section at the root, by its name."""
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
-from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar, Unpack
 
 from strop.controller.ray.detached import NAMESPACE, Attached, DetachedName
 from strop.controller.ray.group import RoleGroup, role_groups
 from strop.controller.ray.pending import Traffic
 from strop.controller.ray.pool import RayResourcePool
-from strop.controller.ray.runtime import CLOSE_S, PoolsRuntime
+from strop.controller.ray.runtime import CLOSE_S, PoolsRuntime, RuntimeOptions
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Worker
 
@@ -56,12 +54,8 @@ class RayWorkerGroup(RoleGroup[W]):
         *,
         detached: bool = False,
         name: str = "",
-        address: str | None = None,
         namespace: str = NAMESPACE,
-        call_timeout_s: float = 1800.0,
-        start_timeout_s: float = 300.0,
-        log_dir: Path | None = None,
-        env: Mapping[str, str] | None = None,
+        **options: Unpack[RuntimeOptions],
     ) -> None:
         """Start the processes and make the workers.
 
@@ -72,13 +66,8 @@ class RayWorkerGroup(RoleGroup[W]):
             detached: the processes outlive this one, on a cluster that does so too; they end by `destroy`, here or
                 in any program that attaches, or with the cluster.
             name: of a detached group, by which `attach` finds it; unique in its namespace.
-            address: of an existing cluster; None: what this process is connected to, or a private one.
             namespace: where the name of a detached group lives.
-            call_timeout_s: deadline of a call, unless the group's own `call_timeout_s` is set.
-            start_timeout_s: deadline of each phase of the start.
-            log_dir: folder for the output of the processes, `<name_prefix>-<rank>.log`; None: a temporary one,
-                kept after a failure and by detached groups that go on.
-            env: environment variables of these processes alone.
+            options: address, call_timeout_s, start_timeout_s, log_dir and env, as of PoolsRuntime.
 
         Raises:
             NotEnoughDevices: the cluster does not have what the pool needs.
@@ -92,12 +81,8 @@ class RayWorkerGroup(RoleGroup[W]):
         roles = _roles(ray_cls_with_init, label)
         runtime = PoolsRuntime(
             {label: resource_pool},
-            address=address,
-            call_timeout_s=call_timeout_s,
-            start_timeout_s=start_timeout_s,
-            log_dir=log_dir,
-            env=env,
             detached=DetachedName(name=name, namespace=namespace) if detached else None,
+            **options,
         )
         try:
             groups = runtime.groups(roles, pool=label)
@@ -105,7 +90,10 @@ class RayWorkerGroup(RoleGroup[W]):
             runtime.close()
             raise
         self._hold(
-            groups, call_timeout_s, close=runtime.leave if detached else runtime.close, destroy=runtime.close
+            groups,
+            runtime.call_timeout_s,
+            close=runtime.leave if detached else runtime.close,
+            destroy=runtime.close,
         )
 
     @classmethod
@@ -185,12 +173,7 @@ class RayWorkerGroup(RoleGroup[W]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _hold(

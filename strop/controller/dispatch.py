@@ -1,6 +1,6 @@
 """How the arguments of a group call reach the workers, and how their results become one.
 
-A mode has a function `dispatch_fn(group, *args, **kwargs)` that returns the arguments again, each one as a
+A mode may have a function `dispatch_fn(group, *args, **kwargs)` that returns the arguments again, each one as a
 list with an entry per worker. Its results are joined batches, or what `collect_fn(group, outputs)` makes of
 the list of outputs. What a mode does depends on its name alone, never on the types or lengths of what is
 passed.
@@ -36,20 +36,14 @@ DispatchFn = Callable[..., PerWorker]
 CollectFn = Callable[[Any, list[Any]], Any]
 
 
-def same_to_all(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
-    """Every worker gets every argument."""
-    size = group.world_size
-    return tuple([arg] * size for arg in args), {name: [arg] * size for name, arg in kwargs.items()}
-
-
 @dataclass(frozen=True, kw_only=True)
 class DispatchMode:
     """How one call becomes calls of the workers and their outputs one result."""
 
     name: str
     """The mode's name in messages and in `register`."""
-    dispatch_fn: DispatchFn = same_to_all
-    """Arguments of the call -> arguments per worker."""
+    dispatch_fn: DispatchFn | None = None
+    """Arguments of the call -> arguments per worker; none where every worker gets every argument."""
     collect_fn: CollectFn | None = None
     """Outputs of the workers, in rank order -> result of the call; none where `joins_rows`."""
     cuts_rows: bool = False

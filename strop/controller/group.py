@@ -8,7 +8,7 @@ answers for the deadline of what it returned and for failures of workers whose o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -147,8 +147,23 @@ class WorkerGroup(ABC, Generic[W]):
 
     def _run(self, method_name: str, registration: Registration, /, *args: Any, **kwargs: Any) -> Any:
         mode, size = registration.mode, self.world_size
-        positional, named = mode.dispatch_fn(self, *args, **kwargs)
-        self._check_entries(method_name, mode, [*enumerate(positional), *named.items()])
+        every: list[tuple[Sequence[Any], Mapping[str, Any]]] = [(args, kwargs)] * size
+        if mode.dispatch_fn is not None:
+            positional, named = mode.dispatch_fn(self, *args, **kwargs)
+            self._check_entries(method_name, mode, [*enumerate(positional), *named.items()])
+            every = [
+                (
+                    [entries[rank] for entries in positional],
+                    {key: entries[rank] for key, entries in named.items()},
+                )
+                for rank in range(size)
+            ]
+        for name, arg in (one for given, named in every for one in [*enumerate(given), *named.items()]):
+            if isinstance(arg, Partition):
+                raise TypeError(
+                    f"argument {name!r} of {method_name} is a Partition, but dispatch mode {mode.name!r} does not "
+                    f"cut batches over the data-parallel groups; pass the batch itself"
+                )
         alone = registration.execute_mode is Execute.RANK_ZERO or mode.name == "RANK_ZERO"
         started = heard = list(range(1 if alone else size))
         if not alone and (mode.joins_rows or mode.reporters_only):
@@ -159,8 +174,8 @@ class WorkerGroup(ABC, Generic[W]):
                 WorkerCall(
                     rank=rank,
                     method=method_name,
-                    args=[entries[rank] for entries in positional],
-                    kwargs={name: entries[rank] for name, entries in named.items()},
+                    args=every[rank][0],
+                    kwargs=every[rank][1],
                     materialize=registration.materialize_futures,
                     returns=wanted if rank in heard else Returns.NOTHING,
                 )
@@ -191,11 +206,6 @@ class WorkerGroup(ABC, Generic[W]):
                     f"dispatch mode {mode.name!r} gave {len(entries)} entries for argument {name!r} of "
                     f"{method_name}, but the group has {self.world_size} workers; its dispatch_fn returns "
                     f"one entry per worker for each argument"
-                )
-            if any(isinstance(entry, Partition) for entry in entries):
-                raise TypeError(
-                    f"argument {name!r} of {method_name} is a Partition, but dispatch mode {mode.name!r} does not "
-                    f"cut batches over the data-parallel groups; pass the batch itself"
                 )
 
     if not TYPE_CHECKING:

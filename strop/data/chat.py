@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.border import encodable_value, read_json
 from strop.chat_template import TemplateRefused, apply_template
-from strop.data.media import MediaSource, has_media, media_reader, refuse_audio
+from strop.data.media import has_media, media_reader, refuse_audio
 
 NO_TEMPLATE = (
     "the tokenizer of {name} has no chat template, so chat messages cannot be turned into tokens; use an "
@@ -35,7 +35,7 @@ class Chat:
     """Tool schemas in the function form of OpenAI."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the template."""
-    media: tuple[MediaSource, ...] = ()
+    media: tuple[Any, ...] = ()
     """Images and videos, in the order of the messages' parts; not rendered."""
 
 
@@ -129,7 +129,7 @@ def to_chat(
             its messages have places for.
     """
     refuse_audio(row, messages, where)  # before the other media, which may be missing
-    media: tuple[MediaSource, ...] = ()
+    media: tuple[Any, ...] = ()
     if media_columns is not None and has_media(row, messages, media_columns):
         messages, media = media_reader(where).take_media(row, messages, media_columns, where)
     tools = row.get("tools")

@@ -7,9 +7,8 @@ after another, and values that it does not look into (`strop.trajectory.Media`).
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,90 +23,13 @@ _AUDIO_PARTS = frozenset({"audio", "audio_url", "input_audio"})
 """Types of parts of a message that are sound: in chat templates, and in two forms of OpenAI's interface."""
 
 
-class MediaSource(Protocol):
-    """An image or a video as a row gives it."""
-
-    @property
-    def identity(self) -> list[str]:
-        """Equal for media that are the same: paths, or digests of contents."""
-
-
-class RowMedia(Protocol):
-    """The media of a row, counted in tokens."""
-
-    @property
-    def films(self) -> list[str]:
-        """Digests of its videos in files: of their contents, and of which frames are taken."""
-
-    @property
-    def notes(self) -> list[str]:
-        """What a person should know of them; the model is not told."""
-
-    def expand(self, token_ids: Sequence[int]) -> array[int]:
-        """The ids with as many tokens for each medium as stand for it, where the template put one.
-
-        Raises:
-            ValueError: the template puts other media, or another number of them.
-        """
-
-    def read(self) -> None:
-        """Decode what may fail beyond the head of a file, as videos do.
-
-        Raises:
-            ValueError: one cannot be decoded.
-        """
-
-    def spans(self, token_ids: Sequence[int]) -> list[tuple[int, int]]:
-        """[start, end) of each medium with the tokens that open and close it: what is never cut."""
-
-    def media(self, token_ids: Sequence[int]) -> tuple[Media, ...]:
-        """What a prompt of these ids carries."""
-
-
-class MediaReader(Protocol):
-    """What joins at the place "media of rows"."""
-
-    def take_media(
-        self,
-        source: Mapping[str, Any],
-        messages: Sequence[Mapping[str, Any]],
-        columns: Mapping[str, str],
-        where: str,
-    ) -> tuple[tuple[dict[str, Any], ...], tuple[MediaSource, ...]]:
-        """Messages as a chat template takes them, with parts {"type": "image"}, and the media in their order.
-
-        Raises:
-            ValueError: the numbers of placeholders and media differ, or a medium has an unknown form.
-        """
-
-    def row_media(
-        self, tokenizer: PreTrainedTokenizerBase, sources: Sequence[MediaSource], where: str
-    ) -> RowMedia:
-        """The media for the model that the tokenizer belongs to.
-
-        Raises:
-            ValueError: the model takes no such media, or a file cannot be read.
-        """
-
-    def check_run(self, config: Any) -> None:
-        """Refuse settings of a run (strop.trainer.config.Config) that prompts with media do not go with.
-
-        Raises:
-            ValueError: the sentence says which, and what to do.
-        """
-
-    def check_engine(self, rollout: Any, model: Any) -> None:
-        """Refuse an engine that is given no media, or none of such a model; as `check_run`, with these sections."""
-
-
-def media_reader(where: str) -> MediaReader:
-    """The guest that reads the media of rows.
+def media_reader(where: str) -> Any:
+    """The guest that reads the media of rows (place "media of rows").
 
     Raises:
         ValueError: there is none.
     """
-    reader: MediaReader = needed("media of rows", f"{where} has images or videos")
-    return reader
+    return needed("media of rows", f"{where} has images or videos")
 
 
 def has_media(

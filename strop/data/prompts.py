@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.base.guests import optional
 from strop.data.chat import Chat, encode_all, render, require_chat_template, to_chat, to_messages
 from strop.data.config import DataConfig
-from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS, RowMedia, media_reader
+from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS, media_reader
 from strop.data.rows import (
     missing_values,
     row_data_source,
@@ -68,7 +68,7 @@ class PromptDataset:
         self._max_prompts = config.max_train_prompts if split == "train" else config.max_val_prompts
         self._check_media_columns()
         self._tokenizer = tokenizer
-        self._media: dict[int, RowMedia] = {}
+        self._media: dict[int, Any] = {}
         kept = optional("kept token ids")
         encoded: list[array[int]] = (
             encode_prompts(tokenizer, self._chats())

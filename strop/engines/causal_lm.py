@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
 from strop.engines.head import Head
-from strop.engines.media import MediaInputs
 from strop.engines.recurrent import attend_apart
 
 HALF = (torch.bfloat16, torch.float16)
@@ -29,9 +28,7 @@ class CausalLM:
     logits of the next token, or, for a value or reward model, one number per token.
     """
 
-    def __init__(
-        self, module: nn.Module, *, compute_dtype: torch.dtype, media: MediaInputs | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, *, compute_dtype: torch.dtype, media: Any = None) -> None:
         self.module = module
         self.media = media
         """What it needs to take media; None for a model that takes text alone."""
@@ -129,7 +126,7 @@ class CausalLM:
             input_ids: [1, N].
             position_ids: [1, N]; [3, 1, N] where a token stands for media.
             context: which token looks at which.
-            media: of the tokens, in their order (`MediaInputs.arguments`).
+            media: of the tokens, in their order (`strop.vision.seam.MediaInputs.arguments`).
         """
         if self._is_compiled:
             context = _Uncompiled(context)
@@ -204,7 +201,7 @@ class _Uncompiled:
         self.recur: Any = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
 
 
-def use_packed_attention(module: Any, media: MediaInputs | None, *, by_formula: bool) -> None:
+def use_packed_attention(module: Any, media: Any, *, by_formula: bool) -> None:
     """Give a model attention over packed tokens; with `by_formula` also the part that reads media computes by it."""
     name = FORMULA_NAME if by_formula else ATTENTION_NAME
     module.set_attn_implementation(name if media is None else media.attention(name, by_formula=by_formula))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from strop.engines.parallel import Parallel
+from strop.protocol import DataProto, columns
 from strop.trajectory import Media
 
 
@@ -60,20 +61,19 @@ class Row:
         return len(self.prompt) + self.suffix_length
 
 
-def make_rows(
-    prompts: Sequence[Tensor], responses: Sequence[Tensor], media: Sequence[tuple[Media, ...]] | None = None
-) -> list[Row]:
-    """Rows of one batch, in order; equal prompts will be computed once.
+def data_rows(data: DataProto) -> list[Row]:
+    """The rows of a batch, in order; equal prompts will be computed once.
 
     Args:
-        prompts, responses: token ids of each row.
-        media: images and videos of each prompt and response; None where no row has any.
+        data: columns prompts [B, P~] and responses [B, R~]; beside them `media`, images and videos of each prompt and
+            response, where a row has any.
 
     Raises:
         ValueError: an empty prompt or response.
     """
-    rows, first = [], 0
-    for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+    rows, first, media = [], 0, data.non_tensor_batch.get("media")
+    pairs = zip(*(columns.rows(data.tensors()[name]) for name in ("prompts", "responses")), strict=True)
+    for index, (prompt, response) in enumerate(pairs):
         if len(prompt) == 0 or len(response) == 0:
             raise ValueError(
                 f"row {index} has {len(prompt)} prompt and {len(response)} response tokens; each row needs both"
@@ -85,6 +85,18 @@ def make_rows(
         rows.append(Row(prompt, response, first, key, own))
         first += len(response)
     return rows
+
+
+def make_rows(
+    prompts: Sequence[Tensor], responses: Sequence[Tensor], media: Sequence[tuple[Media, ...]] | None = None
+) -> list[Row]:
+    """As `data_rows`, of token ids that are in no batch."""
+    if not prompts:
+        return []
+    tensors = {"prompts": columns.jagged(prompts), "responses": columns.jagged(responses)}
+    return data_rows(
+        DataProto.from_dict(tensors, non_tensors={} if media is None else {"media": list(media)})
+    )
 
 
 def split_rows(rows: Sequence[Row], *, max_tokens: int, parallel: Parallel) -> list[list[Row]]:

@@ -26,7 +26,6 @@ from strop.base.guests import needed
 from strop.engines.attention import AttentionContext, PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
-from strop.engines.media import MediaInputs
 from strop.engines.packing import Row, joined_positions, next_position
 from strop.trajectory import Media
 
@@ -81,7 +80,7 @@ class Tokens:
     index: Tensor
     """[M] int64, in host memory: place of each token in the flat token axis of all rows (`Row.first_token`)."""
     media: Mapping[str, Tensor] | None = None
-    """Those of prompts and responses, in the order of their tokens (`MediaInputs.arguments`)."""
+    """Those of prompts and responses, in the order of their tokens (`strop.vision.seam.MediaInputs.arguments`)."""
     shard: SequenceShard | None = None
     """This rank's part, where ranks share each sequence."""
 
@@ -227,12 +226,12 @@ def _shared_out(whole: Tokens, group: dist.ProcessGroup) -> Tokens:
     return dataclasses.replace(whole, shard=sequence_parallelism().shard_micro_batch(whole, group))
 
 
-def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | None) -> tuple[Span, ...]:
+def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: Any) -> tuple[Span, ...]:
     """Runs of these tokens, which have these media, that see each other whatever their order."""
     return inputs.blocks(token_ids) if media and inputs is not None else ()
 
 
-def _positions(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | None, where: str) -> Tensor:
+def _positions(token_ids: Tensor, media: Sequence[Media], inputs: Any, where: str) -> Tensor:
     """Positions [n] of tokens [n] from the beginning of a sequence; [3, n] of tokens with media, if the model counts
     those along three axes."""
     if not media:
@@ -242,10 +241,11 @@ def _positions(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | 
             f"{where} has images, but the model takes text alone: use a vision-language model with its image processor"
         )
     inputs.check(token_ids.tolist(), media, where)
-    return inputs.positions(token_ids, media)
+    placed: Tensor = inputs.positions(token_ids, media)
+    return placed
 
 
-def _targets(response: Tensor, media: Sequence[Media], inputs: MediaInputs | None, *, start: int) -> Tensor:
+def _targets(response: Tensor, media: Sequence[Media], inputs: Any, *, start: int) -> Tensor:
     """Tokens [R] whose log-probs are computed: the response, with another token where one stands for media.
 
     Tokens of media have probability zero, and are given, so their log-probs say nothing. Those of other tokens stand in

@@ -1,7 +1,7 @@
 """Answers outside of training: a model's, a checkpoint's, a server's, and what they are worth.
 
-alone.py             what answers without a run; loading.py: engines without a trainer
-evaluate.py          validation alone, for `strop eval` and from Python; worker.py: a rank of it
+alone.py             what answers without a run
+evaluate.py          validation alone, for `strop eval` and from Python
 eval_command.py      `strop eval`; eval_table.py: several models in one table and picture
 compare_command.py   `strop compare`; paired.py: whether one model is better than another on the same prompts
 models.py            MODEL_OR_RUN: from a run, a checkpoint or a model folder to a model and its settings

@@ -7,7 +7,7 @@ ours (place "remote model").
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol, cast
 
@@ -15,12 +15,19 @@ from strop.agents.setup import AgentSetup
 from strop.base.garbage import settled
 from strop.base.guests import joined
 from strop.data.config import DataConfig
-from strop.evaluation.loading import client_of, load_generation
+from strop.engines.flops.threads import set_threads
+from strop.engines.model import load_model
 from strop.rewards import RewardPool
-from strop.rollout.types import Sampling
+from strop.rollout.client import EngineClient, GenerateClient
+from strop.rollout.config import RolloutConfig
+from strop.rollout.registry import NATIVE
+from strop.rollout.types import RolloutEngine, Sampling
 from strop.trainer.config import Config
-from strop.trainer.threads import set_threads
-from strop.workers.generation import Generation, Place, check_engine
+from strop.trainer.sections import EvalConfig
+from strop.trainer.setup import sampling_of
+from strop.trajectory import Prompt
+from strop.workers.episodes import Episode
+from strop.workers.generation import Generation, Place, check_engine, engines_apart, native_engine
 from strop.workers.player import Player, make_player
 
 OnUsage = Callable[[Mapping[str, int]], None]
@@ -28,16 +35,20 @@ OnUsage = Callable[[Mapping[str, int]], None]
 
 
 class Answering(Protocol):
-    """How a server whose weights are not ours answers: functions like those of this module, for it."""
+    """How a model answers: an engine of ours, or a server whose weights are not."""
 
     def speaking(self, config: Config) -> AbstractContextManager[Config]:
-        """The configuration with a tokenizer of the server's in its model.path, while this lasts."""
+        """The configuration with a tokenizer of the model that answers in its model.path, while this lasts.
+
+        Raises:
+            ValueError: the engine cannot generate with this model.
+        """
 
     def as_spoken(self, data: DataConfig, config: Config) -> DataConfig:
-        """The limits of the data in the server's tokens."""
+        """The limits of the data in tokens of the one who answers."""
 
     def sampling_spoken(self, sampling: Sampling, config: Config) -> Sampling:
-        """How answers are sampled, with their limit in the server's tokens."""
+        """How answers are sampled, with their limit in tokens of the one who answers."""
 
     def player(
         self,
@@ -49,7 +60,17 @@ class Answering(Protocol):
         seed: int,
         on_usage: OnUsage,
     ) -> AbstractAsyncContextManager[Player]:
-        """What plays prompts with the server."""
+        """What plays prompts with the model that `speaking` gave, while this lasts.
+
+        Args:
+            config: as `speaking` gives it.
+            setup, scorers, seed: as for Player.
+            max_tokens: of an answer, as the one who answers counts them.
+            on_usage: hears at the end what was asked of a server.
+
+        Raises:
+            ValueError: no engine, model or key for it.
+        """
 
 
 def is_remote(config: Config) -> bool:
@@ -57,34 +78,44 @@ def is_remote(config: Config) -> bool:
     return config.rollout.remote is not None
 
 
-def _answering(config: Config) -> Answering:
-    return cast(Answering, joined("remote model", config.rollout.engine))
+def answering(config: Config) -> Answering:
+    """Who answers with these settings."""
+    return cast(Answering, joined("remote model", config.rollout.engine)) if is_remote(config) else _Ours()
 
 
-@contextlib.contextmanager
-def speaking(config: Config) -> Iterator[Config]:
-    """The configuration with a tokenizer of the model that answers in its model.path, while this lasts.
+async def play_alone(
+    config: Config,
+    setup: AgentSetup,
+    prompts: Sequence[Prompt],
+    scorers: RewardPool,
+    *,
+    how: EvalConfig | RolloutConfig,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
+    on_usage: OnUsage = lambda usage: None,
+) -> list[Episode]:
+    """Every sample of these prompts, scored, in their order.
+
+    Args:
+        config: as `speaking` gives it.
+        setup, scorers: as for Player.
+        prompts: each with a uid of its own.
+        how: the section that says how, and how many samples of each.
+        on_episode: called with each sample as it ends.
+        on_usage: hears at the end what was asked of a server.
 
     Raises:
-        ValueError: the engine cannot generate with this model.
+        ValueError: as `Answering.player`.
     """
-    if is_remote(config):
-        with _answering(config).speaking(config) as spoken:
-            yield spoken
-        return
-    check_engine(config.model, config.rollout)
-    set_threads(config.resources, config.model)
-    yield config
-
-
-def as_spoken(data: DataConfig, config: Config) -> DataConfig:
-    """The limits of the data in tokens of the one who answers."""
-    return _answering(config).as_spoken(data, config) if is_remote(config) else data
-
-
-def sampling_spoken(sampling: Sampling, config: Config) -> Sampling:
-    """How answers are sampled, with their limit in tokens of the one who answers."""
-    return _answering(config).sampling_spoken(sampling, config) if is_remote(config) else sampling
+    who, limit = answering(config), config.data.max_response_tokens
+    async with who.player(
+        config, setup, scorers, max_tokens=limit, seed=config.trainer.seed, on_usage=on_usage
+    ) as playing:
+        return await playing.play(
+            prompts,
+            samples_per_prompt=how.samples_per_prompt,
+            sampling=who.sampling_spoken(sampling_of(config, how, setup.tokenizer), config),
+            on_episode=on_episode,
+        )
 
 
 @contextlib.asynccontextmanager
@@ -108,43 +139,63 @@ async def generation(config: Config) -> AsyncIterator[Generation]:
         await made.engine.close()
 
 
-@contextlib.asynccontextmanager
-async def player(
-    config: Config,
-    setup: AgentSetup,
-    scorers: RewardPool | None,
-    *,
-    max_tokens: int,
-    seed: int,
-    on_usage: OnUsage = lambda usage: None,
-) -> AsyncIterator[Player]:
-    """What plays prompts with the model that `speaking` gave, while this lasts.
+async def load_generation(place: Place) -> Generation:
+    """The engine that `rollout.engine` names, with the weights of the model folder: it generates without a trainer.
 
-    Args:
-        config: as `speaking` gives it.
-        setup, scorers, seed: as for Player.
-        max_tokens: of an answer, as the one who answers counts them.
-        on_usage: hears at the end what was asked of a server.
+    An engine in another process gets them as it does in a run, and must give what the model in this process gives.
 
     Raises:
-        ValueError: no engine, model or key for it.
+        ValueError: it cannot be used here.
+        SyncCorrupted: it does not compute with these weights.
     """
-    if is_remote(config):
-        playing = _answering(config).player(
-            config, setup, scorers, max_tokens=max_tokens, seed=seed, on_usage=on_usage
-        )
-        async with playing as remote:
-            yield remote
-        return
-    async with generation(config) as made:
-        played = make_player(
-            client_of(made.engine, config.rollout),
-            made.media,
-            scorers,
-            model=config.model,
-            setup=setup,
-            rollout=config.rollout,
-            seed=seed,
-        )
-        with contextlib.closing(played):
-            yield played
+    if place.rollout.engine == NATIVE:
+        policy = load_model(place.model, device=place.device)
+        return Generation(engine=native_engine(place, policy), policy=policy, target=None)
+    return await engines_apart(place.rollout).loaded(place)
+
+
+def client_of(engine: RolloutEngine, rollout: RolloutConfig) -> GenerateClient:
+    """What asks an engine that `load_generation` gave."""
+    if rollout.engine == NATIVE:
+        return EngineClient(engine, timeout_s=rollout.timeout_s)
+    return engines_apart(rollout).client(engine, timeout_s=rollout.timeout_s)
+
+
+class _Ours:
+    """An engine of ours answers, as of Answering."""
+
+    @contextlib.contextmanager
+    def speaking(self, config: Config) -> Iterator[Config]:
+        check_engine(config.model, config.rollout)
+        set_threads(config.resources, config.model)
+        yield config
+
+    def as_spoken(self, data: DataConfig, config: Config) -> DataConfig:
+        return data
+
+    def sampling_spoken(self, sampling: Sampling, config: Config) -> Sampling:
+        return sampling
+
+    @contextlib.asynccontextmanager
+    async def player(
+        self,
+        config: Config,
+        setup: AgentSetup,
+        scorers: RewardPool | None,
+        *,
+        max_tokens: int,
+        seed: int,
+        on_usage: OnUsage,
+    ) -> AsyncIterator[Player]:
+        async with generation(config) as made:
+            played = make_player(
+                client_of(made.engine, config.rollout),
+                made.media,
+                scorers,
+                model=config.model,
+                setup=setup,
+                rollout=config.rollout,
+                seed=seed,
+            )
+            with contextlib.closing(played):
+                yield played

@@ -16,7 +16,7 @@ from strop.agents.setup import AgentSetup
 from strop.data.chat import Chat, encode_all, render, require_chat_template
 from strop.engines.causal_lm import max_positions
 from strop.engines.model import load_tokenizer, read_shape
-from strop.evaluation.alone import is_remote, player, sampling_spoken, speaking
+from strop.evaluation.alone import answering, is_remote
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.setup import stop_token_ids
@@ -44,18 +44,21 @@ class Answerer:
             ValueError: the model cannot be used.
         """
         with contextlib.ExitStack() as stack:
-            config = stack.enter_context(speaking(self._config))
+            who = answering(self._config)
+            config = stack.enter_context(who.speaking(self._config))
             self._tokenizer = load_tokenizer(config.model)
             require_chat_template(self._tokenizer)
             stops = stop_token_ids(config.model, self._tokenizer, config.rollout.stop_token_ids)
             max_tokens = self._sampling.max_tokens
-            self._sampling = sampling_spoken(
+            self._sampling = who.sampling_spoken(
                 dataclasses.replace(self._sampling, stop_token_ids=stops), config
             )
             self._max_context = None if is_remote(config) else max_positions(read_shape(config.model))
             self._runner = stack.enter_context(asyncio.Runner())
             setup = AgentSetup(AgentConfig(), self._tokenizer)
-            playing = player(config, setup, None, max_tokens=max_tokens, seed=self._seed)
+            playing = who.player(
+                config, setup, None, max_tokens=max_tokens, seed=self._seed, on_usage=lambda usage: None
+            )
             self._player = self._runner.run(playing.__aenter__())
             stack.callback(lambda: self._runner.run(playing.__aexit__(None, None, None)))
             self._open = stack.pop_all()

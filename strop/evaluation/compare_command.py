@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 from strop.base.foreign_files import lines_of, open_regular, parse_json
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, plain, print_json, print_plain, say
-from strop.cli.settings import add_trust_argument, is_setting, load_settings
-from strop.cli.unread import refuse_unread
-from strop.evaluation.eval_command import NEEDS, READS, in_one_process, progress_bar
-from strop.evaluation.models import HELP, data_as_recorded, with_model
+from strop.cli.settings import add_trust_argument, is_setting
+from strop.evaluation.eval_command import READS, progress_bar, settings_of
+from strop.evaluation.models import HELP, with_model
 from strop.evaluation.points import WORDS, has_step, points_of
 from strop.evaluation.sets import add_data_argument, data_of
 
@@ -134,11 +133,7 @@ def _answered(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
     first = next(
         (source.config for _, source in asked if source is not None and source.config is not None), None
     )
-    settings = load_settings(args, source=first, needs=NEEDS)
-    refuse_unread(args, "compare", READS)
-    settings = data_as_recorded(args, settings, first)
-    if not args.config and not any(word.startswith("resources.") for word in args.overrides):
-        settings = dataclasses.replace(settings, resources=in_one_process(settings.resources))
+    settings = settings_of(args, first, command="compare", reads=READS)
     quiet_models()
     found = []
     for name, source in asked:

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from strop.evaluation.evaluate import Evaluation, Progress
     from strop.evaluation.rates import Rate
     from strop.trainer.config import Config
-    from strop.trainer.sections import ResourcesConfig
     from strop.trainer.validation import Validation
 
 SUMMARY = "pass rate of a model, a checkpoint or a run, with its interval"
@@ -120,6 +119,11 @@ def run(args: argparse.Namespace) -> int:
         return _run(args)
 
 
+def _settings(args: argparse.Namespace, source: ModelSource | None) -> Config:
+    reads = reads_which_model(READS) if source is None else READS
+    return settings_of(args, None if source is None else source.config, command="eval", reads=reads)
+
+
 def _run(args: argparse.Namespace) -> int:
     more = [word for word in args.overrides if not is_setting(word)]
     if args.model is not None and not is_setting(args.model) and (more or has_step(args.model)):
@@ -179,19 +183,23 @@ def _run_several(args: argparse.Namespace, words: Sequence[str]) -> int:
     return 0
 
 
-def _settings(args: argparse.Namespace, source: ModelSource | None) -> Config:
-    """The settings of the command, in one process unless it says otherwise."""
-    config = load_settings(args, source=None if source is None else source.config, needs=NEEDS)
-    refuse_unread(args, "eval", READS if source is not None else reads_which_model(READS))
-    config = data_as_recorded(args, config, None if source is None else source.config)
+def settings_of(args: argparse.Namespace, run: Path | None, *, command: str, reads: Reads) -> Config:
+    """The settings of a command that evaluates, in one process unless it says otherwise: the ranks of a run are those
+    of its training, perhaps of a cluster.
+
+    Args:
+        args: with `config`, `overrides` and `trust_code`.
+        run: config.yaml of a run, used when there is no --config.
+        command: its name, and what it reads.
+        reads: as said above.
+    """
+    config = load_settings(args, source=run, needs=NEEDS)
+    refuse_unread(args, command, reads)
+    config = data_as_recorded(args, config, run)
     if not args.config and not any(word.startswith("resources.") for word in args.overrides):
-        config = dataclasses.replace(config, resources=in_one_process(config.resources))
+        alone = dataclasses.replace(config.resources, runtime="inline", ranks=1, nodes=1, apart={})
+        config = dataclasses.replace(config, resources=alone)
     return config
-
-
-def in_one_process(resources: ResourcesConfig) -> ResourcesConfig:
-    """The ranks of a run are those of its training, perhaps of a cluster."""
-    return dataclasses.replace(resources, runtime="inline", ranks=1, nodes=1, apart={})
 
 
 LINE_EVERY_S = 10.0

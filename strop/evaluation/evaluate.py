@@ -19,17 +19,16 @@ from typing import Any
 
 from strop.agents.setup import AgentSetup
 from strop.base.device import device_name
-from strop.controller import Mesh, WorkerGroup, role
+from strop.controller import Dispatch, Mesh, Worker, WorkerGroup, register, role
 from strop.data.media import media_reader
 from strop.engines.model import load_tokenizer
-from strop.evaluation.alone import as_spoken, is_remote, player, sampling_spoken, speaking
-from strop.evaluation.worker import EvaluationWorker
+from strop.evaluation.alone import OnUsage, answering, is_remote, play_alone
 from strop.protocol import DataProto
 from strop.rewards import RewardPool
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
-from strop.trainer.setup import load_val_prompts, probe_scorers, sampling_of
+from strop.trainer.setup import load_val_prompts, probe_scorers
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -78,15 +77,10 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             f"an evaluation on several ranks generates with the native engine, but rollout.engine is "
             f"{config.rollout.engine}: use rollout.engine=native, or resources.runtime=inline"
         )
-    with speaking(config) as spoken:
-        tokenizer = load_tokenizer(spoken.model)
-        setup = AgentSetup(
-            spoken.agent,
-            tokenizer,
-            template_options=spoken.data.chat_template_kwargs,
-            max_prompt_tokens=spoken.data.max_prompt_tokens,
-        )
-        prompts = load_val_prompts(as_spoken(spoken.data, spoken), tokenizer, setup)
+    who = answering(config)
+    with who.speaking(config) as spoken:
+        setup = _setup(spoken)
+        prompts = load_val_prompts(who.as_spoken(spoken.data, spoken), setup.tokenizer, setup)
         if any(prompt.media for prompt in prompts):
             media_reader("the data").check_engine(spoken.rollout, spoken.model)
         say(
@@ -95,7 +89,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         )
         usage: dict[str, int] = {}
         if on_ranks:
-            episodes = _play_on_ranks(config, setup, prompts, say=say)
+            episodes = _play_on_ranks(config, prompts, say=say)
         else:
             playing = _play(spoken, setup, prompts, say=say, on_progress=on_progress, on_usage=usage.update)
             episodes = asyncio.run(playing)
@@ -155,6 +149,15 @@ def _tokens(episode: Episode) -> dict[str, Any]:
     return {**sequences[-1], **earlier}
 
 
+def _setup(config: Config) -> AgentSetup:
+    return AgentSetup(
+        config.agent,
+        load_tokenizer(config.model),
+        template_options=config.data.chat_template_kwargs,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+    )
+
+
 async def _play(
     config: Config,
     setup: AgentSetup,
@@ -162,7 +165,7 @@ async def _play(
     *,
     say: Say,
     on_progress: Progress,
-    on_usage: Callable[[Mapping[str, int]], None],
+    on_usage: OnUsage,
 ) -> list[Episode]:
     total = len(prompts) * config.eval.samples_per_prompt
     done = 0
@@ -174,22 +177,13 @@ async def _play(
 
     async with RewardPool(config.reward, tokenizer=config.model.tokenizer_folder) as pool:
         await probe_scorers(pool, prompts, say)
-        limit = config.data.max_response_tokens
-        async with player(
-            config, setup, pool, max_tokens=limit, seed=config.trainer.seed, on_usage=on_usage
-        ) as playing:
-            on_progress(0, total)
-            return await playing.play(
-                prompts,
-                samples_per_prompt=config.eval.samples_per_prompt,
-                sampling=sampling_spoken(sampling_of(config, config.eval, setup.tokenizer), config),
-                on_episode=count,
-            )
+        on_progress(0, total)
+        return await play_alone(
+            config, setup, prompts, pool, how=config.eval, on_episode=count, on_usage=on_usage
+        )
 
 
-def _play_on_ranks(
-    config: Config, setup: AgentSetup, prompts: Sequence[Prompt], *, say: Say
-) -> list[Episode]:
+def _play_on_ranks(config: Config, prompts: Sequence[Prompt], *, say: Say) -> list[Episode]:
     """The same answers, from processes of their own that each have a share of the prompts."""
 
     async def probe() -> None:
@@ -199,23 +193,42 @@ def _play_on_ranks(
     asyncio.run(probe())
     ranks = min(config.resources.ranks, len(prompts))
     resources = dataclasses.replace(
-        config.resources, ranks=ranks, nodes=math.gcd(ranks, config.resources.nodes), apart={}
+        config.resources,
+        device=device_name(config.resources.device),
+        ranks=ranks,
+        nodes=math.gcd(ranks, config.resources.nodes),
+        apart={},
     )
+    config = dataclasses.replace(config, resources=resources, agent=config.agent.with_absolute_paths())
     say(f"{ranks} processes, each with the whole model and its share of the prompts")
-    with start_runtime(dataclasses.replace(config, resources=resources), log_dir=None) as runtime:
-        spec = role(
-            EvaluationWorker,
-            config.model,
-            config.rollout,
-            config.reward,
-            agent=config.agent.with_absolute_paths(),
-            template_options=config.data.chat_template_kwargs,
-            max_prompt_tokens=config.data.max_prompt_tokens,
-            device=device_name(config.resources.device),
-            seed=config.trainer.seed,
-        ).on(Mesh(dp=ranks))
+    with start_runtime(config, log_dir=None) as runtime:
+        spec = role(EvaluationWorker, config).on(Mesh(dp=ranks))
         workers: WorkerGroup[EvaluationWorker] = runtime.groups({"rollout": spec})["rollout"]
-        rows = DataProto.from_dict({}, non_tensors={"prompt": list(prompts)})
-        sampling = sampling_of(config, config.eval, setup.tokenizer)
-        played = workers.call.play(rows, config.eval.samples_per_prompt, sampling)
+        played = workers.call.play(DataProto.from_dict({}, non_tensors={"prompt": list(prompts)}))
         return list(played.non_tensor_batch["episode"])
+
+
+class EvaluationWorker(Worker):
+    """Answers its share of the prompts with a whole model of its own; the ranks share nothing."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self._config = config
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def play(self, prompts: DataProto) -> DataProto:
+        """Every answer to these prompts, scored: column `episode` of Episode, in the order of prompts and samples.
+
+        Args:
+            prompts: column `prompt` of Prompt objects.
+        """
+        config = self._config
+
+        async def play() -> list[Episode]:
+            asked = list(prompts.non_tensor_batch["prompt"])
+            async with RewardPool(
+                config.reward, tokenizer=config.model.path, rank=self.rank, count=self.world_size
+            ) as pool:
+                return await play_alone(config, _setup(config), asked, pool, how=config.eval)
+
+        return DataProto.from_dict({}, non_tensors={"episode": asyncio.run(play())})

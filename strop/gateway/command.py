@@ -84,14 +84,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(config: Config, args: argparse.Namespace) -> None:
-    from strop.evaluation.alone import generation, speaking
+    from strop.evaluation.alone import answering, generation
     from strop.gateway.server import Gateway
 
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    with speaking(config):
+    with answering(config).speaking(config):
         async with generation(config) as made:
             gateway = Gateway(any_session(config, made))
             async with gateway.serving(args.host, args.port) as address:

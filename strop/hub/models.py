@@ -11,7 +11,6 @@ import hashlib
 import logging
 import platform
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-
-from filelock import FileLock
 
 from strop.base.foreign_files import read_json
 from strop.base.trust import ask
@@ -30,7 +27,7 @@ from strop.hub.places import Place, place_of
 from strop.hub.remote import Listing, Refused, Remote, Unreachable
 from strop.hub.scope import ScopeModel
 from strop.hub.stores import StoredModel
-from strop.hub.waiting import SILENCE_S, while_heard
+from strop.hub.waiting import SILENCE_S, check_room, in_words, taking_turns, while_heard
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +36,8 @@ T = TypeVar("T")
 Say = Callable[[str], object]
 """Takes one line for the person who watches."""
 
-_MEBIBYTE = 1 << 20
 _SAY_EVERY_S = {True: 2.0, False: 10.0}
 """How often it is said how far a fetch is, in seconds: on a terminal, and in a log."""
-_ROOM = 64 * _MEBIBYTE
-"""Left free on the disk beside the model, in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +184,8 @@ class _Fetching:
                 raise Unreachable(f"{error}. {self._way_without_network()}") from error
             self._how.say(f"{error}; the copy of {self._place} in {kept} is used")
             return self._fetched(kept, kept.name)
-        folder = self._download(listing)
+        with taking_turns(self._remote, self._place.name, self._how.silence_s):
+            folder = self._all_files(listing)
         if isinstance(self._remote, FaceModel):
             self._remote.note(wanted, listing)
         return self._fetched(folder, listing.revision)
@@ -229,20 +224,6 @@ class _Fetching:
     def _fetched(self, folder: Path, revision: str) -> Fetched:
         return Fetched(place=self._place, folder=str(folder), revision=revision)
 
-    def _download(self, listing: Listing) -> Path:
-        self._remote.cache.mkdir(parents=True, exist_ok=True)
-        lock = (
-            self._remote.cache
-            / f".strop-{hashlib.sha256(str(self._place.name).encode()).hexdigest()[:16]}.lock"
-        )
-        files = FileLock(str(lock), thread_local=False)
-        # A process that waits here sees the bytes of the one that fetches.
-        self._watched(files.acquire)
-        try:
-            return self._all_files(listing)
-        finally:
-            files.release()
-
     def _all_files(self, listing: Listing) -> Path:
         before = self._remote.cached(listing.revision)
         there = {path.relative_to(before).as_posix() for path in before.rglob("*")} if before else set()
@@ -261,10 +242,10 @@ class _Fetching:
                 raise Refused(str(error)) from error
         todo = [name for name in weights if name not in there]
         total = sum(listing.sizes[name] for name in todo)
-        self._check_room(total)
+        check_room(self._remote.cache, total)
         if todo:
             self._how.say(
-                f"fetching {self._place} ({listing.revision[:12]}): {_size(total)} into {self._remote.cache}"
+                f"fetching {self._place} ({listing.revision[:12]}): {in_words(total)} into {self._remote.cache}"
             )
         base = self._remote.traffic()
         for name in todo:
@@ -291,27 +272,16 @@ class _Fetching:
                 f"removed: try again; a proxy on the way may have changed it"
             )
 
-    def _check_room(self, total: int) -> None:
-        free = shutil.disk_usage(self._remote.cache).free
-        if total and total + _ROOM > free:
-            raise OSError(errno.ENOSPC, f"it has {_size(total)}, and {_size(free)} are free")
-
     def _watched(self, work: Callable[[], T], show: Callable[[int], object] = lambda now: None) -> T:
         return while_heard(work, self._remote.traffic, self._how.silence_s, show=show)
 
     def _show(self, done: int, total: int) -> None:
         if time.monotonic() - self._said_at >= _SAY_EVERY_S[sys.stderr.isatty()]:
             self._said_at = time.monotonic()
-            self._how.say(f"fetching {self._place}: {_size(min(done, total))} of {_size(total)}")
+            self._how.say(f"fetching {self._place}: {in_words(min(done, total))} of {in_words(total)}")
 
 
 def _of_disk(error: OSError, remote: Remote) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of {remote.cache} is full ({error.strerror}); make room there, or {remote.help}"
     return f"{remote.cache}: {error.strerror or error}; {remote.help}"
-
-
-def _size(num_bytes: int) -> str:
-    return (
-        f"{num_bytes / _MEBIBYTE:.0f} MiB" if num_bytes >= 10 * _MEBIBYTE else f"{num_bytes / 1024:.0f} KiB"
-    )

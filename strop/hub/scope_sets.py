@@ -6,25 +6,18 @@ found, for a machine that has to fetch it again.
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import importlib
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
-
 from strop.hub.remote import Listing, Refused, Unreachable
 from strop.hub.scope import MAIN, STATE, ScopeData
-from strop.hub.waiting import while_heard
+from strop.hub.waiting import check_room, taking_turns, while_heard
 
 _LEFT_OUT = (".py", ".gitattributes", ".gitignore")
 """Endings of files that hold no rows; code of a data set is never fetched."""
-_ROOM = 64 << 20
-"""Left free on the disk beside the data, in bytes."""
 
 
 def resolved(name: str, revision: str, say: Callable[[str], object]) -> str:
@@ -77,18 +70,11 @@ def _fetched(remote: ScopeData, name: str, listing: Listing, say: Callable[[str]
     names = [one for one in sorted(listing.sizes) if not one.endswith(_LEFT_OUT)]
     if not names:
         raise Refused("it has no files with rows")
-    remote.cache.mkdir(parents=True, exist_ok=True)
-    lock = remote.cache / f".strop-{hashlib.sha256(f'dataset {name}'.encode()).hexdigest()[:16]}.lock"
-    files = FileLock(str(lock), thread_local=False)
-    while_heard(files.acquire, remote.traffic)  # who waits sees the bytes of the one that fetches
-    try:
+    with taking_turns(remote, f"dataset {name}"):
         if remote.cached(listing.revision) is None:
             total = sum(listing.sizes[one] for one in names)
-            if total + _ROOM > shutil.disk_usage(remote.cache).free:
-                raise OSError(errno.ENOSPC, f"the data set has {total} bytes, and there is no room for it")
+            check_room(remote.cache, total)
             say(f"fetching the data set modelscope:{name}: {len(names)} files, {total / 2**20:.1f} MiB")
             for one in names:
                 while_heard(partial(remote.get, listing, one), remote.traffic)
         return remote.finish(listing)
-    finally:
-        files.release()

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Protocol
 
 from strop.hub.face import FaceModel
 from strop.hub.places import Place, place_of
@@ -52,65 +52,30 @@ def _is_stale(name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in _STALE)
 
 
-class Destination(Protocol):
+@dataclass
+class Destination(ABC):
     """Where a folder is sent to."""
 
+    place: Place
+    how: Sending
+    key: str
+    """What it was given as, for sentences."""
+
+    @abstractmethod
     def prepare(self) -> None:
         """Find out, before a model is made, that it will be taken.
 
         Raises:
             Refused, Unreachable: it will not.
         """
-        ...
 
-    def send(self, folder: Path) -> Listing:
+    @abstractmethod
+    def _send(self, folder: Path) -> Listing:
         """Send all files of a folder; what is there now.
 
         Raises:
             Refused, Unreachable: it cannot be sent.
         """
-        ...
-
-
-def destination(text: str, how: Sending, *, key: str = "--to") -> Prepared:
-    """Where a name leads, found ready to take a folder.
-
-    Args:
-        text: ORG/NAME, modelscope:ORG/NAME or a URL.
-        how: as it is sent.
-        key: what `text` was given as, for sentences.
-
-    Raises:
-        ValueError: it leads nowhere, or it takes nothing from us: the sentence says why, and what to do.
-    """
-    place = place_of(text, key)
-    if place.is_here:
-        raise ValueError(
-            f"{key} {text!r} is a folder of this machine: `strop export RUN --out DIR` writes one"
-        )
-    if place.kind == "url" and how.branch:
-        raise ValueError(f"a branch ({how.branch}) is given beside {key} {text!r}, a URL, which has none")
-    if place.revision:
-        raise ValueError(f"{key} {text!r} names a revision; name the branch that takes it with --branch")
-    kinds: dict[str, Callable[[str, Sending], Destination]] = {
-        "huggingface": _Face, "modelscope": _Scope, "url": _Store
-    }  # fmt: skip
-    try:
-        prepared = Prepared(place, kinds[place.kind](place.name, how), how, key)
-        prepared.to.prepare()
-    except (Refused, Unreachable) as error:
-        raise ValueError(f"{key} {str(place)!r} takes nothing: {error}") from error
-    return prepared
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A destination that will take a folder."""
-
-    place: Place
-    to: Destination
-    how: Sending
-    key: str
 
     def send(self, folder: Path) -> Sent:
         """Send all files of a folder and compare what is there with them.
@@ -126,7 +91,7 @@ class Prepared:
         total = sum(sizes.values())
         self.how.say(f"sending {len(sizes)} files, {total / 2**20:.1f} MiB, to {self.place}")
         try:
-            there = self.to.send(folder)
+            there = self._send(folder)
         except (Refused, Unreachable, TimeoutError) as error:
             raise ValueError(f"{self.key} {str(self.place)!r}: {error}") from error
         for name, size in sizes.items():
@@ -146,31 +111,58 @@ class Prepared:
             )
 
 
+def destination(text: str, how: Sending, *, key: str = "--to") -> Destination:
+    """Where a name leads, found ready to take a folder.
+
+    Args:
+        text: ORG/NAME, modelscope:ORG/NAME or a URL.
+        how: as it is sent.
+        key: what `text` was given as, for sentences.
+
+    Raises:
+        ValueError: it leads nowhere, or it takes nothing from us: the sentence says why, and what to do.
+    """
+    place = place_of(text, key)
+    if place.is_here:
+        raise ValueError(
+            f"{key} {text!r} is a folder of this machine: `strop export RUN --out DIR` writes one"
+        )
+    if place.kind == "url" and how.branch:
+        raise ValueError(f"a branch ({how.branch}) is given beside {key} {text!r}, a URL, which has none")
+    if place.revision:
+        raise ValueError(f"{key} {text!r} names a revision; name the branch that takes it with --branch")
+    kinds: dict[str, type[Destination]] = {"huggingface": _Face, "modelscope": _Scope, "url": _Store}
+    try:
+        found = kinds[place.kind](place, how, key)
+        found.prepare()
+    except (Refused, Unreachable) as error:
+        raise ValueError(f"{key} {str(place)!r} takes nothing: {error}") from error
+    return found
+
+
 @dataclass
-class _Face:
+class _Face(Destination):
     """A model of the Hugging Face hub, through its own client: it commits all files at once."""
 
-    name: str
-    how: Sending
     model: FaceModel = field(init=False)
 
     def __post_init__(self) -> None:
-        self.model = FaceModel(self.name)
+        self.model = FaceModel(self.place.name)
 
     def prepare(self) -> None:
         """As of Destination."""
         if self.model.is_offline:
             raise Refused("HF_HUB_OFFLINE is set, so nobody is asked: unset it")
         try:
-            self.model.api.create_repo(self.name, private=self.how.private or None, exist_ok=True)
+            self.model.api.create_repo(self.place.name, private=self.how.private or None, exist_ok=True)
         except Exception as error:
             raise self.model.translated(error, self.how.branch, verb="write") from error
 
-    def send(self, folder: Path) -> Listing:
+    def _send(self, folder: Path) -> Listing:
         """As of Destination."""
         try:
             commit = self.model.api.upload_folder(
-                repo_id=self.name,
+                repo_id=self.place.name,
                 folder_path=folder,
                 commit_message=self.how.message,
                 revision=self.how.branch or None,
@@ -182,35 +174,33 @@ class _Face:
 
 
 @dataclass
-class _Scope:
+class _Scope(Destination):
     """A model of ModelScope, through its own client."""
 
-    name: str
-    how: Sending
     model: ScopeModel = field(init=False)
 
     def __post_init__(self) -> None:
-        self.model = ScopeModel(self.name)
+        self.model = ScopeModel(self.place.name)
 
     def prepare(self) -> None:
         """As of Destination."""
         try:
             self.model.api.whoami()
-            if not self.model.api.repo_exists(self.name, "model"):
+            if not self.model.api.repo_exists(self.place.name, "model"):
                 visibility = "private" if self.how.private else "public"
-                self.model.api.create_repo(self.name, "model", visibility=visibility)
+                self.model.api.create_repo(self.place.name, "model", visibility=visibility)
         except Exception as error:
             raise self.model.translated(error, verb="take") from error
         if self.how.branch:
             self.model.list(self.how.branch)  # it is not made
 
-    def send(self, folder: Path) -> Listing:
+    def _send(self, folder: Path) -> Listing:
         """As of Destination. Files of an earlier model go once those of the new one are there."""
         branch, told = self.how.branch or None, list[str]()
         try:
             with overhearing(told), contextlib.redirect_stdout(io.StringIO()):  # it prints a report there
                 self.model.api.upload_folder(
-                    self.name, "model", folder, commit_message=self.how.message, revision=branch,
+                    self.place.name, "model", folder, commit_message=self.how.message, revision=branch,
                     use_cache=False, disable_tqdm=True,
                 )  # fmt: skip
             there = self.model.list(self.how.branch)
@@ -218,7 +208,11 @@ class _Scope:
             if not stale:
                 return there
             self.model.api.delete_files(
-                self.name, "model", stale, commit_message="Weights of the earlier model", revision=branch
+                self.place.name,
+                "model",
+                stale,
+                commit_message="Weights of the earlier model",
+                revision=branch,
             )
         except (Refused, Unreachable):
             raise
@@ -228,17 +222,14 @@ class _Scope:
 
 
 @dataclass
-class _Store:
+class _Store(Destination):
     """A folder at a URL of any kind that fsspec can write."""
-
-    url: str
-    how: Sending
 
     def prepare(self) -> None:
         """As of Destination."""
-        check_empty(self.url)
+        check_empty(self.place.name)
 
-    def send(self, folder: Path) -> Listing:
+    def _send(self, folder: Path) -> Listing:
         """As of Destination."""
-        sizes = put_folder(folder, self.url, say=self.how.say)
+        sizes = put_folder(folder, self.place.name, say=self.how.say)
         return Listing(revision="", sizes=sizes, sha256={})

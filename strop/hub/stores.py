@@ -181,6 +181,13 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def translated(error: Exception) -> Exception:
+    """What an error of a store's client means, as Refused or Unreachable."""
+    error = meant_by(error)
+    kind = Refused if is_refusal(error) else Unreachable
+    return kind(f"{reason(error)}; {way_out(error)}")
+
+
 class StoredModel:
     """A model folder at a URL."""
 
@@ -210,7 +217,7 @@ class StoredModel:
             self._system, path = open_store(self._url.rstrip("/"))
             is_folder, found = listing_of(self._system, path)
         except Exception as error:
-            raise self._translated(error) from error
+            raise error if _is_of_disk(error) else translated(error) from error
         if not is_folder:
             raise Refused("it is a file: give the address of the model's folder")
         infos = {name_below(path, name): info for name, info in found.items()}
@@ -234,7 +241,7 @@ class StoredModel:
             try:
                 get_file(self._system, self._names[name], broken, name=name, stated=listing.sizes[name])
             except Exception as error:
-                raise self._translated(error) from error
+                raise error if _is_of_disk(error) else translated(error) from error
             broken.rename(target)
         return target
 
@@ -249,11 +256,3 @@ class StoredModel:
     def traffic(self) -> int:
         """As of Remote."""
         return sum(size_of(path) for path in self.cache.glob("*.part"))
-
-    def _translated(self, error: Exception) -> Exception:
-        if isinstance(error, OSError) and _is_of_disk(error):
-            return error
-        error = meant_by(error)
-        if is_refusal(error):
-            return Refused(f"{reason(error)}; {way_out(error)}")
-        return Unreachable(f"{reason(error)}; {way_out(error)}")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,11 @@ from strop.hub.remote import Refused, Unreachable
 from strop.hub.stores import (
     get_file,
     inside,
-    is_refusal,
     key_of,
     listing_of,
-    meant_by,
     name_below,
     open_store,
-    reason,
-    way_out,
+    translated,
 )
 from strop.hub.waiting import while_heard
 
@@ -45,10 +42,8 @@ def check_empty(url: str) -> None:
         Unreachable: it does not answer.
     """
     check_store(url)
-    try:
-        names = list(listed(url))
-    except Exception as error:
-        raise _translated(error) from error
+    with _understood():
+        names = list(_infos(url)[1])
     if names:
         raise Refused(f"{names[0]} lies there already: name an empty folder, or one that does not exist")
 
@@ -60,17 +55,13 @@ def check_store(url: str) -> None:
         Refused: it would not; the sentence says what to do.
         Unreachable: it does not answer.
     """
-    try:
+    with _understood():
         system, path = open_store(url.rstrip("/"))
         bucket = path.strip("/").partition("/")[0]
         if not _has_folders(system) and not _has_bucket(system, bucket):
             raise Refused(f"there is no bucket {bucket}: make it first, or check the address")
         with suppress(FileNotFoundError):
             system.ls(path, detail=False)
-    except Refused:
-        raise
-    except Exception as error:
-        raise _translated(error) from error
 
 
 def _has_bucket(system: Any, bucket: str) -> bool:
@@ -83,18 +74,26 @@ def _has_bucket(system: Any, bucket: str) -> bool:
     return True
 
 
-def listed(url: str) -> Mapping[str, int]:
-    """Bytes of each file below a URL, by its path there; none where there is no such folder.
-
-    Raises:
-        Exception: of the store's client.
-    """
+def _infos(url: str) -> tuple[bool, dict[str, Mapping[str, Any]]]:
+    """Whether a URL names a folder, and what the store says of each file below it, by its path there; none where there
+    is no such folder."""
     system, path = open_store(url.rstrip("/"))
     try:
-        _, found = listing_of(system, path)
+        is_folder, found = listing_of(system, path)
     except FileNotFoundError:
-        return {}
-    return {name_below(path, name): int(info["size"] or 0) for name, info in found.items()}
+        return True, {}
+    return is_folder, {name_below(path, name): info for name, info in found.items()}
+
+
+@contextmanager
+def _understood() -> Iterator[None]:
+    """Errors of a store's client as Refused or Unreachable."""
+    try:
+        yield
+    except (Refused, Unreachable, TimeoutError):
+        raise
+    except Exception as error:
+        raise translated(error) from error
 
 
 def put_folder(folder: Path, url: str, *, say: Callable[[str], object] = lambda line: None) -> dict[str, int]:
@@ -116,10 +115,8 @@ def put_folder(folder: Path, url: str, *, say: Callable[[str], object] = lambda 
         (path for path in folder.rglob("*") if path.is_file()), key=lambda path: (path.name in LAST, path)
     )
     put_files(folder, [path.relative_to(folder).as_posix() for path in files], url, say=say)
-    try:
-        return dict(listed(url))
-    except Exception as error:
-        raise _translated(error) from error
+    with _understood():
+        return {name: int(info["size"] or 0) for name, info in _infos(url)[1].items()}
 
 
 def put_files(
@@ -127,16 +124,12 @@ def put_files(
 ) -> None:
     """Send files of a folder, in this order; errors as of `put_folder`."""
     counting = _Counting()
-    try:
+    with _understood():
         system, root = open_store(url.rstrip("/"))
         for name in names:
             work = partial(_put, system, folder / name, f"{root}/{name}", counting.callback())
             while_heard(work, counting.total, SILENCE_S)
             say(f"sent {name}")
-    except TimeoutError:
-        raise
-    except Exception as error:
-        raise _translated(error) from error
 
 
 def get_files(url: str, names: Sequence[str], folder: Path) -> None:
@@ -150,17 +143,14 @@ def get_files(url: str, names: Sequence[str], folder: Path) -> None:
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        system, path = open_store(url.rstrip("/"))
-        for name in names:
-            target = inside(staging, name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            work = partial(get_file, system, f"{path}/{name}", target, name=name, stated=None)
-            while_heard(work, partial(size_of, staging))
-        staging.rename(folder)
-    except (TimeoutError, ValueError):
-        raise
-    except Exception as error:
-        raise _translated(error) from error
+        targets = {name: inside(staging, name) for name in names}
+        with _understood():
+            system, path = open_store(url.rstrip("/"))
+            for name, target in targets.items():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                work = partial(get_file, system, f"{path}/{name}", target, name=name, stated=None)
+                while_heard(work, partial(size_of, staging))
+            staging.rename(folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -171,28 +161,21 @@ def state_of(url: str) -> tuple[str, list[str]]:
     Raises:
         Refused, Unreachable: the store does not say.
     """
-    try:
-        system, path = open_store(url.rstrip("/"))
-        is_folder, found = listing_of(system, path)
-    except FileNotFoundError:
-        return "", []
-    except Exception as error:
-        raise _translated(error) from error
-    infos = {name_below(path, name): info for name, info in found.items()} if is_folder else {}
+    with _understood():
+        is_folder, infos = _infos(url)
+    infos = infos if is_folder else {}
     return key_of(url, infos), sorted(infos)
 
 
 def remove_folder(url: str) -> None:
     """Remove a folder and what is in it, what tells that it is whole first; nothing where there is none."""
-    try:
+    with _understood():
         system, path = open_store(url.rstrip("/"))
         if system.exists(path):
             for name in LAST:
                 if system.exists(f"{path}/{name}"):
                     system.rm_file(f"{path}/{name}")
             system.rm(path, recursive=True)
-    except Exception as error:
-        raise _translated(error) from error
 
 
 def _put(system: Any, path: Path, target: str, callback: Any) -> None:
@@ -220,9 +203,3 @@ class _Counting:
 
     def total(self) -> int:
         return sum(int(one.value) for one in self._callbacks)
-
-
-def _translated(error: Exception) -> Exception:
-    error = meant_by(error)
-    kind = Refused if is_refusal(error) else Unreachable
-    return kind(f"{reason(error)}; {way_out(error)}")

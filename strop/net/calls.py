@@ -1,14 +1,12 @@
 """Calls of a service that takes and gives JSON over HTTP: within its limits, repeated where that may help.
 
-Concurrency: one thread with an event loop of its own, so that deadlines hold while other loops are busy; requests wait
-in up to max_concurrent further threads. `ask` always ends: each attempt within its time limit, with at most `retries`
-repeats, each after at most a minute.
+Concurrency: one thread with an event loop of its own, so that deadlines hold while other loops are busy. `ask` always
+ends: each attempt within its time limit, with at most `retries` repeats, each after at most a minute.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import os
 import random
 import threading
@@ -20,7 +18,7 @@ from urllib.parse import urlsplit
 
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from strop.border import described, read_json, remember_secret, storable_text
-from strop.net.exchange import Answer, Exchange
+from strop.net.exchange import Answer, post
 from strop.net.token_bucket import TokenBucket
 
 T = TypeVar("T")
@@ -116,7 +114,6 @@ class Caller:
         self._timeout_s, self._timeout_key = timeout_s, timeout_key
         self._headers: dict[str, str] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
 
     def start(self) -> None:
         """Read the key and start the thread.
@@ -135,9 +132,6 @@ class Caller:
             self._headers = {"Authorization": f"Bearer {key}"}
         self._bucket = TokenBucket(self._limits.requests_per_s)
         self._places = asyncio.Semaphore(self._limits.max_concurrent)
-        self._threads = concurrent.futures.ThreadPoolExecutor(
-            self._limits.max_concurrent, thread_name_prefix=f"calls-{self._name}"
-        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name=f"calls-{self._name}", daemon=True
@@ -160,8 +154,6 @@ class Caller:
         loop.call_soon_threadsafe(loop.stop)
         await asyncio.to_thread(self._thread.join, _CLOSE_S)
         loop.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Carry out a coroutine in the caller's own loop.
@@ -224,20 +216,13 @@ class Caller:
         return chosen if asked_s is None else min(_MAX_WAIT_S, max(asked_s, chosen))
 
     async def _attempt(self, body: bytes, read: Callable[[Any], Any]) -> Any:
-        assert self._threads is not None, "asked between start and close"
         limit_s = self._timeout_s
-        exchange = Exchange(self._url, body, self._headers, timeout_s=limit_s)
         try:
-            async with asyncio.timeout(limit_s):
-                answer = await asyncio.get_running_loop().run_in_executor(self._threads, exchange.run)
+            answer = await post(self._url, body, self._headers, timeout_s=limit_s)
         except TimeoutError as error:
-            exchange.abort()
             raise CallRefused(
                 "timeout", f"did not answer in {limit_s:g} s ({self._timeout_key})", {}, repeats=True
             ) from error
-        except asyncio.CancelledError:
-            exchange.abort()
-            raise
         except OSError as error:
             sentence = f"at {self._url} could not be asked: {described(error)}"
             raise CallRefused("infrastructure", sentence, {}, repeats=True) from error

@@ -10,20 +10,13 @@ from strop.base.sections import section_of
 from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
-from strop.cli.unread import Reads
 from strop.preferences.config import Loss, PreferConfig
 from strop.preferences.result import record_of
 from strop.run import MODEL_FOLDER
+from strop.supervised.command import reads_of
 
 SUMMARY = "train a policy or a reward model on preferences (DPO, IPO, KTO, ORPO, SimPO, Bradley-Terry)"
-READS = Reads(
-    keys=(
-        "model", "prefer", "run", "resources", "trainer.seed", "trainer.trackers", "trainer.project_name",
-        "trainer.experiment_name", "eval.every", "eval.before_train",
-        "data.cache_dir", "algorithm.extensions",
-    ),
-    but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),
-)  # fmt: skip
+READS = reads_of("prefer")
 EPILOG = """\
 examples:
   strop prefer model.path=models/smollm2 'prefer.data.train_files=[pairs.jsonl]' prefer.loss=ipo
@@ -62,9 +55,12 @@ def carry_out(args: argparse.Namespace, *, losses: Collection[str]) -> int:
             )
         if not start.is_finished:
             quiet_models()
-            from strop.preferences.trainer import train_on_preferences
+            from strop.preferences.trainer import PreferenceTrainer
+            from strop.supervised.trainer import fine_tune
 
-            train_on_preferences(start.config, start.run, checkpoint=start.checkpoint, say=say)
+            fine_tune(
+                start.config, start.run, checkpoint=start.checkpoint, say=say, trainer=PreferenceTrainer
+            )
     found = record_of(start.run)
     if args.json:
         print_json(found)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import field
 from typing import Any, Literal
 
-from strop.base.elsewhere import fetched
 from strop.base.field_types import NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from strop.base.sections import section
 from strop.data.config import Column
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.supervised.config import files_named
 
 Loss = Literal["sigmoid", "hinge", "ipo", "kto", "orpo", "simpo", "reward"]
 WITHOUT_REFERENCE = ("orpo", "simpo", "reward")
@@ -115,9 +115,7 @@ class PreferConfig:
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
         """Files that are fetched; see strop.base.sections.code_of_guests."""
-        for name, files in (("train_files", self.data.train_files), ("val_files", self.data.val_files)):
-            for entry in fetched(files):
-                yield f"data.{name}", f"{entry} (fetched)", ""
+        yield from files_named(self.data)
 
 
 CHANGEABLE = ("prefer.engine.",)

@@ -9,27 +9,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from strop.base.metrics import Metric, metric_values
+from strop.base.metrics import Metric
 from strop.controller import RoleSpec, as_list, role
 from strop.data.readers import read_rows
-from strop.data.sampler import visit_uid
 from strop.engines.model import check_language_model
 from strop.preferences.config import WITHOUT_REFERENCE, PreferConfig
 from strop.preferences.losses import Batch, Weighed, weigh
 from strop.preferences.rows import Compared, PreferenceDataset
 from strop.preferences.worker import PreferenceWorker
-from strop.protocol import DataProto, columns
+from strop.protocol import DataProto
 from strop.roles.value_models import check_value_model
-from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.supervised.result import SftResult
-from strop.supervised.trainer import SupervisedTrainer
-from strop.trainer.config import Config
-from strop.trainer.launch import Say
+from strop.supervised.trainer import SupervisedTrainer, make_sft_batch
 from strop.trainer.stages import Stages
-from strop.trainer.stopping import StopRequest
-from strop.workers.metrics import THROUGHPUT, TIMING
 from strop.workers.models import Learning
-from strop.workers.rows import GRAD_NORM, merged_update
+from strop.workers.rows import Update, merged_update
 
 PREFERENCE = Metric(
     "prefer/<what>",
@@ -49,6 +42,7 @@ class PreferenceTrainer(SupervisedTrainer):
 
     name = "prefer"
     section = PreferConfig
+    loss = PREFERENCE.of("loss")
 
     def _check_model(self) -> None:
         """Refuse a model that cannot be trained so, before it is loaded."""
@@ -113,13 +107,11 @@ class PreferenceTrainer(SupervisedTrainer):
         )
         return weigh(self._sft, batch)
 
-    def _step(self, step: int) -> dict[str, float]:
-        stages = Stages()
-        visits = self._sampler.next()
-        ids = [f"{visit_uid(epoch, row)}/0" for epoch, row in visits]
-        self._run.ledger.issue(step, ids)
-        places = [row for _, row in visits]
-        examples = [self._examples[row] for row in places]
+    def _learned(
+        self, places: Sequence[int], stages: Stages
+    ) -> tuple[DataProto, Update, Mapping[str, float]]:
+        """Along the gradients of the numbers of both answers, as the loss weighs them."""
+        examples = [self._examples[place] for place in places]
         num_sides = 1 if self._sft.loss == "kto" else 2  # answers to other prompts are not trained
         batch = preference_batch(examples, num_sides)
         with stages.stage("numbers"):
@@ -127,28 +119,7 @@ class PreferenceTrainer(SupervisedTrainer):
         weights = DataProto.from_dict({"weights": weighed.weights[:, :num_sides].flatten()})
         with stages.stage("update"):
             update = merged_update(as_list(self._worker.call.update(batch.union(weights))))
-        skipped = update.skipped
-        if skipped:
-            self._run.events.append("skipped_update", step, reason=skipped)
-            self._say(f"step {step} skipped an update: {skipped}")
-        fate = Fate("filtered", skipped) if skipped else Fate("trained")
-        self._run.ledger.settle(step, dict.fromkeys(ids, fate))
-        numbers = metric_values(update.metrics)
-        numbers |= _named(PREFERENCE, weighed)
-        prompts, responses = (columns.flat(batch.tensors()[name]) for name in ("prompts", "responses"))
-        self._run.fingerprints.append(
-            step,
-            data=digest(ids),
-            prompt_tokens=digest(prompts.numpy(), responses.numpy()),
-            loss=digest([weighed.loss.hex(), numbers[GRAD_NORM.of("train")].hex()]),
-            weights=as_list(self._worker.call.checksum())[0],
-        )
-        numbers[TIMING.of("step")] = stages.total()
-        numbers[THROUGHPUT] = (len(prompts) + len(responses)) / stages.total()
-        self._run.events.append(
-            "step", step, seconds=stages.total(), phases=stages.seconds, loss=weighed.loss
-        )
-        return numbers
+        return batch, update, _named(PREFERENCE, weighed)
 
     def _validate(self, dataset: PreferenceDataset, step: int) -> dict[str, float]:
         """The numbers of a step, of all held-out rows."""
@@ -165,27 +136,4 @@ def _named(metric: Metric, weighed: Weighed) -> dict[str, float]:
 
 def preference_batch(examples: Sequence[Compared], num_sides: int = 2) -> DataProto:
     """Both conversations of examples, or the first ones: columns prompts [B, P~] and responses, loss_mask [B, R~]."""
-    prompts, responses, masks = [], [], []
-    for example in examples:
-        for side in example.pair[:num_sides]:
-            cut = side.loss_mask.index(True)
-            prompts.append(torch.tensor(side.token_ids[:cut]))
-            responses.append(torch.tensor(side.token_ids[cut:]))
-            masks.append(torch.tensor(side.loss_mask[cut:]))
-    return DataProto.from_dict(
-        {
-            "prompts": columns.jagged(prompts),
-            "responses": columns.jagged(responses),
-            "loss_mask": columns.jagged(masks),
-        },
-        meta_info={"temperature": 1.0},
-    )
-
-
-def train_on_preferences(
-    config: Config, run: RunFolder, *, checkpoint: Checkpoint | None = None, say: Say
-) -> SftResult:
-    """Run a training to its end; arguments as those of `strop.trainer.loop.train`."""
-    stop = StopRequest()
-    with stop.listening():
-        return PreferenceTrainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()
+    return make_sft_batch([side for example in examples for side in example.pair[:num_sides]])

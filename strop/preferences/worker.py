@@ -9,11 +9,12 @@ from strop.algorithms.aggregation import weighted_sum
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
+from strop.engines.packing import data_rows
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto
 from strop.roles.value_models import load_value_model
 from strop.workers.models import Learning, TrainedWorker
-from strop.workers.rows import Update, data_rows, flat_mask
+from strop.workers.rows import Update, flat_mask
 
 
 class PreferenceWorker(TrainedWorker):

@@ -173,8 +173,7 @@ class Pieces:
         experience, totals = samples.experience, samples.experience.totals()
         self._check(experience, role)
         if role == "critic":
-            critic = self.roles.critic
-            assert critic is not None, "its column values is there"
+            critic: Any = self.roles.others[role]
             with self._stages.stage("update", role):
                 updates = as_list(critic.call.update_critic(experience.partition(critic.mesh), totals))
         else:
@@ -187,7 +186,7 @@ class Pieces:
     def _check(self, experience: Experience, role: str) -> None:
         """Refuse an update for which something is missing."""
         algorithm = self.config.algorithm
-        if role == "critic" and self.roles.critic is None:
+        if role == "critic" and role not in self.roles.others:
             raise ValueError(f"algorithm.adv_estimator={algorithm.adv_estimator} has no critic; gae has")
         if not experience.totals().num_tokens:
             raise ValueError("no sample has a token to train on: leave this optimizer step out")

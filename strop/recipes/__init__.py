@@ -18,9 +18,9 @@ trust_region.py     dppo_tv, dppo_kl: tokens that moved too far are left out
 smooth.py           sapo, dro: no clipping
 covariance.py       clip_cov, kl_cov: tokens chosen by statistics of the whole optimizer batch
 
-choosing.py         samples chosen for training; resampling.py: PF-PPO, drawn by their scores
+choosing.py         samples chosen for training; resampling.py: PF-PPO, drawn by their scores; choice_settings.py
 answers.py          columns that gigpo, gdpo and remax take; anchors.py: answers that were given in the same state
-correction.py       tis, icepop, mis: weights and rejections where rollout and trainer disagree
+correction.py       tis, icepop, mis: weights and rejections where rollout and trainer disagree; correction_settings.py
 
 The rules of strop.algorithms.advantages and strop.algorithms.losses hold here too.
 """

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from strop.base.sections import section_on
+
 if TYPE_CHECKING:
     from strop.trainer.config import Config
 
@@ -21,6 +23,11 @@ def check(config: Config) -> None:
     _check_answers(config)
     _check_whole_rewards(config)
     _check_recording(config)
+    if config.algorithm.adv_estimator == "raft" and section_on(config.algorithm, "keep") is None:
+        raise ValueError(
+            "algorithm.adv_estimator=raft imitates every sample that is kept, and algorithm.keep keeps all, right "
+            "or wrong: set algorithm.keep.best or algorithm.keep.min_score"
+        )
 
 
 def _check_reward_parts(config: Config) -> None:
@@ -70,7 +77,7 @@ def _check_whole_rewards(config: Config) -> None:
         ("algorithm.reward_shaping", algorithm.reward_shaping),
         ("reward.overlong_buffer", config.reward.overlong_buffer),
         ("reward.weight", config.reward.weight != 1),
-        ("reward_model.path", config.uses_reward_model),
+        ("reward_model.path", "reward_model" in config.roles),
     ):
         if is_set and config.needs("reward_parts"):
             raise ValueError(

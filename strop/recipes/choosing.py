@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from strop.algorithms.config import KeepConfig
 from strop.base.metrics import Metric
+from strop.base.sections import section_of, section_on
+from strop.recipes.choice_settings import ChoiceSettings, KeepConfig
 from strop.recipes.resampling import drawn_rows
 from strop.run.samples.selection import kept_samples
 from strop.trainer.config import Config
@@ -43,13 +44,14 @@ def chosen(experience: Experience, config: Config, step: int) -> tuple[Experienc
     if not len(usable):
         return usable, {}
     scores = answer_scores(usable.taken_by("resampling").get().tensors(), dtype=torch.float64)
-    if algorithm.keep.is_on:
-        rows, reason = _kept_rows(scores, usable, algorithm.keep), NOT_KEPT
+    if keep := section_on(algorithm, "keep"):
+        rows, reason = _kept_rows(scores, usable, keep), NOT_KEPT
         taken = usable.take(rows)
         metrics = _keep_metrics(scores, usable, taken, rows)
     else:
         uids = [report.uid for report in usable.reports]
-        rows = drawn_rows(scores, uids, algorithm, seed=config.trainer.seed, step=step)
+        settings = section_of(algorithm, ChoiceSettings)
+        rows = drawn_rows(scores, uids, settings, seed=config.trainer.seed, step=step)
         taken = usable.take(rows)
         metrics, reason = _draw_metrics(scores, rows), NOT_DRAWN
     taken = replace(taken, metrics={**taken.metrics, **metrics})

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strop.algorithms.correction_config import CorrectionConfig, RejectRule
 from strop.algorithms.kl import LOG_RATIO_BOUND
 from strop.algorithms.masked import masked_mean, masked_sum
 from strop.base.metrics import Metric
+from strop.recipes.correction_settings import CorrectionConfig, RejectRule
 
 Metrics = dict[str, float]
 

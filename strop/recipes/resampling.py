@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages.groups import require_finite
-from strop.algorithms.config import AlgorithmConfig
 from strop.base.randomness import random_key, uniforms
+from strop.recipes.choice_settings import ChoiceSettings
 
 PfPpoMethod = Literal["pow", "max_min", "max_random"]
 PF_PPO_METHODS: tuple[str, ...] = get_args(PfPpoMethod)
@@ -93,7 +93,7 @@ def resample_rows(weights: Tensor, *, key: int, num_rows: int | None = None) -> 
 
 
 def drawn_rows(
-    scores: Tensor, uids: Sequence[str], algorithm: AlgorithmConfig, *, seed: int, step: int
+    scores: Tensor, uids: Sequence[str], settings: ChoiceSettings, *, seed: int, step: int
 ) -> list[int]:
     """Row numbers to train on, in ascending order, one as often as it was drawn.
 
@@ -104,19 +104,19 @@ def drawn_rows(
     Args:
         scores: [B].
         uids: [B], equal for the samples of a prompt.
-        algorithm: its resampling.
+        settings: its resampling.
         seed, step: of the run.
 
     Source: Zhang et al. 2024, arXiv:2409.06957, which draws within prompts; verl draws within the batch.
     """
     members: dict[str, list[int]] = {}
     for row, uid in enumerate(uids):
-        members.setdefault(uid if algorithm.resampling_within == "prompt" else "", []).append(row)
-    assert algorithm.resampling != "none", "only called to draw"
-    method: PfPpoMethod = algorithm.resampling
+        members.setdefault(uid if settings.resampling_within == "prompt" else "", []).append(row)
+    assert settings.resampling != "none", "only called to draw"
+    method: PfPpoMethod = settings.resampling
     drawn: list[int] = []
     for uid, rows in members.items():
-        weights = pf_ppo_weights(scores[rows], method=method, power=algorithm.resampling_power)
+        weights = pf_ppo_weights(scores[rows], method=method, power=settings.resampling_power)
         draws = resample_rows(weights, key=random_key(seed, "pf_ppo", step, uid))
         drawn += [rows[draw] for draw in draws.tolist()]
     return sorted(drawn)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strop.config import ConfigError, read_settings
+from strop.engines.flops.threads import EVENT as THREADS
 from strop.replay.repeated import Recorded, write_recorded
 from strop.replay.schedule import read_schedule
 from strop.run import RunError, RunFolder
-from strop.trainer import threads as threads_of_runs
 from strop.trainer.beginning import take_optimizer
 from strop.trainer.continuing import settings_to_continue
 from strop.trainer.launch import CONFIG_FILE, Say, Start, start_run
@@ -52,14 +52,14 @@ def replay_run(
             )
     with RunFolder.open(folder, read_only=True) as run:
         recorded = recorded_of(run)
-        threads = run.events.read(threads_of_runs.EVENT)
+        threads = run.events.read(THREADS)
     config = continuation.config
     start = start_run(out, config, command=command, say=say, known=read_models(folder))
     try:
         take_optimizer(folder, start.run.path)
         write_recorded(start.run.path, recorded)
         if threads:  # sums of floating point depend on it
-            start.run.events.append(threads_of_runs.EVENT, 0, count=threads[-1]["count"], why="as recorded")
+            start.run.events.append(THREADS, 0, count=threads[-1]["count"], why="as recorded")
     except BaseException:
         start.run.close()
         raise

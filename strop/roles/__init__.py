@@ -12,5 +12,7 @@ prime.py            the estimator that takes them, and what it is judged by
 estimators.py       both estimators
 declarations.py     what they ask for; checks.py: settings that do not go with these roles (both torch-free)
 
-Their sections of the configuration are in strop.workers.config; spec() and check() of a module are what the core calls.
+settings.py         their sections of the configuration (torch-free)
+
+spec(), check() and update() of a module are what the core calls.
 """

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.workers.config import PrmConfig, TeacherConfig
+from strop.algorithms.distillation.settings import TeacherSettings
+from strop.base.sections import section_of, section_on
+from strop.roles.settings import CriticConfig, PrmConfig, TeacherConfig
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -16,37 +18,39 @@ def check(config: Config) -> None:
     Raises:
         ValueError: the sentence says which, and what to do.
     """
-    if config.critic.path and not config.uses_critic:
+    critic, prm = section_of(config, CriticConfig), section_of(config, PrmConfig)
+    teacher = section_of(config, TeacherConfig)
+    if critic.path and "critic" not in config.roles:
         raise ValueError(
-            f"critic.path is {config.critic.path!r}, but algorithm.adv_estimator={config.algorithm.adv_estimator} "
+            f"critic.path is {critic.path!r}, but algorithm.adv_estimator={config.algorithm.adv_estimator} "
             f"uses no values: set algorithm.adv_estimator=gae, or remove it"
         )
-    if config.trainer.critic_warmup and not config.uses_critic:
+    if config.trainer.critic_warmup and "critic" not in config.roles:
         raise ValueError(
             f"trainer.critic_warmup is {config.trainer.critic_warmup}, but algorithm.adv_estimator="
             f"{config.algorithm.adv_estimator} uses no critic: set algorithm.adv_estimator=gae, or remove it"
         )
-    if config.prm != PrmConfig() and not config.uses_prm:
+    if prm != PrmConfig() and "prm" not in config.roles:
         raise ValueError(
             f"a setting of prm is given, but algorithm.adv_estimator={config.algorithm.adv_estimator} uses no "
             f"process rewards: set algorithm.adv_estimator=prime, or remove it"
         )
-    kind, path = config.algorithm.distillation.kind, config.teacher.path
-    if path and not config.uses_teacher:
+    distillation, path = section_on(config.algorithm, "distillation"), teacher.path
+    if path and distillation is None:
         raise ValueError(
             f"teacher.path is {path!r}, but algorithm.distillation.kind=none learns from nobody: set it to "
             f"reverse_kl or forward_kl, or remove the path"
         )
-    if config.uses_teacher and not path:
+    if distillation is not None and not path:
         raise ValueError(
-            f"algorithm.distillation.kind is {kind}, but teacher.path is empty: set it to the folder of a model "
-            f"with the policy's vocabulary"
+            f"algorithm.distillation.kind is {distillation.kind}, but teacher.path is empty: set it to the folder of a "
+            f"model with the policy's vocabulary"
         )
-    if not config.uses_teacher and config.teacher != TeacherConfig():
+    if distillation is None and teacher != TeacherConfig():
         raise ValueError(
             "a setting of teacher is given, but algorithm.distillation.kind=none has no teacher: remove it"
         )
-    if config.algorithm.policy_coef == 0 and config.uses_critic:
+    if section_of(config.algorithm, TeacherSettings).policy_coef == 0 and "critic" in config.roles:
         raise ValueError(
             f"algorithm.policy_coef=0 uses no advantage, but algorithm.adv_estimator="
             f"{config.algorithm.adv_estimator} would train a critic for it: use reinforce_plus_plus"

@@ -13,19 +13,23 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import aggregation_of
 from strop.algorithms.registry import load_extensions
 from strop.base.metrics import Mean, Metric
+from strop.base.sections import section_of
 from strop.base.tensor_metrics import TensorMetrics
-from strop.controller import Dispatch, RoleSpec, register, role
+from strop.controller import Dispatch, RoleSpec, WorkerGroup, as_list, register, role
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
 from strop.engines.model import read_shape
+from strop.engines.packing import data_rows
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
+from strop.roles.settings import CriticConfig
 from strop.roles.value_loss import VALUE_STATISTIC, explained_variance, value_loss_terms
 from strop.roles.value_models import check_value_model, load_value_model
 from strop.trainer.config import Config
-from strop.workers.config import CriticConfig
+from strop.trainer.experience import Experience, optimizer_batches
+from strop.trainer.learning import of_samples
 from strop.workers.models import Learning, TrainedWorker
-from strop.workers.rows import Update, data_rows, flat_mask
+from strop.workers.rows import Update, flat_mask
 
 LOSS = Metric(
     "critic/{loss,vf_loss}",
@@ -38,14 +42,14 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[CriticWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    num_updates = num_steps * config.updates_per_step(config.critic)
+    num_updates = num_steps * config.updates_per_step(section_of(config, CriticConfig))
     learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer)
-    return role(CriticWorker, config.model, config.critic, config.algorithm, learning)
+    return role(CriticWorker, config.model, section_of(config, CriticConfig), config.algorithm, learning)
 
 
 def check(config: Config) -> None:
     """Refuse a model that no critic can begin from, before any process starts."""
-    path = config.critic.path or config.model.path
+    path = section_of(config, CriticConfig).path or config.model.path
     model = dataclasses.replace(config.model, path=path)
     if media_models(read_shape(model)):
         raise ValueError(
@@ -54,6 +58,18 @@ def check(config: Config) -> None:
             f"critic.path to a model of text with the same tokenizer"
         )
     check_value_model(model)
+
+
+def update(config: Config, group: WorkerGroup[CriticWorker], experience: Experience) -> list[Update]:
+    """Every optimizer step of the critic."""
+    steps, critic = [], section_of(config, CriticConfig)
+    for part in optimizer_batches(
+        experience, samples_per_update=config.samples_per_update(critic), epochs=critic.epochs
+    ):
+        if part.totals().num_tokens:
+            updates = as_list(group.call.update_critic(part.partition(group.mesh), part.totals()))
+            steps.append(of_samples(updates, part))
+    return steps
 
 
 class CriticWorker(TrainedWorker):

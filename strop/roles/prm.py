@@ -10,18 +10,21 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, row_numbers, valid_tokens_per_row
 from strop.base.metrics import Mean, Metric
-from strop.controller import Dispatch, RoleSpec, register, role
+from strop.base.sections import section_of
+from strop.controller import Dispatch, RoleSpec, WorkerGroup, as_list, register, role
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
+from strop.engines.packing import data_rows
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.roles.implicit_reward import outcome_terms, process_rewards
+from strop.roles.settings import PrmConfig
 from strop.roles.teacher import check_teacher
 from strop.trainer.config import Config
-from strop.workers.config import PrmConfig
+from strop.trainer.experience import Experience, optimizer_batches
 from strop.workers.models import Learning, TrainedWorker
-from strop.workers.rows import Update, data_rows, flat_mask, response_columns
+from strop.workers.rows import Update, flat_mask, merged_update, response_columns
 
 PRM = Metric(
     "prm/{loss,acc,score_mean}",
@@ -35,15 +38,27 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[PrmWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    num_updates = num_steps * config.updates_per_step(config.prm)
+    num_updates = num_steps * config.updates_per_step(section_of(config, PrmConfig))
     learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint)
-    return role(PrmWorker, config.model, config.prm, learning)
+    return role(PrmWorker, config.model, section_of(config, PrmConfig), learning)
 
 
 def check(config: Config) -> None:
     """As `check_teacher`, for a model of its own."""
-    if config.prm.path:
-        check_teacher(config.model, config.prm.path, key="prm.path")
+    if path := section_of(config, PrmConfig).path:
+        check_teacher(config.model, path, key="prm.path")
+
+
+def update(config: Config, group: WorkerGroup[PrmWorker], experience: Experience) -> list[Update]:
+    """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
+    steps, prm = [], section_of(config, PrmConfig)
+    for part in optimizer_batches(experience, samples_per_update=config.samples_per_update(prm), epochs=1):
+        counts = [report.num_sampled_tokens for report in part.reports]
+        totals = BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
+        if totals.num_tokens:
+            updates = as_list(group.call.update_prm(part.partition(group.mesh), totals))
+            steps.append(merged_update(updates))  # what became of a sample is what the policy made of it
+    return steps
 
 
 class PrmWorker(TrainedWorker):

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from strop.base.sections import section_of
 from strop.border.control import ControlText
 from strop.controller import Dispatch, RoleSpec, register, role
 from strop.data.chat import Chat, encode, render
@@ -23,9 +24,9 @@ from strop.engines.packing import make_rows
 from strop.engines.parallel import Parallel
 from strop.engines.training import Engine
 from strop.protocol import DataProto
+from strop.roles.settings import RewardModelConfig
 from strop.roles.value_models import architecture, check_value_model, is_classifier, load_value_model
 from strop.trainer.config import Config
-from strop.workers.config import RewardModelConfig
 from strop.workers.models import ModelWorker
 
 _AFTER_THE_END = torch.zeros(1, dtype=torch.int64)
@@ -36,12 +37,12 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[RewardModelWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    return role(RewardModelWorker, config.reward_model, device=device)
+    return role(RewardModelWorker, section_of(config, RewardModelConfig), device=device)
 
 
 def check(config: Config) -> None:
     """As `check_reward_model`."""
-    check_reward_model(ModelConfig(path=config.reward_model.path))
+    check_reward_model(ModelConfig(path=section_of(config, RewardModelConfig).path))
 
 
 class RewardModelWorker(ModelWorker):

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.algorithms.config import DistillationConfig
+from strop.algorithms.distillation.settings import DistillationConfig
+from strop.base.sections import section_of
 from strop.controller import Dispatch, RoleSpec, register, role
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
@@ -16,8 +17,8 @@ from strop.engines.model import check_language_model, load_model, load_tokenizer
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
+from strop.roles.settings import TeacherConfig
 from strop.trainer.config import Config
-from strop.workers.config import TeacherConfig
 from strop.workers.models import ModelWorker
 from strop.workers.rows import log_prob_column
 
@@ -26,13 +27,13 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[TeacherWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    distillation = config.algorithm.distillation
-    return role(TeacherWorker, config.model, config.teacher, distillation, device=device)
+    distillation = section_of(config.algorithm, DistillationConfig)
+    return role(TeacherWorker, config.model, section_of(config, TeacherConfig), distillation, device=device)
 
 
 def check(config: Config) -> None:
     """As `check_teacher`."""
-    check_teacher(config.model, config.teacher.path)
+    check_teacher(config.model, section_of(config, TeacherConfig).path)
 
 
 class TeacherWorker(ModelWorker):
@@ -54,7 +55,7 @@ class TeacherWorker(ModelWorker):
         super().__init__()
         parallel = self.join(teacher.engine, device=device)
         model = load_model(ModelConfig(path=teacher.path, dtype=teacher.dtype), parallel=parallel)
-        self._top_k = distillation.top_k
+        self._top_k, self._is_reverse = distillation.top_k, distillation.kind == "reverse_kl"
         self._vocab_size = model.vocab_size
         never = _never_sampled(read_shape(policy), model.vocab_size)
         if distillation.kind == "forward_kl" and self._top_k > model.vocab_size - len(never):
@@ -66,11 +67,14 @@ class TeacherWorker(ModelWorker):
         self.engine = Engine(model, teacher.engine, parallel, is_frozen=True)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
+    def compute_teacher(self, data: DataProto) -> DataProto:
+        """What the update of the policy reads: the log-probs of its tokens, or for a forward KL top_k of each place."""
+        return self.compute_teacher_log_prob(data) if self._is_reverse else self.compute_teacher_top_k(data)
+
     def compute_teacher_log_prob(self, data: DataProto) -> DataProto:
         """Column teacher_log_prob [B, R~] of the responses."""
         return self.token_columns(data, log_prob_column("teacher_log_prob", data))
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_teacher_top_k(self, data: DataProto) -> DataProto:
         """Columns teacher_ids (int32) and teacher_logprobs [B, R~, K]: the most likely tokens in the place of each
         response token, among those that the policy can produce."""

@@ -5,7 +5,7 @@
     ledger.py         every issued sample has one fate
     fingerprints.py   a hash chain per step and stage
     samples/          what the model wrote, as Parquet (a guest)
-    checkpoints.py    saves that are whole or absent; pending.py, manifest.py: one while it is made, and what it says
+    checkpoints.py    saves that are whole or absent; manifest.py: what one says
     lock.py           one writer per folder
 
 Nothing here imports torch.
@@ -13,7 +13,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
-from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
+from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore, PendingCheckpoint
 from strop.run.config import RunConfig
 from strop.run.errors import RunError
 from strop.run.events import EventLog
@@ -26,7 +26,6 @@ from strop.run.fingerprints import (
 from strop.run.folder import RunFolder, is_run, processes_of
 from strop.run.ledger import Fate, Ledger, LedgerError
 from strop.run.manifest import Checkpoint, CheckpointError, Manifest
-from strop.run.pending import PendingCheckpoint
 
 __all__ = [
     "MODEL_FOLDER",

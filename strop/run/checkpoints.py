@@ -12,7 +12,8 @@ untouched. A step that is saved again moves the earlier folder aside (`.replaced
 moment of the rename; if the process dies just there, the folder set aside is still found.
 
 Concurrency: one process uses a store, and one save is in flight at a time. Sealing reads every byte twice, so it
-can run in a thread beside training; its outcome comes with `settle`, with the next `begin`, or with `result`.
+can run in a thread beside training, which `seal_after` starts; its outcome comes with `settle`, with the next `begin`,
+or with `result`. Files come from any processes.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.background import in_background
 from strop.base.durable import replace_text, sync_folder
 from strop.run.manifest import (
     Checkpoint,
@@ -38,7 +41,6 @@ from strop.run.manifest import (
     read_manifest,
     seal,
 )
-from strop.run.pending import PendingCheckpoint
 
 LATEST = "latest_checkpointed_iteration.txt"
 """Holds the step of the newest checkpoint, for people and scripts; `latest_valid` does not trust it."""
@@ -84,7 +86,7 @@ class CheckpointStore:
         self._in_flight: PendingCheckpoint | None = None
 
     def begin(self, step: int, *, score: float | None = None, facts: Mapping[str, Any]) -> PendingCheckpoint:
-        """Begin a checkpoint: files go into its `folder`, then it is sealed or abandoned.
+        """Begin a checkpoint: files go into its `folder`, then it is sealed.
 
         One that is being sealed in the background is waited for first.
 
@@ -96,19 +98,12 @@ class CheckpointStore:
         Raises:
             CheckpointError: the one before failed, or the disk refused this one; the message names the checkpoint
                 that stays valid.
-            RuntimeError: the one before is neither sealed nor abandoned.
+            RuntimeError: the one before is not sealed.
         """
         plain_facts = jsonable(facts, "facts")
         known_score = float(score) if score is not None and math.isfinite(score) else None
         self.settle()
-        pending = PendingCheckpoint(
-            step,
-            self.root / f"{_SAVING}global_step_{step}",
-            score=known_score,
-            facts=plain_facts,
-            guard=self._whole_or_absent,
-            seal=self._seal,
-        )
+        pending = PendingCheckpoint(self, step, score=known_score, facts=plain_facts)
         with self._whole_or_absent(pending):
             self.root.mkdir(parents=True, exist_ok=True)
             self._clear_leftovers()
@@ -125,35 +120,10 @@ class CheckpointStore:
         Raises:
             CheckpointError: it could not be saved; the message names the checkpoint that stays valid.
             TimeoutError: it takes longer; it goes on.
-            RuntimeError: one was begun that is neither sealed nor abandoned.
+            RuntimeError: one was begun that is not sealed.
         """
         pending = self._in_flight
         return None if pending is None or pending.is_over else pending.result(timeout)
-
-    def save(
-        self,
-        step: int,
-        write: Callable[[Path], None],
-        *,
-        score: float | None = None,
-        facts: Mapping[str, Any],
-    ) -> Checkpoint:
-        """Save a checkpoint, verify it, then remove those that retention does not keep.
-
-        Args:
-            step: training steps done.
-            write: puts all files into the folder it is given; subfolders are fine.
-            score: higher is better; None or a value that is not finite takes no part in `keep_best`.
-            facts: plain values for the manifest.
-
-        Raises:
-            CheckpointError: the disk refused, or does not give back what was written; the message names the
-                checkpoint that stays valid. Nothing is left of the failed save.
-        """
-        pending = self.begin(step, score=score, facts=facts)
-        with pending.writing():
-            write(pending.folder)
-        return pending.seal()
 
     def latest_valid(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint with every byte as it was written, and a sentence per newer one skipped."""
@@ -370,6 +340,95 @@ class CheckpointStore:
         if self.root.is_dir() and shutil.disk_usage(self.root).free < _FULL_DISK_BYTES:
             return os.strerror(errno.ENOSPC)
         return None
+
+
+class PendingCheckpoint:
+    """A checkpoint between its beginning and its manifest: `CheckpointStore.begin` makes it.
+
+    Write into `folder`, from any process, within `writing`; then call `seal`, or `seal_after` to go on meanwhile.
+    Nothing here looks at the files before they are all written.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, step: int, *, score: float | None, facts: Mapping[str, Any]
+    ) -> None:
+        """Args:
+        store: it belongs to.
+        step, score, facts: of the manifest.
+        """
+        self.step, self.score, self.facts = step, score, facts
+        self.folder = store.root / f"{_SAVING}global_step_{step}"
+        """Where the files go; subfolders are fine."""
+        self._store = store
+        self._sealing: Future[Checkpoint] | None = None
+        self.is_over = False
+        """Sealed, or failed, and the owner knows."""
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Around what writes into `folder`: when it fails the checkpoint is given up, and nothing is left of it.
+
+        Raises:
+            CheckpointError: the disk refused; the message names the checkpoint that stays valid. Other errors of
+                a writer pass through.
+        """
+        self._check_open()
+        try:
+            with self._store._whole_or_absent(self):
+                yield
+        except BaseException:
+            self.is_over = True
+            raise
+
+    def seal(self) -> Checkpoint:
+        """Make the files a checkpoint: every writer is done. Retention then removes older ones.
+
+        Raises:
+            CheckpointError: the disk refused, or does not give back what was written; the message names the
+                checkpoint that stays valid. Nothing is left of the failed save.
+        """
+        self._check_open()
+        try:
+            return self._store._seal(self)
+        finally:
+            self.is_over = True
+
+    def seal_after(self, written: Callable[[], object]) -> None:
+        """Return at once; a thread calls `written`, which returns when every writer is done, then seals.
+
+        Where the process ends before, what is unsealed counts as a crash during save.
+
+        Args:
+            written: raises what a writer raised. All writers have ended when it does, or the folder may return.
+        """
+        self._check_open()
+
+        def seal() -> Checkpoint:
+            with self._store._whole_or_absent(self):
+                written()
+            return self._store._seal(self)
+
+        self._sealing = in_background(seal, name=f"seal checkpoint {self.step}")
+
+    def done(self) -> bool:
+        """True once what `seal_after` began has ended, well or not."""
+        return self._sealing is not None and self._sealing.done()
+
+    def result(self, timeout: float | None = None) -> Checkpoint:
+        """Wait for what `seal_after` began. The arguments and errors are those of `CheckpointStore.settle`."""
+        if self._sealing is None:
+            raise RuntimeError(f"checkpoint {self.step} was begun, and is not sealed")
+        if wait([self._sealing], timeout).not_done:
+            raise TimeoutError(
+                f"checkpoint {self.step} is not on the disk after {timeout:g} s of waiting; check the disk of "
+                f"{self.folder.parent}, or allow more time"
+            )
+        self.is_over = True
+        return self._sealing.result()
+
+    def _check_open(self) -> None:
+        if self.is_over or self._sealing is not None:
+            raise RuntimeError(f"checkpoint {self.step} is being sealed, was sealed, or has failed")
 
 
 def _unfinished(saving: Path) -> str:

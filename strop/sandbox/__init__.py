@@ -11,7 +11,7 @@
     layout.py    the file system inside; view.py what of the host it shows
     kernel.py    calls of the kernel; seccomp.py the filter; cgroups.py control groups
     checking.py  the proof, from inside, that all of it holds here
-    fusion.py    SandboxFusion servers; hosted.py the e2b service
+    remote.py    other machines: fusion.py SandboxFusion servers; hosted.py the e2b service
 
 A launcher imports launcher.py and what that needs, and not this file.
 """

@@ -14,134 +14,64 @@ to what comes back.
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import concurrent.futures
 import json
-import threading
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from strop.net.exchange import AnswerTooLargeError, Exchange
-from strop.rewards.waiting import away
-from strop.sandbox.config import Limits, SandboxConfig
-from strop.sandbox.program import Program, SandboxOutcome, SandboxResult, SandboxUnavailable
+from strop.net.exchange import AnswerTooLargeError, post
+from strop.sandbox.config import Limits
+from strop.sandbox.program import Program, SandboxOutcome, SandboxResult, failed
+from strop.sandbox.remote import RemoteSandbox
 
 _COMPILE_S = 30.0
 _GRACE_S = 30.0
 """How long the server may take beyond the limits it was given, in seconds."""
 _OK = 200
-_HELLO = "sandbox ready"
 
 
-class FusionSandbox:
+class FusionSandbox(RemoteSandbox):
     """Runs programs on a SandboxFusion server; use as `async with FusionSandbox(config) as sandbox:`."""
 
-    def __init__(self, config: SandboxConfig) -> None:
-        self.config = config
-        self._address = config.url.rstrip("/") + "/run_code"
-        self._places = threading.BoundedSemaphore(config.max_concurrent)
-        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+    def longest_s(self, limits: Limits) -> float:
+        """With its compiler."""
+        return limits.wall_s + _COMPILE_S + _GRACE_S
 
-    def start(self) -> None:
-        """Run one program there.
-
-        Raises:
-            SandboxUnavailable: the server cannot be reached, or does not run it.
-        """
-        if self._threads is not None:
-            return
-        result = self.run_blocking(Program(code=f"print({_HELLO!r})", limits=Limits(wall_s=20.0)))
-        if result.text.strip() != _HELLO:
-            raise SandboxUnavailable(
-                f"the SandboxFusion server at {self.config.url} did not run a program: "
-                f"{result.error or 'its output was lost'}. Check reward.sandbox.url and the server"
-            )
-        self._threads = concurrent.futures.ThreadPoolExecutor(
-            self.config.max_concurrent, thread_name_prefix="sandbox-fusion"
+    def did_not_run(self, why: str) -> str:
+        """As of RemoteSandbox."""
+        return (
+            f"the SandboxFusion server at {self.config.url} did not run a program: {why}. Check reward.sandbox.url and "
+            f"the server"
         )
 
-    def close(self) -> None:
-        """Wait for calls under way; each has its deadline."""
-        threads, self._threads = self._threads, None
-        if threads is not None:
-            threads.shutdown(wait=True, cancel_futures=True)
-
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)
-
-    async def run(self, program: Program) -> SandboxResult:
-        """Run one program; see Sandbox.run."""
-        if self._threads is None:
-            raise RuntimeError(
-                "the sandbox is not running; use `async with FusionSandbox(config) as sandbox:`"
-            )
-        with away(self._longest_s(program)):
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, program)
-
-    def run_blocking(self, program: Program) -> SandboxResult:
-        """Run one program from a thread that may wait."""
-        with away(self._longest_s(program)):
-            return self._run(program)
-
-    def _longest_s(self, program: Program) -> float:
-        return self.config.queue_s + _deadline_s(program.limits or self.config.limits)
-
-    def _run(self, program: Program) -> SandboxResult:
-        limits = program.limits or self.config.limits
+    async def answer(self, program: Program, limits: Limits) -> SandboxResult:
+        """As of RemoteSandbox."""
         body = json.dumps(_request(program, limits)).encode("utf-8")
-        if not self._places.acquire(timeout=self.config.queue_s):
-            return _failed(f"no place became free within {self.config.queue_s:g} s (reward.sandbox.queue_s)")
         try:
             started = time.monotonic()
-            answer = self._post(body, limits)
+            answer = await self._post(body, limits)
             return _result(answer, program, limits, time.monotonic() - started)
         except AnswerTooLargeError:  # only what the program has written can be so long
             return SandboxResult(outcome="output", is_truncated=True, error=_output_sentence(limits))
         except (OSError, ValueError) as error:
-            return _failed(f"the SandboxFusion server at {self.config.url} did not answer: {error}")
-        finally:
-            self._places.release()
+            return failed(f"the SandboxFusion server at {self.config.url} did not answer: {error}")
 
-    def _post(self, body: bytes, limits: Limits) -> Mapping[str, Any]:
-        limit_s = _deadline_s(limits)
-        exchange = Exchange(self._address, body, {}, timeout_s=limit_s)
-        timer = threading.Timer(limit_s, exchange.abort)
-        timer.daemon = True
-        timer.start()
+    async def _post(self, body: bytes, limits: Limits) -> Mapping[str, Any]:
+        limit_s, address = self.longest_s(limits), f"{self.config.url.rstrip('/')}/run_code"
         try:
-            reply = exchange.run()
-        except OSError as error:
-            if exchange.is_aborted:
-                raise TimeoutError(f"no whole answer within {limit_s:g} s") from error
-            raise
-        finally:
-            timer.cancel()
-        if exchange.is_aborted:  # an answer that does not say its length ends with its connection
-            raise TimeoutError(f"no whole answer within {limit_s:g} s")
+            reply = await post(address, body, {}, timeout_s=limit_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"no whole answer within {limit_s:g} s") from error
         if reply.status != _OK:
             raise ValueError(f"HTTP {reply.status}")
-        data = reply.body
         try:
-            answer = json.loads(data)
+            answer = json.loads(reply.body)
         except RecursionError as error:
             raise ValueError("the answer is nested too deeply") from error
         if not isinstance(answer, dict) or "status" not in answer:
             raise ValueError("the answer has no status; is this the address of a SandboxFusion server?")
         return answer
-
-
-def _deadline_s(limits: Limits) -> float:
-    """How long the server may take for one answer, with all its bytes."""
-    return limits.wall_s + _COMPILE_S + _GRACE_S
 
 
 def _request(program: Program, limits: Limits) -> dict[str, Any]:
@@ -161,7 +91,7 @@ def _request(program: Program, limits: Limits) -> dict[str, Any]:
 def _result(answer: Mapping[str, Any], program: Program, limits: Limits, elapsed_s: float) -> SandboxResult:
     compiled, ran = (_stage(answer.get(name)) for name in ("compile_result", "run_result"))
     if answer["status"] == "SandboxError" or (not compiled and not ran):
-        return _failed(f"the SandboxFusion server failed: {str(answer.get('message', ''))[:300]}")
+        return failed(f"the SandboxFusion server failed: {str(answer.get('message', ''))[:300]}")
     stage = ran or compiled
     cap = limits.output_kib << 10
     stdout, stderr = (
@@ -207,7 +137,3 @@ def _verdict(
 
 def _output_sentence(limits: Limits) -> str:
     return f"the program wrote more than {limits.output_kib} KiB (limits.output_kib)"
-
-
-def _failed(sentence: str) -> SandboxResult:
-    return SandboxResult(outcome="infrastructure", error=sentence)

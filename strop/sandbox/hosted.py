@@ -14,87 +14,39 @@ import asyncio
 import importlib
 import shlex
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from strop.rewards.waiting import away
-from strop.sandbox.config import SandboxConfig
-from strop.sandbox.program import Program, SandboxResult, SandboxUnavailable
+from strop.sandbox.config import Limits, SandboxConfig
+from strop.sandbox.program import Program, SandboxResult, SandboxUnavailable, failed
+from strop.sandbox.remote import RemoteSandbox
 
 _FOLDER = "/home/user/box"
 _COMMANDS = {"python": ("python3", "-B", "__program__.py"), "bash": ("bash", "__program__.sh")}
 _START_S = 60.0
 
 
-class HostedSandbox:
+class HostedSandbox(RemoteSandbox):
     """Runs programs at e2b; use as `async with HostedSandbox(config) as sandbox:`."""
 
     def __init__(self, config: SandboxConfig) -> None:
-        self.config = config
+        super().__init__(config)
         try:
             self._e2b: Any = importlib.import_module("e2b")
         except ImportError as error:
             raise SandboxUnavailable(
                 "reward.sandbox.backend is e2b, but its package is not installed: pip install 'strop[e2b]'"
             ) from error
-        self._places: asyncio.Semaphore | None = None
 
-    async def __aenter__(self) -> Self:
-        self._places = asyncio.Semaphore(self.config.max_concurrent)
-        result = await self.run(Program(code="print('ready')"))
-        if result.text.strip() != "ready":
-            raise SandboxUnavailable(
-                f"e2b did not run a program: {result.error}. Check E2B_API_KEY and the network"
-            )
-        return self
+    def longest_s(self, limits: Limits) -> float:
+        """With the start of its machine."""
+        return _START_S + limits.wall_s
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def did_not_run(self, why: str) -> str:
+        """As of RemoteSandbox."""
+        return f"e2b did not run a program: {why}. Check E2B_API_KEY and the network"
 
-    def close(self) -> None:
-        """Nothing is kept between programs."""
-        self._places = None
-
-    def start(self) -> None:
-        """Run one program there; SandboxUnavailable where that fails."""
-        asyncio.run(self._try_once())
-
-    async def _try_once(self) -> None:
-        async with self:
-            pass
-
-    def run_blocking(self, program: Program) -> SandboxResult:
-        """Run one program from a thread without an event loop."""
-        with away(self._longest_s(program)):
-            return asyncio.run(self._run(program))
-
-    def _longest_s(self, program: Program) -> float:
-        return self.config.queue_s + _START_S + (program.limits or self.config.limits).wall_s
-
-    async def run(self, program: Program) -> SandboxResult:
-        """Run one program; see Sandbox.run."""
-        with away(self._longest_s(program)):
-            return await self._run_in_place(program)
-
-    async def _run_in_place(self, program: Program) -> SandboxResult:
-        if self._places is None:
-            raise RuntimeError(
-                "the sandbox is not running; use `async with HostedSandbox(config) as sandbox:`"
-            )
-        try:
-            async with asyncio.timeout(self.config.queue_s):
-                await self._places.acquire()
-        except TimeoutError:
-            return _failed(f"no place became free within {self.config.queue_s:g} s (reward.sandbox.queue_s)")
-        try:
-            return await self._run(program)
-        finally:
-            self._places.release()
-
-    async def _run(self, program: Program) -> SandboxResult:
-        limits = program.limits or self.config.limits
+    async def answer(self, program: Program, limits: Limits) -> SandboxResult:
+        """As of RemoteSandbox."""
         files, command = dict(program.files), program.command
         if program.code:
             if program.language not in _COMMANDS:
@@ -104,23 +56,22 @@ class HostedSandbox:
         files["__stdin__"] = program.stdin
         since = time.monotonic()
         try:
-            async with asyncio.timeout(_START_S + limits.wall_s):
-                machine = await self._e2b.AsyncSandbox.create(timeout=int(_START_S + limits.wall_s))
+            async with asyncio.timeout(self.longest_s(limits)):
+                machine = await self._e2b.AsyncSandbox.create(timeout=int(self.longest_s(limits)))
                 try:
                     for name, content in files.items():
                         await machine.files.write(f"{_FOLDER}/{name}", content)
-                    return await self._command(machine, command, program, since)
+                    return await self._command(machine, command, program, limits, since)
                 finally:
                     await machine.kill()
         except TimeoutError:
-            return _failed(f"e2b did not answer within {_START_S + limits.wall_s:g} s")
+            return failed(f"e2b did not answer within {self.longest_s(limits):g} s")
         except Exception as error:  # noqa: BLE001 (the package's errors share no base; all of them mean: not run)
-            return _failed(f"e2b failed: {type(error).__name__}: {error}")
+            return failed(f"e2b failed: {type(error).__name__}: {error}")
 
     async def _command(
-        self, machine: Any, command: tuple[str, ...], program: Program, since: float
+        self, machine: Any, command: tuple[str, ...], program: Program, limits: Limits, since: float
     ) -> SandboxResult:
-        limits = program.limits or self.config.limits
         line = f"{shlex.join(command)} < __stdin__"
         started = time.monotonic()
         try:
@@ -149,7 +100,3 @@ class HostedSandbox:
             start_s=started - since, files=fetched,
             error="" if code == 0 and not is_truncated else f"the program exited with code {code}",
         )  # fmt: skip
-
-
-def _failed(sentence: str) -> SandboxResult:
-    return SandboxResult(outcome="infrastructure", error=sentence)

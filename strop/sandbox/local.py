@@ -19,14 +19,13 @@ import os
 import shutil
 import threading
 import time
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from strop.rewards.waiting import away
 from strop.sandbox import checking
 from strop.sandbox.config import SandboxConfig
 from strop.sandbox.process import EXIT_S, Launcher, LauncherGone
-from strop.sandbox.program import ENVIRONMENT, Program, SandboxResult, SandboxUnavailable
+from strop.sandbox.program import ENVIRONMENT, Program, Sandbox, SandboxResult, SandboxUnavailable, failed
 from strop.sandbox.view import HostView, host_view
 from strop.sandbox.watch import END_S, SETUP_S
 
@@ -66,7 +65,7 @@ class _Lease:
                 self._launcher.interrupt()
 
 
-class LocalSandbox:
+class LocalSandbox(Sandbox):
     """Runs programs on this machine; use as `async with LocalSandbox(config) as sandbox:`, or start and close."""
 
     def __init__(self, config: SandboxConfig | None = None, *, uses_groups: bool = True) -> None:
@@ -180,15 +179,6 @@ class LocalSandbox:
         for launcher in idle:
             launcher.end()
 
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.start)
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await asyncio.to_thread(self.close)
-
     # --- programs ---
 
     async def run(self, program: Program) -> SandboxResult:
@@ -232,7 +222,7 @@ class LocalSandbox:
             )
         left_s = lease.asked + self.config.queue_s - time.monotonic()
         if left_s <= 0 or not self._places.acquire(timeout=left_s):
-            return _failed(
+            return failed(
                 f"no place became free within {self.config.queue_s:g} s (reward.sandbox.queue_s, "
                 f"reward.sandbox.max_concurrent)"
             )
@@ -248,21 +238,21 @@ class LocalSandbox:
     def _run_leased(self, program: Program, lease: _Lease) -> SandboxResult:
         job = self._job(program)
         since = time.monotonic()
-        result = _failed("the program was cancelled")
+        result = failed("the program was cancelled")
         for _attempt in range(_ATTEMPTS):
             if lease.is_cancelled:
                 return result
             try:
                 launcher, is_fresh = self._take()
             except OSError as error:
-                return _failed(f"a launcher could not be started: {error}")
+                return failed(f"a launcher could not be started: {error}")
             lease.take(launcher)
             try:
                 answer = launcher.run(job, timeout_s=job["limits"]["wall_s"] + _GRACE_S)
             except LauncherGone as error:
                 lease.give_back()
                 launcher.end()
-                result = _failed(str(error))
+                result = failed(str(error))
                 if is_fresh:
                     return result
                 continue  # it may have died while it waited
@@ -316,13 +306,9 @@ class LocalSandbox:
         }  # fmt: skip
 
 
-def _failed(sentence: str) -> SandboxResult:
-    return SandboxResult(outcome="infrastructure", error=sentence)
-
-
 def _result(answer: dict[str, Any], since: float) -> SandboxResult:
     if "stdout" not in answer:
-        return _failed(str(answer.get("error", "the launcher said nothing")))
+        return failed(str(answer.get("error", "the launcher said nothing")))
     files = {}
     with contextlib.suppress(ValueError):
         files = {name: base64.b64decode(content) for name, content in answer["files"].items()}

@@ -15,16 +15,16 @@ from strop.sandbox.config import Limits, SandboxConfig
 from strop.sandbox.fusion import FusionSandbox
 from strop.sandbox.hosted import HostedSandbox
 from strop.sandbox.local import LocalSandbox
+from strop.sandbox.program import Sandbox
 from strop.sandbox.told import told
 
 _START_S = 600.0
 """The most that starting a sandbox and proving its isolation can take."""
-AnySandbox = LocalSandbox | FusionSandbox | HostedSandbox
 
 _lock = threading.Lock()
 
 
-def make_sandbox(config: SandboxConfig) -> AnySandbox:
+def make_sandbox(config: SandboxConfig) -> Sandbox:
     """The sandbox of a configuration, not started yet."""
     if config.backend == "sandbox_fusion":
         return FusionSandbox(config)
@@ -42,7 +42,7 @@ class SharedSandbox:
 
     def __init__(self) -> None:
         self._config = SandboxConfig()
-        self._sandbox: AnySandbox | None = None
+        self._sandbox: Sandbox | None = None
 
     def configure(self, config: SandboxConfig) -> None:
         """Set the configuration; a sandbox that runs already with another one is closed."""
@@ -52,7 +52,7 @@ class SharedSandbox:
                 self._sandbox = None
             self._config = config
 
-    def get(self) -> AnySandbox:
+    def get(self) -> Sandbox:
         """The running sandbox.
 
         Raises:

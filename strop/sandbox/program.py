@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
-from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Self
 
 from strop.rewards.outcome import RewardUnavailable
-from strop.sandbox.config import Limits
+from strop.sandbox.config import Limits, SandboxConfig
 
 SandboxOutcome = Literal["ok", "error", "timeout", "memory", "output", "killed", "infrastructure"]
 _MAX_FILES = 256
@@ -105,25 +106,39 @@ class SandboxResult:
         return self.stdout.decode("utf-8", errors="replace")
 
 
-class Sandbox(Protocol):
-    """Runs programs, each in a sandbox of its own that nothing outlives."""
+def failed(sentence: str) -> SandboxResult:
+    """The result of a program that was not run, which says nothing about it."""
+    return SandboxResult(outcome="infrastructure", error=sentence)
 
-    async def run(self, program: Program) -> SandboxResult:
-        """Run one program; always comes back, with `infrastructure` where the sandbox itself failed."""
-        ...
 
-    def run_blocking(self, program: Program) -> SandboxResult:
-        """The same for callers without an event loop."""
-        ...
+class Sandbox(ABC):
+    """Runs programs, each in a sandbox of its own that nothing outlives; use as `async with`, or start and close."""
 
-    async def __aenter__(self) -> Self:
-        """Start; raises SandboxUnavailable where programs cannot be isolated."""
-        ...
+    config: SandboxConfig
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    @abstractmethod
+    def start(self) -> None:
+        """Prove that programs are run here, in isolation.
 
+        Raises:
+            SandboxUnavailable: they are not; the message says what is missing.
+        """
+
+    @abstractmethod
     def close(self) -> None:
         """End everything that still runs."""
-        ...
+
+    @abstractmethod
+    async def run(self, program: Program) -> SandboxResult:
+        """Run one program; always comes back, with `infrastructure` where the sandbox itself failed."""
+
+    @abstractmethod
+    def run_blocking(self, program: Program) -> SandboxResult:
+        """The same for callers without an event loop."""
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.start)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)

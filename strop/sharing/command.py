@@ -10,7 +10,7 @@ from strop.base.elsewhere import is_url
 from strop.cli.output import check_writable, print_json, print_plain, say
 from strop.cli.settings import add_trust_argument
 from strop.hub.places import place_of
-from strop.hub.sending import Prepared, Sending, destination
+from strop.hub.sending import Destination, Sending, destination
 from strop.sharing.export import Exported, add_model_arguments, export_checkpoint, exported_run
 
 SUMMARY = "send a trained model to the Hugging Face hub, ModelScope or a URL, with a card of its run"
@@ -101,7 +101,7 @@ def _write_card(args: argparse.Namespace, folder: Path, exported: Exported) -> N
         (exported.result.folder / CARD).write_text(card, encoding="utf-8")
 
 
-def _send(args: argparse.Namespace, there: Prepared | None, exported: Exported) -> None:
+def _send(args: argparse.Namespace, there: Destination | None, exported: Exported) -> None:
     facts: dict[str, object] = {"to": args.to, "step": exported.checkpoint.step, "sent": there is not None}
     if there is None:
         print_plain("nothing was sent (--dry-run)")

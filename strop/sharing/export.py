@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.base.elsewhere import is_url
+from strop.base.sections import section_of
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.runs import choose_checkpoint, run_in
@@ -16,6 +17,7 @@ from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import Reads, refuse_unread
 from strop.evaluation.models import add_step_argument
 from strop.hub.sending import Sending, destination
+from strop.roles.settings import CriticConfig, PrmConfig
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
@@ -133,16 +135,20 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
     from strop.trainer.models import locate, read_models
 
     located = config
-    if config.model.lora.enabled or config.critic.lora.enabled:  # the weights under the adapter
+    if (
+        config.model.lora.enabled or section_of(config, CriticConfig).lora.enabled
+    ):  # the weights under the adapter
         located = locate(config, say=say, known=read_models(folder)).config
     model = located.model
     if role == "critic":
-        critic = located.critic
+        critic = section_of(located, CriticConfig)
         model = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
     elif (
         role == "prm"
     ):  # the weights that it began with are not in the checkpoint: they are those of this folder
-        model = dataclasses.replace(model, path=located.prm.path or model.path, lora=LoraConfig())
+        model = dataclasses.replace(
+            model, path=section_of(located, PrmConfig).path or model.path, lora=LoraConfig()
+        )
     result = export_role(
         checkpoint.path,
         out,

@@ -12,14 +12,6 @@ from strop.run import MODEL_FOLDER
 from strop.supervised.result import sft_result_of
 
 SUMMARY = "supervised fine-tuning on conversations"
-READS = Reads(
-    keys=(
-        "model", "sft", "run", "resources", "trainer.seed", "trainer.trackers", "trainer.project_name",
-        "trainer.experiment_name", "eval.every", "eval.before_train",
-        "data.cache_dir", "algorithm.extensions",
-    ),
-    but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),
-)  # fmt: skip
 EPILOG = """\
 examples:
   strop sft --config examples/arithmetic/config.yaml --out runs/arithmetic-sft
@@ -31,6 +23,21 @@ Rows have `messages`, or `prompt` and `completion`, or the tokens themselves, as
 `strop eval --out` and the samples of a run folder have them. The trained model is the folder `model` of the run,
 ready for `strop train model.path=...`.
 """
+
+
+def reads_of(section: str) -> Reads:
+    """What a fine-tuning with this section reads."""
+    return Reads(
+        keys=(
+            "model", section, "run", "resources", "trainer.seed", "trainer.trackers", "trainer.project_name",
+            "trainer.experiment_name", "eval.every", "eval.before_train",
+            "data.cache_dir", "algorithm.extensions",
+        ),
+        but=("run.keep_best", "run.save_samples", "resources.apart", "resources.offload_idle"),
+    )  # fmt: skip
+
+
+READS = reads_of("sft")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

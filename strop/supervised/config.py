@@ -140,9 +140,14 @@ class SftConfig:
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
         """Files that are fetched; see strop.base.sections.code_of_guests."""
-        for name, files in (("train_files", self.data.train_files), ("val_files", self.data.val_files)):
-            for entry in fetched(files):
-                yield f"data.{name}", f"{entry} (fetched)", ""
+        yield from files_named(self.data)
+
+
+def files_named(data: Any) -> Iterator[tuple[str, str, str]]:
+    """The files of a section `data` that are fetched, as `code_named` says them."""
+    for name in ("train_files", "val_files"):
+        for entry in fetched(getattr(data, name)):
+            yield f"data.{name}", f"{entry} (fetched)", ""
 
 
 CHANGEABLE = ("sft.engine.",)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.data.media import RowMedia
 from strop.trajectory import Media
 
 
@@ -79,7 +78,7 @@ class Kept:
         )
 
 
-def with_images(kept: Kept, images: RowMedia) -> Kept:
+def with_images(kept: Kept, images: Any) -> Kept:
     """As many tokens for each image as stand for it, none of them trained."""
     ids = images.expand(kept.ids)
     media = images.media(ids)

@@ -19,6 +19,7 @@ from strop.controller import RoleSpec, WorkerGroup, as_list, role
 from strop.data.mixing import weighted_epochs, weights_of_sources
 from strop.data.sampler import PromptSampler, visit_uid
 from strop.engines.config import ModelConfig
+from strop.engines.flops.threads import set_threads_of_run
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
 from strop.engines.ulysses.shards import check_sequence_parallel
@@ -38,11 +39,10 @@ from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
-from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.metrics import THROUGHPUT, TIMING
 from strop.workers.models import Learning
-from strop.workers.rows import GRAD_NORM, flat_mask, merged_update
+from strop.workers.rows import GRAD_NORM, Update, flat_mask, merged_update
 
 VALIDATION_LOSS = Metric(
     "val/loss", "nats", "of `strop sft` on held-out rows: -log p, mean over trained tokens"
@@ -55,6 +55,8 @@ class SupervisedTrainer:
     name = "sft"
     """Of the command and its section of the configuration."""
     section: type[Any] = SftConfig
+    loss: str = LOSS
+    """Name of the metric that is the loss."""
 
     def __init__(
         self,
@@ -214,32 +216,37 @@ class SupervisedTrainer:
         visits = self._sampler.next()
         ids = [f"{visit_uid(epoch, row)}/0" for epoch, row in visits]
         self._run.ledger.issue(step, ids)
-        batch = make_sft_batch(
-            [self._examples[row] for _, row in visits], with_teacher=self._sft.distillation.is_on
-        )
-        with stages.stage("update"):
-            update = merged_update(as_list(self._worker.call.update(batch, sft_totals(batch))))
+        batch, update, further = self._learned([row for _, row in visits], stages)
         skipped = update.skipped
         if skipped:
             self._run.events.append("skipped_update", step, reason=skipped)
             self._say(f"step {step} skipped an update: {skipped}")
         fate = Fate("filtered", skipped) if skipped else Fate("trained")
         self._run.ledger.settle(step, dict.fromkeys(ids, fate))
-        numbers = metric_values(update.metrics)
+        numbers = {**metric_values(update.metrics), **further}
+        loss = numbers[self.loss]
         prompts, responses = (columns.flat(batch.tensors()[name]) for name in ("prompts", "responses"))
         self._run.fingerprints.append(
             step,
             data=digest(ids),
             prompt_tokens=digest(prompts.numpy(), responses.numpy()),
-            loss=digest([numbers[LOSS].hex(), numbers[GRAD_NORM.of("train")].hex()]),
+            loss=digest([loss.hex(), numbers[GRAD_NORM.of("train")].hex()]),
             weights=as_list(self._worker.call.checksum())[0],
         )
         numbers[TIMING.of("step")] = stages.total()
         numbers[THROUGHPUT] = (len(prompts) + len(responses)) / stages.total()
-        self._run.events.append(
-            "step", step, seconds=stages.total(), phases=stages.seconds, loss=numbers[LOSS]
-        )
+        self._run.events.append("step", step, seconds=stages.total(), phases=stages.seconds, loss=loss)
         return numbers
+
+    def _learned(
+        self, places: Sequence[int], stages: Stages
+    ) -> tuple[DataProto, Update, Mapping[str, float]]:
+        """One optimizer step on the rows at these places: its batch, what came of it, and further metrics."""
+        examples = [self._examples[place] for place in places]
+        batch = make_sft_batch(examples, with_teacher=self._sft.distillation.is_on)
+        with stages.stage("update"):
+            update = merged_update(as_list(self._worker.call.update(batch, sft_totals(batch))))
+        return batch, update, {}
 
     def _wants_first_validation(self) -> bool:
         """False also when a start that came no further than this left one behind."""
@@ -348,8 +355,9 @@ def fine_tune(
     checkpoint: Checkpoint | None = None,
     say: Say,
     stop: StopRequest | None = None,
+    trainer: type[SupervisedTrainer] = SupervisedTrainer,
 ) -> SftResult:
-    """Run a fine-tuning to its end; arguments as those of `strop.trainer.loop.train`."""
+    """Run a fine-tuning, or what `trainer` does, to its end; other arguments as those of `strop.trainer.loop.train`."""
     stop = stop or StopRequest()
     with stop.listening():
-        return SupervisedTrainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()
+        return trainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()

@@ -12,11 +12,12 @@ from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
+from strop.engines.packing import data_rows
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.supervised.config import SftDistillationConfig
 from strop.workers.models import Learning, TrainedWorker
-from strop.workers.rows import Update, data_rows, flat_mask
+from strop.workers.rows import Update, flat_mask
 
 LOSS = Metric(
     "train/loss",

@@ -1,5 +1,6 @@
-"""Other people's trackers: what they are told of a run, without the run depending on them.
+"""Trackers: the terminal, and those of other people, which a run does not depend on.
 
+console.py  a bar with the time left, and the numbers that people watch
 behind.py   a tracker that is told from a thread of its own
 story.py    what a run tells: its name, settings, samples of validations, its curve
 command.py  `strop track`: a run that is already recorded

@@ -18,11 +18,10 @@ launch.py           a run is begun or continued; continuing.py: from where, with
 models.py           models in folders of this machine, and what a run remembers of those that were fetched
 setup.py            data, sampling and what is checked with them; the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
-threads.py          threads of a CPU, and who decided their number
 
 Numbers
 validation.py       answers on held-out prompts
-trackers.py         where numbers go; progress.py: the terminal
+trackers.py         where numbers go
 
 checkpointing.py    what a checkpoint holds, for every kind of training, and how long it takes to write
 ending.py           what ends a run, and how it ended; stopping.py: signals that ask it to end; listening.py: functions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -67,6 +67,8 @@ class RolloutCollector:
     ) -> None:
         self._config, self._run, self._data, self._roles = config, run, data, roles
         self._sampling = sampling
+        self._first: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None
+        """Gives the prompts of a step in the order in which they are begun; None: in their own."""
 
     def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> StepRecord:
         """The prompts of the next visits, played and scored; they count as consumed, with those that were passed over.
@@ -86,7 +88,9 @@ class RolloutCollector:
         if config.needs("reward_baselines"):
             columns = needed("columns of answers", "the estimator takes reward_baselines")
             baselines = columns.greedy_baselines(config, self._roles, prompts, self._sampling)
-        episodes = self._play(prompts)
+        episodes = self._roles.play(
+            prompts, config.rollout.samples_per_prompt, self._sampling, first=self._first
+        )
         self._check(episodes.reports)
         experience = training_rows(config, self._roles, episodes, self._sampling)
         if baselines is not None and experience.reports:
@@ -106,10 +110,6 @@ class RolloutCollector:
     def begin_again(self, checkpoint: Path | None) -> list[str]:
         """Go on with what was in play at a checkpoint; sentences that say so."""
         return []
-
-    def _play(self, prompts: Sequence[Prompt]) -> Experience:
-        """Every sample of these prompts, in order."""
-        return self._roles.play(prompts, self._config.rollout.samples_per_prompt, self._sampling)
 
     def _passed_over(self, num_refused: int) -> dict[str, float]:
         """How many visits were passed over, where that may happen."""

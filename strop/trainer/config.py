@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import field, replace
 from itertools import pairwise
+from typing import Protocol
 
 from strop.agents.config import AgentConfig
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, STEP_COLUMNS
-from strop.base.sections import section
+from strop.base.guests import targets
+from strop.base.sections import section, section_on
 from strop.data.config import DataConfig
 from strop.data.sampler import is_sampler
 from strop.engines.config import EngineConfig, ModelConfig
@@ -19,14 +21,7 @@ from strop.rollout.registry import is_known
 from strop.run.config import RunConfig
 from strop.trainer.config_checks import check_together
 from strop.trainer.sections import EvalConfig, ResourcesConfig, TrainerConfig
-from strop.workers.config import (
-    ActorConfig,
-    CriticConfig,
-    PrmConfig,
-    ReferenceConfig,
-    RewardModelConfig,
-    TeacherConfig,
-)
+from strop.workers.config import ActorConfig, ReferenceConfig
 
 
 def even_bounds(count: int, at_most: int) -> list[int]:
@@ -36,6 +31,34 @@ def even_bounds(count: int, at_most: int) -> list[int]:
     """
     parts = -(-count // at_most)
     return [0, *(-(-count * part // parts) for part in range(1, parts + 1))]
+
+
+class Learner(Protocol):
+    """The section of a role that learns; it may have `epochs`, passes over the batch of one step."""
+
+    @property
+    def samples_per_update(self) -> int | str:
+        """Samples of one optimizer step, or `all`."""
+
+
+class RoleSection(Protocol):
+    """The section of a role that a guest brings, under its name (places "section" and "role")."""
+
+    wanted: frozenset[str]
+    """Columns that the role makes before the updates, where the run has it; one that learns before that has those that
+    its update takes as `update_takes`."""
+
+    @property
+    def learns(self) -> str:
+        """When, in a step: `before` or `after` the columns are made, or from those that were `chosen` for training;
+        empty: never."""
+
+    @property
+    def sharded(self) -> EngineConfig | None:
+        """Its engine; None for a role whose ranks each have all of the model."""
+
+    def is_used(self, config: Config) -> bool:
+        """The run has the role."""
 
 
 @section("")
@@ -63,15 +86,6 @@ class Config:
     """The policy."""
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
     """The frozen model of a KL term; loaded only when there is one."""
-    teacher: TeacherConfig = field(default_factory=TeacherConfig)
-    """The frozen model that algorithm.distillation learns from."""
-    critic: CriticConfig = field(default_factory=CriticConfig)
-    """The value model; loaded only when the advantage estimator needs values (gae)."""
-    prm: PrmConfig = field(default_factory=PrmConfig)
-    """The process reward model that learns during the run; loaded only when the advantage estimator needs its rewards
-    (prime)."""
-    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
-    """A model that scores answers; loaded only when reward_model.path is set."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     """The loop."""
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -114,7 +128,7 @@ class Config:
         ):  # the token budget of a response, as in the paper
             scale = float(self.data.max_response_tokens)
             algorithm = replace(algorithm, loss_scale_factor=scale)
-        is_older = self.rollout.max_staleness > 0 and not algorithm.correction.is_on
+        is_older = self.rollout.max_staleness > 0 and section_on(algorithm, "correction") is None
         if is_older and algorithm.old_log_probs is None and algorithm.clips_what_is_older:
             algorithm = replace(algorithm, old_log_probs="rollout")
         object.__setattr__(self, "algorithm", algorithm)
@@ -140,27 +154,22 @@ class Config:
         return ""
 
     @property
+    def further_roles(self) -> dict[str, RoleSection]:
+        """The sections of roles that guests bring, used by this run or not."""
+        return {name: getattr(self, name) for name in targets("role")}
+
+    @property
     def engines(self) -> dict[str, EngineConfig]:
         """The engine's settings of every role that has one, used by this run or not."""
-        return {
-            "actor": self.actor.engine,
-            "reference": self.reference.engine,
-            "teacher": self.teacher.engine,
-            "critic": self.critic.engine,
-            "prm": self.prm.engine,
-        }
+        further = {name: one.sharded for name, one in self.further_roles.items() if one.sharded is not None}
+        return {"actor": self.actor.engine, "reference": self.reference.engine, **further}
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles of this run. With an adapter, the policy without it is the reference."""
-        used = {
-            "critic": self.uses_critic,
-            "reference": self.uses_reference and self.model.lora.rank == 0,
-            "teacher": self.uses_teacher,
-            "prm": self.uses_prm,
-            "reward_model": self.uses_reward_model,
-        }
-        return ("actor", "rollout", *(role for role, is_used in used.items() if is_used))
+        has_reference = self.uses_reference and self.model.lora.rank == 0
+        further = [name for name, one in self.further_roles.items() if one.is_used(self)]
+        return ("actor", "rollout", *further, *(["reference"] if has_reference else []))
 
     @property
     def used_engines(self) -> dict[str, EngineConfig]:
@@ -188,14 +197,9 @@ class Config:
         return bool(adv_estimator_declaration(self.algorithm.adv_estimator).needs & STEP_COLUMNS)
 
     @property
-    def uses_critic(self) -> bool:
-        """The advantage estimator needs values."""
-        return self.needs("values")
-
-    @property
-    def uses_prm(self) -> bool:
-        """The advantage estimator needs process rewards."""
-        return self.needs("process_rewards")
+    def chooses_samples(self) -> bool:
+        """Some samples may not be trained on, or several times, by the settings of a guest."""
+        return getattr(self.algorithm, "chooses_samples", False)
 
     @property
     def uses_reference(self) -> bool:
@@ -204,28 +208,18 @@ class Config:
         return algorithm.use_kl_loss or algorithm.use_kl_in_reward or self.needs("ref_log_prob")
 
     @property
-    def uses_teacher(self) -> bool:
-        """The policy learns from a teacher."""
-        return self.algorithm.distillation.is_on
-
-    @property
-    def uses_reward_model(self) -> bool:
-        """A reward model scores the answers."""
-        return bool(self.reward_model.path)
-
-    @property
     def samples_per_step(self) -> int:
         """Samples of a full step."""
         return self.data.prompts_per_step * self.rollout.samples_per_prompt
 
-    def samples_per_update(self, learner: ActorConfig | CriticConfig | PrmConfig) -> int:
+    def samples_per_update(self, learner: Learner) -> int:
         """Samples of one optimizer step of a role that learns."""
         wanted = learner.samples_per_update
         return self.samples_per_step if wanted == "all" else min(int(wanted), self.samples_per_step)
 
-    def updates_per_step(self, learner: ActorConfig | CriticConfig | PrmConfig) -> int:
+    def updates_per_step(self, learner: Learner) -> int:
         """Optimizer steps of a role that learns, in a full step."""
-        epochs = 1 if isinstance(learner, PrmConfig) else learner.epochs
+        epochs: int = getattr(learner, "epochs", 1)
         return -(-self.samples_per_step // self.samples_per_update(learner)) * epochs
 
     def arithmetic(self) -> str:

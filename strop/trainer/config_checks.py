@@ -63,7 +63,7 @@ def _check_roles(config: Config) -> None:
             f"reference.path is {config.reference.path!r}, but with model.lora the reference is the model without "
             f"its adapter: remove one of the two"
         )
-    if config.reward.weight == 0 and not config.uses_reward_model:
+    if config.reward.weight == 0 and "reward_model" not in config.roles:
         raise ValueError(
             "reward.weight is 0 and there is no reward model, so every reward would be 0: set reward_model.path, "
             "or another weight"

@@ -39,16 +39,6 @@ class Experience:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What was noted while its columns were made."""
 
-    @staticmethod
-    def of_episodes(played: DataProto) -> Experience:
-        """Episodes where they are, with their reports; waits for them.
-
-        Args:
-            played: columns `report` and `episode`, as calls of rollout workers that do not wait give them.
-        """
-        reports = played.select([], ["report"]).get().non_tensor_batch["report"]
-        return Experience(rows=played.select([], ["episode"]), reports=tuple(reports))
-
     def __len__(self) -> int:
         return len(self.reports)
 

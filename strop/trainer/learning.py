@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.kl_control import KlController
 from strop.base.guests import needed
 from strop.base.metrics import Metric
-from strop.controller import as_list
 from strop.protocol import DataProto
 from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.producers import (
-    PRM_REF,
     StepContext,
     produced,
     wanted_before_updates,
     wanted_by_the_update,
 )
-from strop.trainer.roles import Roles
+from strop.trainer.roles import JoinedRole, Roles
 from strop.trainer.stages import Stages
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update, updates_of
@@ -43,7 +41,7 @@ class LearnerResult:
     summary: BatchSummary
     """Of these rows."""
     steps: tuple[Update, ...]
-    """Those of the process reward model first, then the critic's."""
+    """Those of other roles that learn before, then the policy's."""
     left_out: Mapping[str, str]
     """Why samples were left out, by id: those that were not drawn, or not kept."""
     metrics: Mapping[str, float]
@@ -62,7 +60,7 @@ class LearnerResult:
 
 
 class Learner:
-    """Updates process reward model, critic and policy; holds what the algorithm carries from step to step."""
+    """Updates the policy, and other roles that learn; holds what the algorithm carries from step to step."""
 
     def __init__(self, config: Config, roles: Roles, kl: KlController) -> None:
         self._config = config
@@ -79,22 +77,16 @@ class Learner:
         config, context = self._config, StepContext(self._config, self._roles, self.kl.value)
         check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
         wanted = wanted_before_updates(config, len(experience.sample_starts))
-        steps: list[Update] = []
-        if config.uses_prm and config.prm.update == "before":
-            experience = produced(experience, {PRM_REF}, context, stages)
-            with stages.stage("update_prm", "prm"):
-                steps += self._update_prm(experience)
+        taken_first = {name for one in self._learners("before").values() for name in one.update_takes}
+        experience = produced(experience, taken_first, context, stages)
+        steps = self._update_others("before", experience, stages)
         experience = produced(experience, wanted, context, stages)
-        if config.uses_prm and config.prm.update == "after":
-            with stages.stage("update_prm", "prm"):
-                steps += self._update_prm(experience)
+        steps += self._update_others("after", experience, stages)
         trained, left_out = experience, dict[str, str]()
-        if config.algorithm.resampling != "none" or config.algorithm.keep.is_on:
+        if config.chooses_samples:
             choose = needed("choice of samples", "algorithm.resampling or algorithm.keep is set")
             trained, left_out = choose(experience, config, step)
-        if config.uses_critic:
-            with stages.stage("update_critic", "critic"):
-                steps += self._update_critic(trained)
+        steps += self._update_others("chosen", trained, stages)
         if step > config.trainer.critic_warmup:
             trained = produced(trained, wanted_by_the_update(config, trained), context, stages)
             with stages.stage("update_actor", "actor"):
@@ -112,32 +104,21 @@ class Learner:
             metrics={**trained.metrics, **self._control_kl(summary)},
         )
 
-    def _update_prm(self, experience: Experience) -> list[Update]:
-        """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
-        config, prm, steps = self._config, self._roles.prm, []
-        assert prm is not None, "there is one"
-        for part in optimizer_batches(
-            experience, samples_per_update=config.samples_per_update(config.prm), epochs=1
-        ):
-            counts = [report.num_sampled_tokens for report in part.reports]
-            totals = BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
-            if totals.num_tokens:
-                updates = as_list(prm.call.update_prm(part.partition(prm.mesh), totals))
-                steps.append(merged_update(updates))  # what became of a sample is what the policy made of it
-        return steps
+    def _learners(self, when: str) -> dict[str, Any]:
+        """The sections of roles of guests that learn then, by name."""
+        return {
+            name: section
+            for name, section in self._config.further_roles.items()
+            if name in self._roles.others and section.learns == when
+        }
 
-    def _update_critic(self, experience: Experience) -> list[Update]:
-        """Every optimizer step of the critic."""
-        config, critic, steps = self._config, self._roles.critic, []
-        assert critic is not None, "there is one"
-        for part in optimizer_batches(
-            experience,
-            samples_per_update=config.samples_per_update(config.critic),
-            epochs=config.critic.epochs,
-        ):
-            if part.totals().num_tokens:
-                updates = as_list(critic.call.update_critic(part.partition(critic.mesh), part.totals()))
-                steps.append(_of_samples(updates, part))
+    def _update_others(self, when: str, experience: Experience, stages: Stages) -> list[Update]:
+        """Every optimizer step of the roles of guests that learn then."""
+        steps: list[Update] = []
+        for name in self._learners(when):
+            with stages.stage(f"update_{name}", name):
+                joins: JoinedRole = needed("role", f"the run has a {name}", name)
+                steps += joins.update(self._config, self._roles.others[name], experience)
         return steps
 
     def _update_actor(self, experience: Experience) -> tuple[list[Update], DataProto | None]:
@@ -152,7 +133,7 @@ class Learner:
                 steps.append(Update(role="actor", metrics={}, skipped=REJECTED))
                 continue
             made = actor.call.update_policy(part.partition(actor.mesh), part.totals())
-            steps.append(_of_samples(updates_of(made.select([], []).get()), part))
+            steps.append(of_samples(updates_of(made.select([], []).get()), part))
             before.append(made.select(["log_probs", "entropys"], meta_info_keys=[]))
         return steps, before[0].concat(before) if before else None
 
@@ -169,7 +150,7 @@ class Learner:
         return used
 
 
-def _of_samples(updates: Sequence[Update], part: Experience) -> Update:
+def of_samples(updates: Sequence[Update], part: Experience) -> Update:
     """The step that all ranks took, and whose samples it was."""
     update = merged_update(updates)
     if update.skipped:

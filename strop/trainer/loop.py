@@ -19,6 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from strop.algorithms.kl_control import KlController
 from strop.base.garbage import settled
 from strop.base.guests import all_joined, needed, optional
@@ -26,6 +28,7 @@ from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
 from strop.controller import CallTimeout, WorkerFailed, as_list
 from strop.data.sampler import visit_uid
+from strop.engines.config import ModelConfig
 from strop.engines.model import describe_precision
 from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
@@ -38,6 +41,7 @@ from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
 from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
+from strop.trainer.sections import ResourcesConfig
 from strop.trainer.setup import (
     NUM_PROBES,
     TrainingData,
@@ -47,7 +51,6 @@ from strop.trainer.setup import (
 )
 from strop.trainer.stages import Stages
 from strop.trainer.stopping import StopRequest
-from strop.trainer.threads import set_threads_of_run
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
@@ -64,6 +67,13 @@ class Alarm(Protocol):
     def observe(self, metrics: Mapping[str, float]) -> Sequence[Any]:
         """What it has to say of the next step, each with a `name` and a `message`."""
         ...
+
+
+def set_threads(resources: ResourcesConfig, model: ModelConfig, run: RunFolder, *, step: int) -> str:
+    """Use resources.num_threads CPU threads for tensor operations, or as many as torch does; a line that says so."""
+    if resources.num_threads:
+        torch.set_num_threads(resources.num_threads)
+    return f"threads: {torch.get_num_threads()}"
 
 
 class Trainer:
@@ -97,7 +107,8 @@ class Trainer:
         self._start_step = checkpoint.step if checkpoint is not None else 0
         repeated = optional("repeated run")
         self._recorded = None if repeated is None else repeated(run.path)
-        threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
+        choose_threads = optional("threads of a run") or set_threads
+        threads: str = choose_threads(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
         if config.trainer.skip_rollout:
             recorded = needed("recorded samples", "trainer.skip_rollout is set")
@@ -109,7 +120,7 @@ class Trainer:
         precision = describe_precision(config.model, config.resources.device)
         self._costs = costs_of(config, run.path)
         for line in [
-            *self.data.report(), config.arithmetic(), precision, threads.line(), config.placement()
+            *self.data.report(), config.arithmetic(), precision, threads, config.placement()
         ]:  # fmt: skip
             say(line)
         if self._machine is not None:
@@ -389,9 +400,10 @@ class Trainer:
         generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
         if gen_s > 0:
             metrics[GENERATION_SPEED] = generated / gen_s
-        usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
-        is_reference = self.roles.reference is None
-        metrics |= measure.usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
+        if counts := optional("operation counts"):
+            usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
+            is_reference = self.roles.reference is None
+            metrics |= counts.usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
         return metrics | record.metrics()
 
     def _warn(self, record: StepRecord) -> None:

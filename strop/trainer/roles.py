@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +40,7 @@ from strop.workers.models import Learning
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.rollout import Playing, RolloutWorker
+from strop.workers.rows import Update
 from strop.workers.tally import PlayWatch
 
 _POLICY = ("actor", "rollout")
@@ -61,19 +62,24 @@ class Roles:
     """Has generation use the actor's weights."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
-    teacher: WorkerGroup[Any] | None = None
-    """The model that the policy learns from; None without distillation."""
-    critic: WorkerGroup[Any] | None = None
-    prm: WorkerGroup[Any] | None = None
-    """The process reward model; None where the estimator takes no process rewards."""
-    reward_model: WorkerGroup[Any] | None = None
+    others: Mapping[str, WorkerGroup[Any]] = field(default_factory=dict)
+    """Those of guests, by name."""
+    learning: frozenset[str] = frozenset()
+    """Which of these learn."""
     offloads_idle: bool = False
     """A role's model and optimizer leave the device when it is idle."""
 
+    @property
+    def groups(self) -> dict[str, WorkerGroup[Any]]:
+        """All roles that there are, by name."""
+        reference = {} if self.reference is None else {"reference": self.reference}
+        return {"actor": self.actor, "rollout": self.rollout, **reference, **self.others}
+
     def trained(self) -> dict[str, WorkerGroup[Any]]:
         """The roles that learn, by name."""
-        others = {"critic": self.critic, "prm": self.prm}
-        return {"actor": self.actor, **{name: group for name, group in others.items() if group is not None}}
+        return {
+            name: group for name, group in self.groups.items() if name == "actor" or name in self.learning
+        }
 
     def checksums(self) -> dict[str, str]:
         """Digest of the weights of each role that learns."""
@@ -93,35 +99,45 @@ class Roles:
             self.rollout.call.sleep()
             if self.costs is not None:
                 self.costs.after(self.rollout)
-        group: WorkerGroup[Any] | None = getattr(self, name)
-        if self.offloads_idle and group is not None:
+        if self.offloads_idle and (group := self.groups.get(name)) is not None:
             group.call.offload()
 
-    def play(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Experience:
+    def play(
+        self,
+        prompts: Sequence[Prompt],
+        samples_per_prompt: int,
+        sampling: Sampling,
+        *,
+        first: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
+    ) -> Experience:
         """Every sample of these prompts, in order, played and scored; key and budget of `sampling` are filled in.
+
+        Args:
+            prompts, samples_per_prompt, sampling: what is played, and how.
+            first: gives the prompts in the order in which they are begun.
 
         Raises:
             RewardError: the scorers cannot go on.
         """
-        played, asked = None, prompts
+        played, asked = None, prompts if first is None else first(prompts)
         with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
             for num_heals in range(MAX_HEALS + 1):
                 rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
-                again = Experience.of_episodes(self.rollout.call.play(rows, samples_per_prompt, sampling))
-                played = again if played is None else self._replaced(played, again)
-                lost = {report.uid for report in played.reports if report.engine_was_lost}
+                made = self.rollout.call.play(rows, samples_per_prompt, sampling)
+                reports = (
+                    made.select([], ["report"]).get().non_tensor_batch["report"]
+                )  # waits for the samples
+                again = Experience(rows=made.select([], ["episode"]), reports=tuple(reports))
+                played = again if played is None else Experience.concat([played, again])
+                lost = {report.uid for report in again.reports if report.engine_was_lost}
                 if not lost or num_heals == MAX_HEALS or not self.sync.heal():
                     break
                 asked = [prompt for prompt in prompts if prompt.uid in lost]
         assert played is not None, "they are played at least once"
-        return played
-
-    @staticmethod
-    def _replaced(played: Experience, again: Experience) -> Experience:
-        """The samples, some of them from `again`, in the order that they had."""
-        newer = {report.id: len(played) + number for number, report in enumerate(again.reports)}
-        rows = [newer.get(report.id, number) for number, report in enumerate(played.reports)]
-        return Experience.concat([played, again]).take(rows)
+        latest = {report.id: row for row, report in enumerate(played.reports)}
+        return played.take(
+            [latest[f"{prompt.uid}/{number}"] for prompt in prompts for number in range(samples_per_prompt)]
+        )
 
     def write_samples(
         self,
@@ -211,10 +227,13 @@ class JoinedRole(Protocol):
     def check(self, config: Config) -> None:
         """Raise a ValueError for a model that does not fit, before any process starts."""
 
+    def update(self, config: Config, group: WorkerGroup[Any], experience: Experience) -> list[Update]:
+        """Every optimizer step of a role that learns, on these samples."""
+
 
 def _joined_roles(config: Config) -> dict[str, JoinedRole]:
     """The roles of guests that this run uses."""
-    others = [name for name in config.roles if name not in (*_POLICY, "reference")]
+    others = [name for name in config.further_roles if name in config.roles]
     return {name: needed("role", f"the run has a {name}", name) for name in others}
 
 
@@ -253,7 +272,7 @@ def playing_of(
         seed=config.trainer.seed,
         version=version,
         share_with=None if "rollout" in config.resources.apart else "actor",
-        keeps_text=config.uses_reward_model,
+        keeps_text="reward_model" in config.roles,
         reward_keys=tuple(config.algorithm.reward_keys),
         anchor_similarity=config.algorithm.anchor_similarity if config.compares_answers else None,
         samples=None if samples is None else samples.absolute(),
@@ -308,8 +327,13 @@ def make_roles(
     )
     for name in apart:
         groups |= runtime.groups({name: specs[name]}, pool=name)
+    of_run = {name: one for name, one in config.further_roles.items() if name in groups}
     roles = Roles(
-        **groups,
+        actor=groups["actor"],
+        rollout=groups["rollout"],
+        reference=groups.get("reference"),
+        others={name: groups[name] for name in of_run},
+        learning=frozenset(name for name, one in of_run.items() if one.learns),
         sync=PolicySync(
             actor=groups["actor"],
             rollout=groups["rollout"],

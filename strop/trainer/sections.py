@@ -11,13 +11,14 @@ from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFlo
 from strop.base.guests import targets
 from strop.base.sections import section
 
-APART_ROLES = ("rollout", "critic", "reference", "teacher", "prm", "reward_model")
+APART_ROLES = ("rollout", "reference", *targets("role"))
 """Roles that can have processes of their own; the actor is always in the main pool."""
 
 
 def _usual_trackers() -> tuple[str, ...]:
     """Those that a run has where nobody says otherwise."""
-    return ("console", "jsonl", *(["tensorboard"] if "tensorboard" in targets("tracker") else []))
+    there = targets("tracker")
+    return tuple(name for name in ("console", "jsonl", "tensorboard") if name == "jsonl" or name in there)
 
 
 @section("trainer")

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: the console, a JSON-lines file, and what guests bring.
+"""Where the numbers of a run go: a JSON-lines file, and what guests bring.
 
 A tracker is made from a `TrackerSetup` by a name of the registry. All of them survive a resume: what they
 hold about steps after the resume point is replaced by what the continued run logs.
@@ -23,7 +23,6 @@ from strop.base.registry import Registry, unknown
 from strop.border import as_number, storable, storable_text
 from strop.run.errors import RunError
 from strop.run.records import MAX_STEP
-from strop.trainer.progress import ConsoleTracker
 
 logger = logging.getLogger(__name__)
 
@@ -156,17 +155,6 @@ def _warn(name: str, error: Exception) -> None:
         name, METRICS_FILE, f"{type(error).__name__}: {error}",
     )  # fmt: skip
     logger.debug("how it failed", exc_info=error)
-
-
-@trackers.register("console")
-def console_tracker(setup: TrackerSetup) -> Tracker:
-    """Progress on the terminal."""
-    return ConsoleTracker(
-        total_steps=setup.total_steps,
-        first_step=setup.resume_step,
-        label=setup.label,
-        console=setup.console,
-    )
 
 
 @trackers.register("jsonl")

@@ -171,13 +171,6 @@ class GridProcessor(MediaProcessor):
         """Tokens that stand for this many patches."""
         return math.prod(grid) // self.merge_size**2
 
-    def image_ids(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
-        """As many tokens as stand for an image; the template writes those around it."""
-        return (self.token_ids["image"],) * self.num_tokens(grid)
-
-    def check_around(self, before: Sequence[int], behind: Sequence[int]) -> None:
-        """Any text may stand around an image."""
-
     def _make(self, media: Media) -> Tensor:
         """Patches [t h w, C frames_per_patch patch_size^2]."""
         return self._of_video(media) if media.kind == "video" else self._of_image(media)

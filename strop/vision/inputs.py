@@ -8,7 +8,6 @@ from typing import Any
 
 from transformers import AutoModelForImageTextToText
 
-from strop.engines.media import MediaReader
 from strop.vision.families import (
     load_media_processor,
     media_token_ids,
@@ -17,6 +16,7 @@ from strop.vision.families import (
     vision_of,
     written_template,
 )
+from strop.vision.seam import MediaReader
 from strop.vision.sight import Vision
 
 __all__ = [

@@ -8,7 +8,7 @@ never enlarged.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,13 +73,6 @@ class KimiProcessor(MediaProcessor):
         """Tokens that stand for this many patches."""
         return math.prod(grid) // self._merge**2
 
-    def image_ids(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
-        """As many tokens as stand for an image; the template writes those around it."""
-        return (self.token_ids["image"],) * self.num_tokens(grid)
-
-    def check_around(self, before: Sequence[int], behind: Sequence[int]) -> None:
-        """Any text may stand around an image."""
-
     def _resized(self, size: tuple[int, int]) -> tuple[int, int]:
         """Height and width of a picture of this width and height once it is no larger than may be."""
         wide, high = size
@@ -116,14 +109,7 @@ class KimiVision(GridVision):
         self.merge_size = int(settings.merge_kernel_size[0])
         self.patch_shape = (3, int(settings.patch_size), int(settings.patch_size))
 
-    def positions(self, token_ids: Tensor, media: Sequence[Media]) -> Tensor:
-        """Positions [n]: tokens of images count as those of text do."""
-        return torch.arange(len(token_ids))
-
-    def trial_positions(self, token_ids: Tensor, arguments: Mapping[str, Tensor]) -> Tensor:
-        """Positions [n]."""
-        return self.positions(token_ids, ())
-
-    def own_arguments(self, token_ids: Tensor) -> Mapping[str, Tensor]:
-        """Nothing: the model finds images by their token."""
-        return {}
+    positions = Vision.positions
+    trial_positions = Vision.trial_positions
+    own_arguments = Vision.own_arguments
+    """Tokens of images count as those of text do, and the model finds them by their token."""

@@ -26,12 +26,12 @@ def check_run(config: Config) -> None:
             f"agent.num_workers is {config.agent.num_workers}, but prompts have images, which agents in other "
             f"processes are not given: use agent.num_workers=0"
         )
-    if config.uses_critic:
+    if "critic" in config.roles:
         raise ValueError(
             f"prompts have images, which a critic does not take: algorithm.adv_estimator="
             f"{config.algorithm.adv_estimator} needs one; use one without, such as grpo, or remove the images"
         )
-    if config.uses_reward_model:
+    if "reward_model" in config.roles:
         raise ValueError(
             "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
         )

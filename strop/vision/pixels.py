@@ -66,13 +66,12 @@ class MediaProcessor(ABC):
     def num_tokens(self, grid: tuple[int, int, int]) -> int:
         """How often the token that stands for a part comes for this grid."""
 
-    @abstractmethod
     def image_ids(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
         """What stands in a prompt for an image, in place of the one token that the chat template writes."""
+        return (self.token_ids["image"],) * self.num_tokens(grid)
 
-    @abstractmethod
-    def check_around(self, before: Sequence[int], behind: Sequence[int]) -> None:
-        """Refuse text in which an image may not stand.
+    def check_around(self, before: Sequence[int], behind: Sequence[int]) -> None:  # noqa: B027 (most take any text)
+        """Refuse text in which an image may not stand; any may, unless a family says otherwise.
 
         Args:
             before, behind: the token ids on both sides of what the chat template writes for it.

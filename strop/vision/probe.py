@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from strop.engines.attention import PackedAttention, Segment, Span
+from strop.engines.attention import PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import joined_positions
+
+if TYPE_CHECKING:
+    from strop.vision.sight import Vision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,25 +26,11 @@ class Trial:
     arguments: Mapping[str, Tensor]
 
 
-class Tried(Protocol):
-    """What a probe asks of the vision side of a model (sight.py)."""
-
-    token_ids: Mapping[str, int]
-
-    def trials(self, device: torch.device) -> Sequence[Trial]: ...
-
-    def trial_positions(self, token_ids: Tensor, arguments: Mapping[str, Tensor]) -> Tensor: ...
-
-    def own_arguments(self, token_ids: Tensor) -> Mapping[str, Tensor]: ...
-
-    def blocks(self, token_ids: Tensor) -> tuple[Span, ...]: ...
-
-
 class MediaProbe:
     """Prompts with an image each, and what the model makes of them with its own attention."""
 
     @torch.no_grad()
-    def __init__(self, module: Any, vision: Tried, device: torch.device) -> None:
+    def __init__(self, module: Any, vision: Vision, device: torch.device) -> None:
         """Run the module alone; before it gets packed attention.
 
         Args:

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from strop.engines.attention import Span
-from strop.engines.media import MediaInputs, MediaReader
 from strop.trajectory import Media
 from strop.vision.pixels import MediaProcessor
 from strop.vision.placing import ToolImages
 from strop.vision.probe import MediaProbe, Trial
+from strop.vision.seam import MediaInputs, MediaReader
 
 
 class Reader(MediaReader):
@@ -108,9 +108,9 @@ class Vision(Reader, MediaInputs, ABC):
     def num_tokens(self, grid: tuple[int, int, int]) -> int:
         """How often the token that stands for a part comes for a picture of this grid."""
 
-    @abstractmethod
     def positions(self, token_ids: Tensor, media: Sequence[Media]) -> Tensor:
-        """Positions [n] or [3, n] of tokens [n] with media, on the CPU."""
+        """Positions [n] or [3, n] of tokens [n] with media, on the CPU; those of text, unless a family has others."""
+        return torch.arange(len(token_ids))
 
     @abstractmethod
     def arguments_of(self, kind: str, chosen: Sequence[Media], pixels: Tensor) -> Mapping[str, Tensor]:
@@ -124,13 +124,13 @@ class Vision(Reader, MediaInputs, ABC):
     def trials(self, device: torch.device) -> Sequence[Trial]:
         """Images of different shapes on which a loaded model is tried."""
 
-    @abstractmethod
     def trial_positions(self, token_ids: Tensor, arguments: Mapping[str, Tensor]) -> Tensor:
         """Positions [n] or [3, n] of tokens [n] with the image of a trial."""
+        return self.positions(token_ids, ())
 
-    @abstractmethod
     def own_arguments(self, token_ids: Tensor) -> Mapping[str, Tensor]:
         """What the model's own forward pass is told of tokens [n] beside their ids and the pixels."""
+        return {}
 
     def blocks(self, token_ids: Tensor) -> tuple[Span, ...]:
         """Runs of tokens that see each other whatever their order; none, unless a family has them."""

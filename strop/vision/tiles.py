@@ -180,10 +180,6 @@ class TileVision(Vision):
         """Tokens that stand for parts of this many tiles."""
         return self._family.num_tiles(grid) * self._per_tile
 
-    def positions(self, token_ids: Tensor, media: Sequence[Media]) -> Tensor:
-        """Positions [n]: tokens of images count as those of text do."""
-        return torch.arange(len(token_ids))
-
     def blocks(self, token_ids: Tensor) -> tuple[Span, ...]:
         """The tokens of each image, where they see each other."""
         if not self._family.sees_ahead:
@@ -210,10 +206,6 @@ class TileVision(Vision):
             trial = Trial(num_tokens=count * self._per_tile, arguments={"pixel_values": shades})
             found.append(trial)
         return found
-
-    def trial_positions(self, token_ids: Tensor, arguments: Mapping[str, Tensor]) -> Tensor:
-        """Positions [n]."""
-        return self.positions(token_ids, ())
 
     def own_arguments(self, token_ids: Tensor) -> Mapping[str, Tensor]:
         """Which tokens stand for images, where the model asks."""

@@ -1,6 +1,6 @@
 """Roles, each its own class of workers: a model, and what the algorithm asks of it.
 
-config.py        ActorConfig, ReferenceConfig, TeacherConfig, CriticConfig, PrmConfig, RewardModelConfig
+config.py        ActorConfig, ReferenceConfig
 actor.py         ActorWorker: the policy; log-probs, policy updates, and the advantages of a batch
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
 (those of guests, such as a critic or a reward model: place "role")

@@ -29,7 +29,7 @@ from strop.controller import Dispatch, Execute, register
 from strop.engines.adapters import adapters, has_adapter, merged_weights
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
-from strop.engines.packing import make_rows
+from strop.engines.packing import data_rows, make_rows
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.protocol.merging import METRICS
@@ -39,7 +39,7 @@ from strop.rollout.sync.types import Endpoint, SyncReport
 from strop.workers.config import ActorConfig
 from strop.workers.estimates import batch_advantages, correction_columns
 from strop.workers.models import Learning, TrainedWorker
-from strop.workers.rows import Update, data_rows, flat_mask, log_prob_column
+from strop.workers.rows import Update, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
 
 LOSS = Metric("actor/loss", "reward", "the whole loss, as it is reduced")

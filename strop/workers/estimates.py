@@ -15,6 +15,7 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.kl_control import reward_kl, token_level_rewards
 from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
 from strop.base.guests import needed
+from strop.base.sections import section_on
 from strop.protocol import DataProto, columns
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
@@ -35,7 +36,10 @@ def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto
     mask = padded(tensors, "response_mask").bool()
     correct = needed("rollout correction", "algorithm.correction is on")
     found = correct(
-        padded(tensors, "old_log_probs"), padded(tensors, "rollout_log_probs"), mask, algorithm.correction
+        padded(tensors, "old_log_probs"),
+        padded(tensors, "rollout_log_probs"),
+        mask,
+        section_on(algorithm, "correction"),
     )
     inside = torch.arange(mask.shape[1])[None] < columns.row_lengths(tensors["response_mask"])[:, None]
     made = {

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from strop.base.guests import needed
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
-from strop.engines.media import MediaReader
 from strop.engines.model import load_model, read_shape
 from strop.engines.training import TrainEngine
 from strop.rollout.client import EngineClient, GenerateClient
@@ -60,11 +59,11 @@ class Generation:
     """Log-probs of all tokens but the first, of an engine whose weights cannot be read; None of others."""
     dtype: str = ""
     """Its precision."""
-    reader: MediaReader | None = None
+    reader: Any = None
     """How an engine whose model is in another process is given media."""
 
     @property
-    def media(self) -> MediaReader | None:
+    def media(self) -> Any:
         """How prompts with media are read; None where the engine is given text alone."""
         return self.reader if self.policy is None else self.policy.media
 
@@ -196,7 +195,7 @@ class EnginesApart(Protocol):
         ...
 
     async def loaded(self, place: Place) -> Generation:
-        """One of them with the weights of the model folder; raises as `strop.evaluation.loading.load_generation`."""
+        """One of them with the weights of the model folder; raises as `strop.evaluation.alone.load_generation`."""
         ...
 
     def client(self, engine: RolloutEngine, *, timeout_s: float) -> GenerateClient:

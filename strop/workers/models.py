@@ -7,21 +7,20 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import torch
-
-from strop.base.guests import optional
-from strop.base.limits import host_used_bytes
+from strop.base.guests import needed
 from strop.controller import Dispatch, Worker, register
 from strop.engines.adapters import adapters, has_adapter
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.packing import data_rows
 from strop.engines.parallel import Parallel, join_ranks
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
 from strop.engines.tokens import TokenFunction
 from strop.engines.training import Engine, TrainEngine
 from strop.protocol import DataProto
-from strop.workers.rows import data_rows, response_columns
+from strop.workers.rows import response_columns
 
 
 class ModelWorker(Worker):
@@ -67,25 +66,6 @@ class ModelWorker(Worker):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Usage:
-    """What a rank of a role did since it was asked before, and the memory it took."""
-
-    updates: float | None
-    """Floating-point operations of updates; None where the model's are not known."""
-    others: float | None
-    """The same of all else."""
-    peak: float | None
-    """Operations per second of this rank's device at best, in the precision of the model; None where that is not
-    known."""
-    allocated: int | None
-    """Most bytes of tensors on the accelerator so far; None on a CPU."""
-    reserved: int | None
-    """Most bytes that torch held for them."""
-    host: int | None
-    """Bytes in use on this machine, by all programs."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Learning:
     """Where a model learns, for how long, and from where it goes on."""
 
@@ -113,21 +93,13 @@ class TrainedWorker(ModelWorker):
         self._in_updates += (self.engine.operations or 0.0) - before
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def usage(self) -> Usage:
-        """What this rank did since the call before this one."""
-        updates, total, device = self._in_updates, self.engine.operations, self.engine.model.device
+    def usage(self) -> Any:
+        """What this rank did since the call before this one, by the guest that counts it."""
+        updates, total = self._in_updates, self.engine.operations
         done = None if total is None else total - self._seen
         self._in_updates, self._seen = 0.0, total or 0.0
-        is_cpu = device.type == "cpu"
-        counts = optional("operation counts")
-        return Usage(
-            updates=None if done is None else updates,
-            others=None if done is None else done - updates,
-            peak=counts and counts.peak_flops(device, self.engine.model.compute_dtype),
-            allocated=None if is_cpu else torch.accelerator.max_memory_allocated(device),
-            reserved=None if is_cpu else torch.accelerator.max_memory_reserved(device),
-            host=host_used_bytes(),
-        )
+        counts = needed("operation counts", "the use of devices is asked for")
+        return counts.usage_of(self.engine.model, done=done, updates=updates)
 
     def _learn(
         self,

@@ -30,7 +30,6 @@ from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
 from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
-from strop.engines.media import MediaReader
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
 from strop.rollout.client import GenerateClient
@@ -335,7 +334,7 @@ async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
 
 def make_player(
     client: GenerateClient,
-    media: MediaReader | None,
+    media: Any,
     scorers: Scorers | None,
     *,
     model: ModelConfig,

@@ -12,7 +12,7 @@ reward.timeout_s.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from strop.base.call_loop import CallRunner, Runner
 from strop.base.guests import needed
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
-from strop.engines.media import MediaReader
 from strop.engines.model import load_tokenizer
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
@@ -124,7 +123,7 @@ class RolloutWorker(Worker):
         """What the player asks for tokens and for scores."""
         return self._engines.client, self._pool
 
-    def _make_player(self, model: ModelConfig, media: MediaReader | None) -> Player:
+    def _make_player(self, model: ModelConfig, media: Any) -> Player:
         playing, (client, scorers) = self._playing, self._asked()
         setup = AgentSetup(
             playing.agent, self._tokenizer,
@@ -139,7 +138,7 @@ class RolloutWorker(Worker):
             model=model, setup=setup, rollout=self._rollout, seed=playing.seed, recording=recorded,
         )  # fmt: skip
 
-    def _make_engines(self, model: ModelConfig) -> MediaReader | None:
+    def _make_engines(self, model: ModelConfig) -> Any:
         """Start the engines; how they are given media."""
         self._engines = self._runner.run(make_serving(self._place(model)))
         return self._take(self._engines.first)
@@ -157,7 +156,7 @@ class RolloutWorker(Worker):
             rank=self.rank,
         )
 
-    def _take(self, made: Generation) -> MediaReader | None:
+    def _take(self, made: Generation) -> Any:
         """Use this engine; where its weights come from other processes, they are received and verified here."""
         self._target = made.target
         self._receiving: ReceivingEngine | None = None
@@ -192,7 +191,8 @@ class RolloutWorker(Worker):
                 asked, samples_per_prompt=samples_per_prompt, sampling=sampling, on_episode=self._tally.add
             )
             episodes = self._runner.run(work)
-        return self._told(episodes)
+        reports = [report_of(episode) for episode in episodes]
+        return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
@@ -213,13 +213,6 @@ class RolloutWorker(Worker):
             raise ValueError(
                 f"{what}, which the reward model would not see: remove reward_model.path, or {other}"
             )
-
-    def _told(self, episodes: Sequence[Episode]) -> DataProto:
-        """What came of them, in columns `report` and `episode`."""
-        sequences = [one for episode in episodes for one in episode.sequences]
-        self._refuse_media(sequences, "a tool gave images", "have tools give text")
-        reports = [report_of(episode) for episode in episodes]
-        return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def tell_spent(self, run_spent: Mapping[str, float]) -> None:
@@ -251,8 +244,10 @@ class RolloutWorker(Worker):
             similarity = playing.anchor_similarity
             rows = rows.union(columns(kept, earned, turn_weight=turn_weight, similarity=similarity))
         objects: dict[str, list[Any]] = {}
+        sequences = [sequence for one in kept for sequence in one.sequences]
+        self._refuse_media(sequences, "a tool gave images", "have tools give text")
         if self._takes_media:  # roles with a vision-language model need those of prompt and response
-            objects["media"] = [sequence.media for one in kept for sequence in one.sequences]
+            objects["media"] = [sequence.media for sequence in sequences]
         if playing.keeps_text:
             objects["raw_prompt"] = [list(one.prompt.messages) for one in kept]
             objects["response_text"] = [one.text for one in kept]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from strop.base.metrics import Max, Mean, Metric, Reduction, merge_metrics
 from strop.engines.optimizer import StepReport
-from strop.engines.packing import Row, make_rows
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto, columns
 from strop.protocol.merging import METRICS
@@ -23,16 +22,6 @@ SKIPPED_UPDATES = Metric(
     "0 or 1",
     "1: a gradient was not finite, and its optimizer step not taken",
 )
-
-
-def data_rows(data: DataProto) -> list[Row]:
-    """The rows of a batch for the engine: columns prompts [B, P~] and responses [B, R~], and media if there are any."""
-    media = data.non_tensor_batch.get("media")
-    return make_rows(
-        columns.rows(data.tensors()["prompts"]),
-        columns.rows(data.tensors()["responses"]),
-        None if media is None else list(media),
-    )
 
 
 def response_columns(data: DataProto, values: Mapping[str, Tensor]) -> DataProto:

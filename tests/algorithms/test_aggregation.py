@@ -17,7 +17,7 @@ from strop.algorithms.aggregation import (
     valid_tokens_per_row,
     weighted_sum,
 )
-from strop.algorithms.config import AGGREGATION_MODES
+from strop.algorithms.names import AGGREGATION_MODES
 
 SCALE = {mode: 16.0 if mode.endswith("norm") else None for mode in AGGREGATION_MODES}
 Rows = list[tuple[list[float], list[int]]]

@@ -17,7 +17,7 @@ from strop.algorithms.aggregation import (
     valid_tokens_per_row,
     weighted_sum,
 )
-from strop.algorithms.config import AGGREGATION_MODES
+from strop.algorithms.names import AGGREGATION_MODES
 from strop.engines.sharding.balance import (
     UNBALANCE,
     _halves,

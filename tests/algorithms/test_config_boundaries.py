@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from strop.algorithms.config import AlgorithmConfig, DistillationConfig, FilterGroupsConfig, KlControlConfig
-from strop.algorithms.correction_config import STATISTICS, CorrectionConfig, read_rule
+from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig, KlControlConfig
+from strop.algorithms.distillation.settings import DistillationConfig
+from strop.recipes.correction_settings import STATISTICS, CorrectionConfig, read_rule
 
 TINY = 1e-12
 NAN, INF = math.nan, math.inf

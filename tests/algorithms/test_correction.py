@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from references import rollout_correction as reference
 from strop.algorithms.aggregation import batch_totals, token_weights
-from strop.algorithms.correction_config import STATISTICS, CorrectionConfig
 from strop.recipes.correction import Correction, correct
+from strop.recipes.correction_settings import STATISTICS, CorrectionConfig
 
 LN2 = math.log(2)
 NAN = math.nan

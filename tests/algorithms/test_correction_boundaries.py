@@ -18,8 +18,8 @@ from strop.algorithms.batch_metrics import (
     off_policy_metrics,
     spread,
 )
-from strop.algorithms.correction_config import CorrectionConfig
 from strop.recipes.correction import Correction, correct
+from strop.recipes.correction_settings import CorrectionConfig
 
 P = "rollout_corr"
 

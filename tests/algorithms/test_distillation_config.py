@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from strop.algorithms.config import AlgorithmConfig, DistillationConfig, FilterGroupsConfig
-from strop.algorithms.correction_config import CorrectionConfig
+from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig
+from strop.algorithms.distillation.settings import DistillationConfig
+from strop.recipes.correction_settings import CorrectionConfig
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
-from strop.algorithms.config import AlgorithmConfig, KeepConfig
+from strop.algorithms.config import AlgorithmConfig
+from strop.recipes.choice_settings import KeepConfig
 from strop.run.samples.selection import kept_samples
+from strop.trainer.config import Config
 
 SCORES = [0.5, 1.0, 0.2, 1.0, 0.0, math.nan, 1.0, -1.0]
 PROMPTS = ["a", "b", "a", "b", "c", "c", "b", "a"]
@@ -43,7 +45,7 @@ def test_every_sample_that_is_kept_counts_the_same() -> None:
 
 def test_settings_under_which_nothing_is_chosen_or_twice_are_refused() -> None:
     with pytest.raises(ValueError, match=r"set algorithm\.keep\.best or algorithm\.keep\.min_score"):
-        AlgorithmConfig(adv_estimator="raft")
+        Config(algorithm=AlgorithmConfig(adv_estimator="raft"))
     with pytest.raises(ValueError, match=r"algorithm\.keep and algorithm\.resampling=pow both choose"):
         AlgorithmConfig(keep=KeepConfig(best=1), resampling="pow")
     assert not KeepConfig().is_on

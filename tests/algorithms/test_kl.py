@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from references import losses as reference
-from strop.algorithms.config import KL_KINDS
 from strop.algorithms.kl import kl_penalty
+from strop.algorithms.names import KL_KINDS
 
 # One token, log-probs 0 and ln 2 apart: d = -ln 2, e^-d = 2. Gradients are by the policy's log-prob:
 # 1, sign(d), d, and 1 - e^-d.

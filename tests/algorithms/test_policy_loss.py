@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, row_numbers
-from strop.algorithms.config import AlgorithmConfig, DistillationConfig
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.distillation.settings import DistillationConfig
 from strop.algorithms.losses import (
     aggregation_of,
     loss_spec,

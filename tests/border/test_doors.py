@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 from border import hostile
 from border.hostile import ESCAPES, LONE, MAKERS
+from checkpoint_cases import save
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from judge_cases import completion, serve
@@ -121,8 +122,8 @@ def test_a_long_event_of_the_ledger_is_never_cut(tmp_path: Path) -> None:
 def test_fingerprints_and_checkpoints_take_lone_surrogates_and_give_them_back(tmp_path: Path) -> None:
     assert digest(LONE) != digest("half a pair \ufffd")
     store = CheckpointStore(tmp_path, keep_last=1, keep_best=0)
-    made = store.save(
-        1, lambda folder: (folder / "x").write_text("x") and None, facts={"sampler": [LONE, "é"]}
+    made = save(
+        store, 1, lambda folder: (folder / "x").write_text("x") and None, facts={"sampler": [LONE, "é"]}
     )
     assert read_manifest(made.path).facts == {"sampler": [LONE, "é"]}
 

@@ -155,6 +155,9 @@ def answer(row: dict[str, Any], value: Any, **facts: Any) -> tuple[str, dict[str
     return outcome.status, dict(outcome.ours), outcome.note
 
 
+CASES = {"cases": {"null none": {"not_needed": "e"}, "0": {"refused": "r"}}, "otherwise": {"to": "x"}}
+
+
 @pytest.mark.parametrize(
     ("row", "value", "expected"),
     [
@@ -184,6 +187,22 @@ def answer(row: dict[str, Any], value: Any, **facts: Any) -> tuple[str, dict[str
         ({"when_true": {"x": 1}, "else": "e"}, True, ("translated", {"x": 1}, "")),
         ({"when_true": {"x": 1}, "else": "e"}, "yes", ("not needed", {}, "e")),
         ({"below": "x", "section": "a"}, 5, ("translated", {"x.b": 5}, "")),
+        (
+            {"sets": {"x": ["<value>"], "y": True}, "as": "integer", "note": "n"},
+            3.0,
+            ("translated", {"x": [3], "y": True}, "n"),
+        ),
+        *(
+            (CASES, value, expected)
+            for value, expected in [
+                (None, ("not needed", {}, "e")),
+                ("none", ("not needed", {}, "e")),
+                (0.0, ("refused", {}, "r")),
+                (False, ("translated", {"x": False}, "")),
+                (1, ("translated", {"x": 1}, "")),
+                ([0], ("translated", {"x": [0]}, "")),
+            ]
+        ),
         ({"to": "x", "only_if": ["is_on", "off"]}, 5, ("not needed", {}, "off")),
         ({"to": "x", "only_if": ["other", "off"]}, 5, ("not needed", {}, "off")),
     ],

@@ -22,6 +22,7 @@ from unittest import mock
 
 import pytest
 import torch
+from checkpoint_cases import save
 from doc_pages import (
     ROOT,
     Session,
@@ -58,9 +59,9 @@ from strop.rollout.types import OnToken, Sampling, TokenOutput
 from strop.run import CheckpointError, RunFolder
 from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
+from strop.tracking.console import HEADLINES
 from strop.trainer.config import Config
 from strop.trainer.curve import _CURVES
-from strop.trainer.progress import HEADLINES
 from strop.trainer.stopping import Terminated
 from strop.trainer.trackers import TrackerGroup, TrackerSetup
 from strop.workers.reports import EpisodeReport, StaleSamples, check_versions
@@ -368,9 +369,9 @@ def bad_checkpoints(folder: Path, tmp_path: Path) -> Iterator[str]:
 
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=2, keep_best=0)
     for step in (1, 2):
-        store.save(step, lambda path: (path / "weights").write_bytes(b"12345678") and None, facts={})
+        save(store, step, lambda path: (path / "weights").write_bytes(b"12345678") and None, facts={})
     with pytest.raises(CheckpointError, match="stays valid") as error:
-        store.save(3, full_disk, facts={})
+        save(store, 3, full_disk, facts={})
     yield str(error.value)
     (store.at(2).path / "weights").write_bytes(b"1234")
     yield from store.latest_valid()[1]

@@ -16,7 +16,7 @@ import pytest
 
 from strop.base.randomness import random_key
 from strop.config import load_config
-from strop.evaluation.loading import load_generation
+from strop.evaluation.alone import load_generation
 from strop.gateway import command
 from strop.gateway.server import Gateway
 from strop.rollout.types import RolloutEngine, Sampling

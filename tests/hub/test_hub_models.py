@@ -244,10 +244,10 @@ def test_a_full_disk_is_said_before_weights_are_asked_for(
     hub: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("tiny/model", MODEL)
-    from strop.hub import models
+    from strop.hub import waiting
 
     usage = shutil.disk_usage("/")
-    monkeypatch.setattr(models.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(waiting.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(
         ValueError, match=r"disk of .*cache is full \(it has 256 KiB, and 1 KiB are free\).*HF_HOME"
     ):

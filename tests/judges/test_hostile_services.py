@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import threading
@@ -13,7 +14,7 @@ from judge_cases import completion
 from reward_cases import score_all
 
 from strop.judges.config import JudgeConfig, ServerConfig
-from strop.net.exchange import Exchange
+from strop.net.exchange import post
 from strop.rewards import RewardConfig
 from strop.rewards.config import OnFailureConfig
 
@@ -59,8 +60,8 @@ ATTACKS: dict[str, tuple[Callable[[Line], None], tuple[str, str]]] = {
     "drips its body": (says(HEAD + b"\r\n", drips=b" " * 9000), OUT_OF_TIME),
     "endless body": (says(HEAD + b"\r\n", endless=b" " * 65536), LARGE),
     "endless chunks": (_chunks, LARGE),
-    "endless headers": (says(HEAD, endless=b"X: y\r\n"), ("infrastructure", "more than 100 headers")),
-    "a long header": (says(HEAD + b"X: ", endless=b"y" * 65536), ("infrastructure", "more than 65536 bytes")),
+    "endless headers": (says(HEAD, endless=b"X: y\r\n"), ("infrastructure", "Too many headers")),
+    "a long header": (says(HEAD + b"X: ", endless=b"y" * 65536), ("infrastructure", "more than 8190 bytes")),
     "endless continues": (says(b"", endless=CONTINUE), OUT_OF_TIME),
     "redirect": (_redirect, ("infrastructure", "refused with HTTP status 307")),
     "gzip bomb": (_bomb, NO_JSON),
@@ -71,7 +72,10 @@ ATTACKS: dict[str, tuple[Callable[[Line], None], tuple[str, str]]] = {
         says(HEAD + b"Content-Length: 900\r\n\r\n" + GOOD),
         ("infrastructure", "was cut after"),
     ),
-    "a strange length": (says(HEAD + b"Content-Length: -7\r\n\r\n" + GOOD), ("score", "")),
+    "a strange length": (
+        says(HEAD + b"Content-Length: -7\r\n\r\n" + GOOD),
+        ("infrastructure", "Invalid character in Content-Length"),
+    ),
 }
 
 
@@ -103,21 +107,6 @@ def test_a_reward_server_that_misbehaves_is_an_outcome_too(attack: str) -> None:
 
 
 def test_a_handshake_that_never_ends_is_ended_as_well() -> None:
-    with hostile(lambda line: line.drip(b"\x16\x03\x03\x3f\xff" + b"\x02" * 9000), reads=False) as (url, _):
-        exchange = Exchange(url.replace("http:", "https:") + "/v1", b"{}", {}, timeout_s=30.0)
-        errors: list[str] = []
-
-        def run() -> None:
-            try:
-                exchange.run()
-            except OSError as error:
-                errors.append(str(error))
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join(0.3)
-        assert thread.is_alive(), "a byte now and then is never too slow for a socket"
-        exchange.abort()
-        thread.join(10)
-        assert not thread.is_alive()
-        assert errors
+    slow = hostile(lambda line: line.drip(b"\x16\x03\x03\x3f\xff" + b"\x02" * 9000), reads=False)
+    with slow as (url, _), pytest.raises(TimeoutError):
+        asyncio.run(post(url.replace("http:", "https:") + "/v1", b"{}", {}, timeout_s=0.3))

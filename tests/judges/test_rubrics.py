@@ -13,7 +13,7 @@ from judge_cases import Handler, Play, completion, serve
 from reward_cases import make_prompt, make_trajectory, score_all
 
 from strop.config import load_config
-from strop.evaluation.loading import load_generation
+from strop.evaluation.alone import load_generation
 from strop.gateway import command
 from strop.gateway.server import Gateway
 from strop.judges.config import JudgeConfig

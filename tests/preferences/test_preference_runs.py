@@ -20,29 +20,34 @@ from strop.engines.model import load_tokenizer
 from strop.preferences.config import PreferConfig
 from strop.preferences.losses import Batch, weigh
 from strop.preferences.rows import PreferenceDataset
-from strop.preferences.trainer import PreferenceTrainer, preference_batch, train_on_preferences
+from strop.preferences.trainer import PreferenceTrainer, preference_batch
 from strop.preferences.worker import PreferenceWorker
 from strop.protocol import DataProto
 from strop.roles.reward_model import RewardModelWorker
+from strop.roles.settings import RewardModelConfig
 from strop.supervised.result import SftResult
+from strop.supervised.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.trackers import read_metrics
-from strop.workers.config import RewardModelConfig
 from strop.workers.models import Learning
 
 
 def train(folder: Path, config: Config) -> SftResult:
     start = start_run(folder, config, command=["strop", "prefer"])
     with start.run:
-        return train_on_preferences(config, start.run, say=lambda line: None)
+        return fine_tune(config, start.run, say=lambda line: None, trainer=PreferenceTrainer)
 
 
 def resume(folder: Path, *overrides: str) -> SftResult:
     start = resume_run(folder, overrides=overrides, say=lambda line: None)
     with start.run:
-        return train_on_preferences(
-            start.config, start.run, checkpoint=start.checkpoint, say=lambda line: None
+        return fine_tune(
+            start.config,
+            start.run,
+            checkpoint=start.checkpoint,
+            say=lambda line: None,
+            trainer=PreferenceTrainer,
         )
 
 

@@ -263,7 +263,7 @@ def test_a_server_that_never_answered_is_not_asked_for_every_prompt() -> None:
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 ATTACKS: dict[str, tuple[Callable[[Line], None], str]] = {
-    "silence": (lambda line: line.drip(b" " * 1000), r"did not answer in 0\.4 s \(rollout\.timeout_s\)"),
+    "silence": (lambda line: line.drip(HEAD * 100), r"did not answer in 0\.4 s \(rollout\.timeout_s\)"),
     "a slow body": (
         lambda line: (line.send(HEAD + b"Content-Length: 999\r\n\r\n"), line.drip(b" " * 999))[0],
         "0.4 s",

@@ -32,6 +32,13 @@ def write(folder: Path, *, boundary: Callable[[str], None], content: bytes) -> N
                 file.write(content[start : start + 1000])
 
 
+def save(store: CheckpointStore, step: int, boundary: Callable[[str], None], *, content: bytes) -> None:
+    pending = store.begin(step, facts={"run": content[:3].decode()})
+    with pending.writing():
+        write(pending.folder, boundary=boundary, content=content)
+    pending.seal()
+
+
 def save_in_background(store: CheckpointStore, step: int, boundary: Callable[[str], None]) -> None:
     """What a run with run.async_save does: the main thread has nothing to do with the files."""
     pending = store.begin(step, facts={"run": "new"})
@@ -72,18 +79,12 @@ def child(root: Path, kill_at: int, mode: str) -> None:
     sys.addaudithook(audit)
     os.fsync = fsync
     store = CheckpointStore(root, keep_last=1, keep_best=0)
-    store.save(
-        20, lambda folder: write(folder, boundary=boundary, content=b"old" * 1000), facts={"run": "old"}
-    )
+    save(store, 20, boundary, content=b"old" * 1000)
     armed = True
     if mode == "background":
         save_in_background(store, 40, boundary)
-        return
-    store.save(
-        40 if mode == "first" else 20,
-        lambda folder: write(folder, boundary=boundary, content=b"new" * 999),
-        facts={"run": "new"},
-    )
+    else:
+        save(store, 40 if mode == "first" else 20, boundary, content=b"new" * 999)
 
 
 def main() -> None:

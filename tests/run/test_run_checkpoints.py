@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoint_cases import save
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -34,7 +35,7 @@ def make_store(
 ) -> CheckpointStore:
     store = CheckpointStore(root, keep_last=keep_last, keep_best=keep_best)
     for step in steps:
-        store.save(step, writer(), facts={})
+        save(store, step, writer(), facts={})
     return store
 
 
@@ -45,7 +46,7 @@ def names(root: Path) -> list[str]:
 def test_save_writes_manifest_and_pointer(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", keep_last=2, keep_best=1)
     facts = {"ledger": {"counts": {"issued": 3}}, "rng": (1, 2), "best": float("inf")}
-    saved = store.save(20, writer(b"abc"), score=0.5, facts=facts)
+    saved = save(store, 20, writer(b"abc"), score=0.5, facts=facts)
     assert names(store.root) == ["global_step_20", "latest_checkpointed_iteration.txt"]
     assert (store.root / "latest_checkpointed_iteration.txt").read_text() == "20\n"
     found, skipped = store.latest_valid()
@@ -134,14 +135,14 @@ def test_unknown_format_asks_for_the_right_version(tmp_path: Path, monkeypatch: 
 def test_retention_keeps_last_and_best(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep_last=2, keep_best=1)
     for step, score in [(1, 0.2), (2, 0.9), (3, 0.9), (4, None), (5, float("nan")), (6, 0.1)]:
-        store.save(step, writer(), score=score, facts={})
+        save(store, step, writer(), score=score, facts={})
     assert store.steps() == [3, 5, 6], "of equal scores the later one"
 
 
 def test_retention_counts_only_complete_checkpoints(tmp_path: Path) -> None:
     store = make_store(tmp_path, keep_last=2, steps=(20, 40))
     (tmp_path / "global_step_40/manifest.json").unlink()
-    store.save(60, writer(), facts={})
+    save(store, 60, writer(), facts={})
     assert store.steps() == [20, 60]
     assert "global_step_40" not in names(tmp_path), "what is left of a crash goes away"
 
@@ -160,16 +161,16 @@ def test_nothing_is_removed_when_the_save_does_not_read_back(
         "checkpoint 20 stays valid"
     )
     with pytest.raises(CheckpointError, match=message):
-        store.save(40, writer(), facts={})
+        save(store, 40, writer(), facts={})
     assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
     with pytest.raises(CheckpointError, match="checkpoint 20 stays valid"):
-        store.save(20, writer(b"other"), facts={})
+        save(store, 20, writer(b"other"), facts={})
     assert store.at(20).manifest.num_bytes == 2100, "the folder set aside is back"
 
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     store = make_store(tmp_path, steps=(20,))
-    store.save(20, writer(b"new"), facts={})
+    save(store, 20, writer(b"new"), facts={})
     assert (store.at(20).path / "model/model.safetensors").read_bytes() == b"new"
     assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
 
@@ -181,7 +182,7 @@ def test_a_folder_set_aside_is_used_and_returns(tmp_path: Path) -> None:
     found, _ = store.latest_valid()
     assert found is not None
     assert found.path == aside
-    store.save(40, writer(), facts={})
+    save(store, 40, writer(), facts={})
     assert store.at(20).path == tmp_path / "global_step_20"
 
 
@@ -193,13 +194,13 @@ def test_errors_of_the_writer_pass_through_and_leave_nothing(tmp_path: Path) -> 
         raise KeyError("optimizer")
 
     with pytest.raises(KeyError, match="optimizer"):
-        store.save(40, broken, facts={})
+        save(store, 40, broken, facts={})
     with pytest.raises(ValueError, match="checkpoint of step 40 has no file"):
-        store.save(40, lambda folder: None, facts={})
+        save(store, 40, lambda folder: None, facts={})
     with pytest.raises(ValueError, match="is a link or a special file"):
-        store.save(40, lambda folder: (folder / "model").symlink_to(tmp_path), facts={})
+        save(store, 40, lambda folder: (folder / "model").symlink_to(tmp_path), facts={})
     with pytest.raises(TypeError, match=r"facts\.state is a object"):
-        store.save(40, writer(), facts={"state": object()})
+        save(store, 40, writer(), facts={"state": object()})
     assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
     with pytest.raises(ValueError, match="keep_last is 0"):
         CheckpointStore(tmp_path, keep_last=0, keep_best=0)
@@ -214,7 +215,7 @@ def test_an_errno_inside_another_error_is_found(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"40 could not .*: No space left on device; checkpoint 20 stays valid"
     ):
-        store.save(40, rust, facts={})
+        save(store, 40, rust, facts={})
 
 
 def test_discard_after_gives_up_a_future_but_never_the_only_valid_one(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_discard_after_gives_up_a_future_but_never_the_only_valid_one(tmp_path: 
         store.discard_after(30)
     store.discard_after(40)
     assert store.steps() == [20, 40, 80], "a damaged one stays until the next save"
-    store.save(60, writer(), facts={})
+    save(store, 60, writer(), facts={})
     assert store.steps() == [20, 40, 60]
 
 
@@ -252,9 +253,9 @@ def test_any_sequence_of_saves_and_failures_keeps_a_valid_one(
                 raise OSError(28, "No space left on device")
 
             with pytest.raises(CheckpointError, match="No space left"):
-                store.save(step, refuse, score=score, facts={})
+                save(store, step, refuse, score=score, facts={})
         else:
-            store.save(step, lambda folder: (folder / "f").write_bytes(b"x") and None, score=score, facts={})
+            save(store, step, lambda folder: (folder / "f").write_bytes(b"x") and None, score=score, facts={})
             alive = {old: value for old, value in alive.items() if old < step} | {step: score}
             best = sorted((value, old) for old, value in alive.items() if value is not None)
             kept = set(sorted(alive)[-keep_last:]) | {old for _, old in best[len(best) - keep_best :]}
@@ -322,7 +323,7 @@ def test_a_background_failure_surfaces_with_the_checkpoint_that_stays(tmp_path: 
     surface = {
         "next begin": lambda: store.begin(60, facts={}),
         "settle": lambda: store.settle(30),
-        "next save": lambda: store.save(60, writer(), facts={}),
+        "next save": lambda: save(store, 60, writer(), facts={}),
     }
     with pytest.raises(CheckpointError, match=message):
         surface[where]()
@@ -350,15 +351,14 @@ def test_one_checkpoint_is_in_flight_at_a_time(tmp_path: Path) -> None:
     store = make_store(tmp_path, steps=(20,))
     pending = begin_and_write(store, 40)
     for call in (lambda: store.begin(60, facts={}), store.settle, pending.result):
-        with pytest.raises(RuntimeError, match="checkpoint 40 was begun, but neither sealed nor abandoned"):
+        with pytest.raises(RuntimeError, match="checkpoint 40 was begun, and is not sealed"):
             call()
-    pending.abandon()
+    with pytest.raises(KeyError), pending.writing():
+        raise KeyError("optimizer")
     assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
     following = begin_and_write(store, 40)
-    for call in (pending.seal, pending.abandon, lambda: pending.seal_after(lambda: None)):
-        with pytest.raises(
-            RuntimeError, match="checkpoint 40 is being sealed, or was sealed or abandoned before"
-        ):
+    for call in (pending.seal, lambda: pending.seal_after(lambda: None)):
+        with pytest.raises(RuntimeError, match="checkpoint 40 is being sealed, was sealed, or has failed"):
             call()
     following.seal()
     with pytest.raises(RuntimeError, match="was sealed"):
@@ -380,11 +380,6 @@ def test_what_fails_around_the_writers_gives_the_checkpoint_up(tmp_path: Path) -
         fail(KeyboardInterrupt())
     assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
     pending = store.begin(40, facts={})
-    pending.abandon()
-    with pytest.raises(RuntimeError, match="was sealed or abandoned"):
-        pending.seal()
-    assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
-    pending = store.begin(40, facts={})
     with pending.writing():
         writer()(pending.folder)
     assert pending.seal() == store.at(40)
@@ -399,11 +394,11 @@ def test_an_errno_of_another_process_is_found_if_disks_have_it(tmp_path: Path) -
     with pytest.raises(
         CheckpointError, match="40 could not .*: No space left on device; checkpoint 20 stays"
     ):
-        store.save(40, lambda _: fail("[Errno 28] No space left on device: 'shard'"), facts={})
+        save(store, 40, lambda _: fail("[Errno 28] No space left on device: 'shard'"), facts={})
     with pytest.raises(
         RuntimeError, match="^actor rank 1 on node-7: OSError: .Errno 111. Connection refused$"
     ):
-        store.save(40, lambda _: fail("[Errno 111] Connection refused"), facts={})
+        save(store, 40, lambda _: fail("[Errno 111] Connection refused"), facts={})
 
 
 REFUSED = """
@@ -411,11 +406,17 @@ import json, resource, sys
 from pathlib import Path
 from strop.run import CheckpointError, CheckpointStore
 
+def save(store, step, write, facts):
+    pending = store.begin(step, facts=facts)
+    with pending.writing():
+        write(pending.folder)
+    pending.seal()
+
 def write(size):
     return lambda folder: (folder / "model.bin").write_bytes(b"x" * size) and None
 
 store = CheckpointStore(Path(sys.argv[1]), keep_last=1, keep_best=0)
-store.save(20, write(1000), facts={})
+save(store, 20, write(1000), facts={})
 if sys.argv[2] == "rlimit":
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 if sys.argv[2] == "safetensors":
@@ -423,11 +424,11 @@ if sys.argv[2] == "safetensors":
     from safetensors.numpy import save_file
     write = lambda size: lambda folder: save_file({"w": np.zeros(size, "u1")}, folder / "w.safetensors")
 try:
-    store.save(40, write(2_000_000), facts={})
+    save(store, 40, write(2_000_000), facts={})
 except CheckpointError as error:
     print(json.dumps({"message": str(error), "names": sorted(p.name for p in store.root.iterdir()),
                       "latest": store.latest_valid()[0].step}))
-store.save(60, write(500), facts={})
+save(store, 60, write(500), facts={})
 print(store.steps())
 """
 
@@ -477,11 +478,11 @@ def test_a_file_system_that_knows_no_fsync_of_folders_still_keeps_checkpoints(
 
     monkeypatch.setattr(os, "fsync", of_files_only)
     if is_saved:
-        store.save(40, writer(), facts={})
+        save(store, 40, writer(), facts={})
     else:
         with pytest.raises(
             CheckpointError, match="checkpoint 40 could not be saved to .*: Input/output error"
         ):
-            store.save(40, writer(), facts={})
+            save(store, 40, writer(), facts={})
     monkeypatch.undo()
     assert store.steps() == [20, 40][: 1 + is_saved]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoint_cases import save
 
 import strop
 from strop.run import CheckpointStore
@@ -28,7 +29,7 @@ def open_store(root: Path) -> CheckpointStore:
 def save_again(root: Path, step: int) -> None:
     """The run goes on: the next save works and leaves nothing else in the folder."""
     store = open_store(root)
-    store.save(step, lambda folder: (folder / "model.bin").write_bytes(b"next") and None, facts={})
+    save(store, step, lambda folder: (folder / "model.bin").write_bytes(b"next") and None, facts={})
     assert sorted(path.name for path in root.iterdir()) == [
         f"global_step_{step}",
         "latest_checkpointed_iteration.txt",
@@ -81,7 +82,7 @@ def test_kill_at_every_write_boundary_leaves_a_valid_checkpoint(memory_path: Pat
 
 def test_a_save_that_died_is_reported_by_step_and_reason(tmp_path: Path) -> None:
     store = open_store(tmp_path)
-    store.save(180, lambda folder: (folder / "model.bin").write_bytes(b"x") and None, facts={})
+    save(store, 180, lambda folder: (folder / "model.bin").write_bytes(b"x") and None, facts={})
     (tmp_path / ".saving-global_step_200").mkdir()
     (tmp_path / ".saving-global_step_200/model.bin").write_bytes(b"x")
     found, skipped = store.latest_valid()
@@ -95,7 +96,7 @@ def test_a_process_that_dies_between_begin_and_seal_leaves_the_one_before(
     tmp_path: Path, moment: str
 ) -> None:
     store = open_store(tmp_path)
-    store.save(180, lambda folder: (folder / "model.bin").write_bytes(b"x") and None, facts={})
+    save(store, 180, lambda folder: (folder / "model.bin").write_bytes(b"x") and None, facts={})
     pending = store.begin(200, facts={})  # and then its process is gone
     if moment != "written":
         (pending.folder / "actor").mkdir()
@@ -120,7 +121,10 @@ for step in range(1, 10**6):
         for name in "abc":
             (folder / name).write_bytes(content)
     if sys.argv[2] == "now":
-        store.save(step, write, score=-step % 7, facts={"step": step})
+        pending = store.begin(step, score=-step % 7, facts={"step": step})
+        with pending.writing():
+            write(pending.folder)
+        pending.seal()
         print(step, flush=True)
     else:
         pending = store.begin(step, score=-step % 7, facts={"step": step})
@@ -152,5 +156,5 @@ def test_kill_9_from_outside_at_random_moments(memory_path: Path, start: Start, 
         assert (found.path / "c").read_bytes() == str(found.step).encode() * 200_000
         save_again_step = found.step + 1
         store = CheckpointStore(root, keep_last=1, keep_best=0)
-        store.save(save_again_step, lambda folder: (folder / "a").write_bytes(b"x") and None, facts={})
+        save(store, save_again_step, lambda folder: (folder / "a").write_bytes(b"x") and None, facts={})
         assert store.steps() == [save_again_step]

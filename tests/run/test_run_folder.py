@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from checkpoint_cases import save
 
 from strop.run import Fate, RunConfig, RunError, RunFolder, is_run
 
@@ -205,8 +206,11 @@ def test_rollback_takes_back_events_ledger_fingerprints_samples_and_checkpoints(
         run.ledger.settle(step, {f"p{step}/0": Fate("trained")})
         run.samples.write(step, [{"id": f"p{step}/0", "uid": f"p{step}", "sample_index": 0}])
         run.fingerprints.append(step, loss=str(step))
-        run.checkpoints.save(
-            step, write_model, facts={"ledger": run.ledger.state(), "chain": run.fingerprints.head}
+        save(
+            run.checkpoints,
+            step,
+            write_model,
+            facts={"ledger": run.ledger.state(), "chain": run.fingerprints.head},
         )
     run.rollback(2)
     facts = run.checkpoints.at(2).manifest.facts

@@ -228,7 +228,7 @@ class Machine:
             raise CommandExitException(4, "out", "err")
         if code == "outage":
             raise OSError("no route")
-        return types.SimpleNamespace(exit_code=0, stdout="ready\n", stderr="")
+        return types.SimpleNamespace(exit_code=0, stdout="sandbox ready\n", stderr="")
 
     async def kill(self) -> None:
         type(self).alive -= 1
@@ -249,7 +249,7 @@ def test_hosted_programs_have_outcomes_and_their_machines_are_ended(monkeypatch:
             return [await sandbox.run(program) for program in programs]
 
     fine, fail, hang, outage = asyncio.run(run_all())
-    assert (fine.outcome, fine.text, fine.files) == ("ok", "ready\n", {"__stdin__": b""})
+    assert (fine.outcome, fine.text, fine.files) == ("ok", "sandbox ready\n", {"__stdin__": b""})
     assert (fail.outcome, fail.exit_code, fail.stdout, fail.stderr) == ("error", 4, b"out", b"err")
     assert hang.outcome == "timeout"
     assert (outage.outcome, outage.error) == ("infrastructure", "e2b failed: OSError: no route")

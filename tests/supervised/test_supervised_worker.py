@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from strop.algorithms.aggregation import BatchTotals
 from strop.base.metrics import merge_metrics, metric_values
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.packing import Row, split_rows
+from strop.engines.packing import Row, data_rows, split_rows
 from strop.engines.parallel import Parallel
 from strop.evaluation.likely_tokens import LikelyTokens
 from strop.protocol import columns
@@ -24,7 +24,6 @@ from strop.supervised.kept import SftExample, TeacherTop
 from strop.supervised.trainer import make_sft_batch, sft_totals
 from strop.supervised.worker import SupervisedWorker
 from strop.workers.models import Learning
-from strop.workers.rows import data_rows
 
 BUDGET = 40
 

@@ -19,7 +19,8 @@ from rich.console import Console
 
 from strop.rewards import Outcome
 from strop.run import RunError
-from strop.trainer.progress import ConsoleTracker, duration, find, headline
+from strop.tracking.console import ConsoleTracker, duration, headline
+from strop.trainer.curve import find
 from strop.trainer.trackers import JsonlTracker, TrackerGroup, TrackerSetup, read_metrics, trackers
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -57,6 +58,15 @@ class Clock:
         return self.now
 
 
+def console_tracker(
+    *, total_steps: int, first_step: int = 0, label: str = "train", console: Console, clock: Clock
+) -> ConsoleTracker:
+    setup = TrackerSetup(
+        folder=Path(), total_steps=total_steps, resume_step=first_step, label=label, console=console
+    )
+    return ConsoleTracker(setup, clock=clock)
+
+
 def plain_console() -> tuple[Console, io.StringIO]:
     output = io.StringIO()
     return Console(file=output, force_terminal=False, width=40), output
@@ -65,7 +75,7 @@ def plain_console() -> tuple[Console, io.StringIO]:
 def test_without_a_terminal_at_most_one_line_a_second_and_always_the_last() -> None:
     console, output = plain_console()
     clock = Clock()
-    tracker = ConsoleTracker(total_steps=10, label="rl", console=console, clock=clock)
+    tracker = console_tracker(total_steps=10, label="rl", console=console, clock=clock)
     for step in range(1, 8):
         clock.now += 0.4  # steps end at 0.4, 0.8, ... s: lines at 0.4, then 1.6 and 2.8
         tracker.log(step, {"critic/rewards/mean": step / 10})
@@ -77,7 +87,7 @@ def test_without_a_terminal_at_most_one_line_a_second_and_always_the_last() -> N
         "rl step 7/10  reward 0.700  eta 0:00:01",
     ]
     console, output = plain_console()
-    tracker = ConsoleTracker(total_steps=2, console=console, clock=clock)
+    tracker = console_tracker(total_steps=2, console=console, clock=clock)
     for step in (1, 2):
         tracker.log(step, METRICS)
     assert output.getvalue().splitlines() == [
@@ -90,7 +100,7 @@ def test_without_a_terminal_at_most_one_line_a_second_and_always_the_last() -> N
 
 def test_without_a_terminal_a_long_step_says_how_far_it_is_at_most_every_thirty_seconds() -> None:
     (console, output), clock = plain_console(), Clock()
-    tracker = ConsoleTracker(total_steps=4, console=console, clock=clock)
+    tracker = console_tracker(total_steps=4, console=console, clock=clock)
     for number in range(1, 8):  # a look every ten seconds
         clock.now += 10
         tracker.note(f"{number} of 9 done")
@@ -110,7 +120,7 @@ def test_without_a_terminal_a_long_step_says_how_far_it_is_at_most_every_thirty_
 def test_on_a_terminal_the_line_below_the_bar_says_how_far_a_step_is() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=100, color_system=None)
-    tracker = ConsoleTracker(total_steps=4, console=console, clock=Clock())
+    tracker = console_tracker(total_steps=4, console=console, clock=Clock())
     tracker.note("3 of 9 done")
     assert "3 of 9 done" in output.getvalue()
     tracker.log(1, {"train/loss": 0.5})
@@ -149,7 +159,7 @@ def test_what_workers_note_is_shown_while_samples_are_played(
 
 def test_numbers_that_come_now_and_then_stay_on_the_line() -> None:
     console, output = plain_console()
-    tracker = ConsoleTracker(total_steps=9, console=console, clock=Clock())
+    tracker = console_tracker(total_steps=9, console=console, clock=Clock())
     tracker.log(0, {"val-core/x/acc/mean@1": 0.25})
     tracker.log(1, {"critic/rewards/mean": 0.5})
     tracker.close()
@@ -162,7 +172,7 @@ def test_numbers_that_come_now_and_then_stay_on_the_line() -> None:
 def test_eta_of_a_resumed_run_counts_only_its_own_steps() -> None:
     console, output = plain_console()
     clock = Clock()
-    tracker = ConsoleTracker(total_steps=100, first_step=90, console=console, clock=clock)
+    tracker = console_tracker(total_steps=100, first_step=90, console=console, clock=clock)
     clock.now += 60
     tracker.log(91, {})
     tracker.close()
@@ -172,7 +182,7 @@ def test_eta_of_a_resumed_run_counts_only_its_own_steps() -> None:
 def test_a_terminal_gets_a_bar_that_ends_with_the_last_numbers() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=100, color_system=None)
-    tracker = ConsoleTracker(total_steps=4, label="rl", console=console, clock=Clock())
+    tracker = console_tracker(total_steps=4, label="rl", console=console, clock=Clock())
     tracker.log(3, METRICS)
     tracker.close()
     tracker.close()

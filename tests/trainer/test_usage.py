@@ -10,8 +10,7 @@ from tiny_runs import Done
 
 from strop.base.limits import host_used_bytes
 from strop.engines.flops.peak import half_precision_peak, peak_flops
-from strop.workers.metrics import usage_metrics
-from strop.workers.models import Usage
+from strop.engines.flops.usage import Usage, usage_metrics
 
 
 def usage(**given: Any) -> Usage:

@@ -15,7 +15,7 @@ from references.tiny_tiles import save_tiny_tiles
 from references.tiny_vision import BLUE, RED, picture, png, save_tiny_vision
 from references.vision_prompts import prompts_from, prompts_of
 from strop.engines.config import ModelConfig
-from strop.engines.media import MediaReader, media_reader
+from strop.engines.media import media_reader
 from strop.engines.model import load_model
 from strop.rollout.config import RolloutConfig
 from strop.rollout.sync.probe import probe_tokens
@@ -23,6 +23,7 @@ from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings
 from strop.rollout.vllm.pictures import SharedPictures
 from strop.vision.limits import check_engine
+from strop.vision.seam import MediaReader
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.protocol import DataProto, columns
 from strop.roles.critic import CriticWorker
-from strop.workers.config import CriticConfig
+from strop.roles.settings import CriticConfig
 from strop.workers.models import Learning
 
 LR = 1e-2

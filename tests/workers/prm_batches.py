@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.protocol import DataProto, columns
 from strop.roles.prm import PrmWorker
-from strop.workers.config import PrmConfig
+from strop.roles.settings import PrmConfig
 from strop.workers.models import Learning
 
 LR, BETA = 1e-2, 0.5

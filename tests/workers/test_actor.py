@@ -14,8 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from references.losses import clipped_term, kl, reduce_terms
 from strop.algorithms.aggregation import BatchTotals
-from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
+from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, loss_spec, register_policy_loss
+from strop.algorithms.names import AGGREGATION_MODES
 from strop.base.metrics import merge_metrics, metric_values
 from strop.controller import Mesh, Placement
 from strop.engines.optimizer import StepReport

@@ -15,7 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from references import critics as reference
 from references.losses import reduce_terms
 from strop.algorithms.aggregation import BatchTotals
-from strop.algorithms.config import AGGREGATION_MODES, AlgorithmConfig
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.names import AGGREGATION_MODES
 from strop.base.metrics import merge_metrics, metric_values
 from strop.protocol import DataProto, columns
 from strop.roles.critic import CriticWorker

@@ -14,7 +14,7 @@ from strop.data.tiny import make_tiny_tokenizer
 from strop.engines.config import EngineConfig
 from strop.protocol import DataProto
 from strop.roles.reward_model import RewardModelWorker
-from strop.workers.config import RewardModelConfig
+from strop.roles.settings import RewardModelConfig
 
 CONVERSATIONS: list[tuple[list[dict[str, str]], str]] = [
     ([{"role": "user", "content": "hi"}], "hello"),

@@ -12,7 +12,7 @@ import pytest
 from strop.config import load_config
 from strop.controller import InlineRuntime
 from strop.engines.config import ModelConfig
-from strop.evaluation.loading import client_of, load_generation
+from strop.evaluation.alone import client_of, load_generation
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import engines
 from strop.rollout.sync.transfer import weight_transfer

@@ -1,4 +1,5 @@
 """Learning from a teacher, beside rewards or without them.
 
-terms.py  terms that pull the policy towards it
+settings.py  what a user sets about it (torch-free)
+terms.py     terms that pull the policy towards it
 """

@@ -119,8 +119,8 @@ def policy_loss(
         seen |= statistics
     shares: dict[str, Tensor] = {PG_LOSS: loss.detach()}
     algorithm = spec.algorithm
-    if algorithm.policy_coef != 1:
-        loss = algorithm.policy_coef * loss if algorithm.policy_coef else loss.new_zeros(())
+    if spec.policy_coef != 1:
+        loss = spec.policy_coef * loss if spec.policy_coef else loss.new_zeros(())
     if algorithm.entropy_coeff != 0:
         loss = loss - algorithm.entropy_coeff * weighted_sum(entropies, weights)
     if algorithm.use_kl_loss:
@@ -129,7 +129,7 @@ def policy_loss(
         seen[KL_LOSS.last] = kl
     means = {STATISTIC.of(name): values.detach() for name, values in seen.items()}
     distances: Tensor | None = None
-    if spec.distillation.is_on:
+    if spec.distillation is not None:
         distance_to_teacher = needed("distance to a teacher", "algorithm.distillation.kind is set")
         taught = distance_to_teacher(spec, log_probs, here, chosen_log_probs, is_likely)
         distance = weighted_sum(taught.terms, weights)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from strop.algorithms.aggregation import Aggregation
-from strop.algorithms.config import AlgorithmConfig, DistillationConfig
+from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import policy_loss_declaration
 from strop.algorithms.registry import Declaration
+from strop.base.sections import section_on
 
 OPTIONAL_COLUMNS = ("advantages", "ref_log_prob", "rollout_log_probs", "rollout_is_weights")
 """Columns that a loss may take under their own names, where the batch has them."""
-TEACHER_COLUMNS = {"reverse_kl": ("teacher_log_prob",), "forward_kl": ("teacher_ids", "teacher_logprobs")}
-"""Columns of each kind of distillation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +39,19 @@ class LossSpec:
     """The coefficients; also what a loss in verl's convention reads as its config."""
 
     @property
-    def distillation(self) -> DistillationConfig:
-        """The term d_t."""
-        return self.algorithm.distillation
+    def distillation(self) -> Any:
+        """The section of the term d_t; None without one."""
+        return section_on(self.algorithm, "distillation")
+
+    @property
+    def policy_coef(self) -> float:
+        """Weight of the policy's own term beside it."""
+        return getattr(self.algorithm, "policy_coef", 1.0)
 
     @property
     def teacher_columns(self) -> tuple[str, ...]:
         """What a teacher must have said; none without distillation."""
-        return TEACHER_COLUMNS.get(self.distillation.kind, ())
+        return () if self.distillation is None else tuple(self.distillation.columns)
 
     @property
     def takes_chosen_tokens(self) -> bool:
@@ -58,7 +63,9 @@ class LossSpec:
         """It has a term that moves the policy also where the advantage is 0."""
         declaration, algorithm = self.declaration, self.algorithm
         moves_anyway = declaration.moves_without_advantage or declaration.is_user_convention
-        has_other_terms = algorithm.entropy_coeff != 0 or algorithm.use_kl_loss or self.distillation.is_on
+        has_other_terms = (
+            algorithm.entropy_coeff != 0 or algorithm.use_kl_loss or self.distillation is not None
+        )
         return moves_anyway or has_other_terms
 
     def present(self, names: frozenset[str]) -> dict[str, str]:

@@ -8,28 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-COLUMNS = frozenset(
-    {
-        "anchor_ids",
-        "group_ids",
-        "old_log_probs",
-        "process_rewards",
-        "ref_log_prob",
-        "response_mask",
-        "reward_baselines",
-        "reward_parts",
-        "rewards",
-        "rollout_is_weights",
-        "sample_index",
-        "sum_pi_squared",
-        "token_level_rewards",
-        "turn_index",
-        "turn_rewards",
-        "values",
-    }
-)
-"""Names of `Batch.columns`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -64,24 +42,11 @@ class Batch:
 
     def columns(self) -> dict[str, Tensor]:
         """By the names under which estimators take them."""
-        return {
-            "token_level_rewards": self.token_level_rewards,
-            "rewards": self.token_level_rewards.sum(dim=-1),
-            "turn_rewards": self.token_level_rewards.sum(dim=-1),
-            "sample_index": self.sample_index,
-            "turn_index": self.turn_index,
-            "anchor_ids": self.anchor_ids,
-            "response_mask": self.response_mask,
-            "group_ids": self.group_ids,
-            "values": self.values,
-            "old_log_probs": self.log_probs,
-            "ref_log_prob": self.log_probs - 0.25,
-            "sum_pi_squared": self.sum_pi_squared,
-            "rollout_is_weights": self.rollout_is_weights,
-            "reward_baselines": self.reward_baselines,
-            "reward_parts": self.reward_parts,
-            "process_rewards": self.process_rewards,
-        }
+        columns = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        log_probs = columns.pop("log_probs")
+        sums = self.token_level_rewards.sum(dim=-1)
+        columns |= {"rewards": sums, "turn_rewards": sums}
+        return {**columns, "old_log_probs": log_probs, "ref_log_prob": log_probs - 0.25}
 
     def map(self, per_row: Callable[[Tensor], Tensor]) -> Batch:
         """The same change made to every column along its rows."""
@@ -136,3 +101,7 @@ def random_batch(generator: torch.Generator, *, like: Batch | None = None) -> Ba
         anchor_ids=torch.randint(-1, 2, (num_rows,), generator=generator),
         process_rewards=uniform(num_rows, width) - 0.5,
     )
+
+
+COLUMNS = frozenset(random_batch(torch.Generator()).columns())
+"""Names of `Batch.columns`."""

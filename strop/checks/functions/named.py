@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.declarations import check_adv_settings
@@ -18,9 +18,6 @@ from strop.checks.functions.findings import Finding
 from strop.checks.functions.policy_losses import check_policy_loss
 from strop.cli.output import UsageError
 from strop.config.overrides import parse_override
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, kw_only=True)

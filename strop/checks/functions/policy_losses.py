@@ -20,21 +20,7 @@ from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_
 from strop.algorithms.registry import Declaration, check_settings, with_own_settings
 from strop.checks.functions.findings import Finding
 from strop.checks.functions.loss_probe import COLUMNS, LossBatch, ProbedLoss, example_batch
-from strop.checks.functions.loss_rules import (
-    check_cut,
-    check_detached,
-    check_empty_row,
-    check_extremes,
-    check_importance_weights,
-    check_inputs,
-    check_layout,
-    check_mask,
-    check_on_policy,
-    check_order,
-    check_repeats,
-    check_width,
-    check_zero_advantage,
-)
+from strop.checks.functions.loss_rules import RULES, Trial
 
 
 def check_policy_loss(
@@ -69,22 +55,9 @@ def check_policy_loss(
         return [
             Finding("finite", f"on ordinary numbers the loss is {base.loss}, or its gradient is not finite")
         ]
-    checks = [
-        *check_detached(subject, batch),
-        check_inputs(batch, before),
-        check_repeats(subject, batch, base),
-        check_mask(subject, batch, base),
-        check_width(subject, batch, base),
-        check_order(subject, example, base),
-        check_cut(subject, batch, base),
-        check_empty_row(subject, batch, base),
-        check_layout(subject, batch, base),
-        check_zero_advantage(subject, seed),
-        check_on_policy(subject, seed),
-        check_extremes(subject),
-        check_importance_weights(subject, batch, base),
-    ]
-    return [finding for finding in checks if finding is not None]
+    trial = Trial(loss=subject, example=example, batch=batch, before=before, base=base, seed=seed)
+    sentences = {rule: broken_by(trial) for rule, broken_by in RULES.items()}
+    return [Finding(rule, sentence) for rule, sentence in sentences.items() if sentence is not None]
 
 
 def _subject(

@@ -25,7 +25,8 @@ from strop.checks.preflight.rules import Agreement, Probe, can_teach, examine
 from strop.checks.preflight.tokens import TokenFacts, examine_tokens
 from strop.checks.preflight.verdict import Check
 from strop.data.drawing import draw
-from strop.evaluation.alone import as_spoken, is_remote, player, sampling_spoken, speaking
+from strop.engines.flops.threads import set_threads
+from strop.evaluation.alone import answering, is_remote, play_alone
 from strop.protocol import columns
 from strop.rewards import RewardPool
 from strop.trainer.collecting import training_rows
@@ -34,7 +35,6 @@ from strop.trainer.producers import StepContext, produced
 from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.setup import TrainingData, load_training_data, sampling_of
 from strop.trainer.stages import Stages
-from strop.trainer.threads import set_threads
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.reports import EpisodeReport, report_of
@@ -117,24 +117,17 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
 
 def _asked(config: Config, *, num_prompts: int) -> Preflight:
     """The first prompts of a run, answered by somebody else's model: do data, agents and rewards work?"""
-    remote = config.rollout.remote
-    with speaking(config) as spoken:
-        data = load_training_data(spoken, data=as_spoken(spoken.data, spoken))
+    remote, who = config.rollout.remote, answering(config)
+    with who.speaking(config) as spoken:
+        data = load_training_data(spoken, data=who.as_spoken(spoken.data, spoken))
         start = time.perf_counter()
         prompts = first_prompts(data, num_prompts)
-        sampling = sampling_spoken(sampling_of(spoken, spoken.rollout, data.tokenizer), spoken)
         options = spoken.data.chat_template_kwargs
         setup = AgentSetup(spoken.agent, data.tokenizer, template_options=options)
 
         async def play() -> list[Episode]:
-            limit = spoken.data.max_response_tokens
-            async with (
-                RewardPool(spoken.reward, tokenizer=spoken.model.path) as pool,
-                player(spoken, setup, pool, max_tokens=limit, seed=spoken.trainer.seed) as playing,
-            ):
-                return await playing.play(
-                    prompts, samples_per_prompt=spoken.rollout.samples_per_prompt, sampling=sampling
-                )
+            async with RewardPool(spoken.reward, tokenizer=spoken.model.path) as pool:
+                return await play_alone(spoken, setup, prompts, pool, how=spoken.rollout)
 
         episodes = asyncio.run(play())
     reports = [report_of(episode) for episode in episodes]
@@ -240,7 +233,7 @@ class _Trial:
         experience = training_rows(config, roles, episodes, self._sampling)
         if not experience.reports:
             return
-        wanted = {"old_log_probs"} | ({"rm_scores"} if config.uses_reward_model else set())
+        wanted = {"old_log_probs"} | ({"rm_scores"} if "reward_model" in config.roles else set())
         experience = produced(experience, wanted, StepContext(config, roles), Stages(roles))
         self._take(experience.reports, experience.taken_by("preflight").get().tensors())
 
@@ -268,7 +261,7 @@ class _Trial:
             max_failed_share=config.reward.max_failed_share,
             is_group_relative=adv_estimator_declaration(config.algorithm.adv_estimator).is_group_relative,
             lr=config.actor.optim.lr,
-            has_teacher=config.uses_teacher,
+            has_teacher="teacher" in config.roles,
             agreement=self._agreement(),
         )
 

@@ -21,8 +21,8 @@ from strop.compat.migration.outcomes import (
     skip,
 )
 from strop.compat.migration.rules import (
+    functions_of,
     installed_trackers,
-    model_path,
     shown_as,
     tracker_names,
     without_trackers,
@@ -42,7 +42,8 @@ _FILES = {"train": "openrlhf", "sft": "openrlhf_sft", "prefer": "openrlhf_prefer
 def openrlhf_table(program: str = "train_ppo_ray") -> Table:
     """The flags of one of its programs."""
     command = PROGRAMS[program]
-    return read_table(_FILES[command], FUNCTIONS, kind=program if command == "prefer" else "")
+    kind = program if command == "prefer" else ""
+    return read_table(_FILES[command], functions_of(globals()), kind=kind)
 
 
 def migrate_openrlhf(flags: Flags) -> Migration:
@@ -105,12 +106,6 @@ def remote_reward(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"reward.path": text, "reward.name": "reward_func"}, "the file works as it is")
 
 
-def agent_file(key: str, value: Any, facts: Facts) -> Outcome:
-    """A Python file with the classes AgentInstance and AgentExecutor, which scores its episodes."""
-    ours = {"agent.files": [str(value)], "agent.default_agent": "openrlhf_agent"}
-    return many(ours, "what the file imports from openrlhf comes from strop.agents")
-
-
 def dataset(key: str, value: Any, facts: Facts, *, ours: str, split: str) -> Outcome:
     """A data set by its path or its name on the hub, or several between commas."""
     if not value:
@@ -156,11 +151,6 @@ def _source(name: str, split: str) -> str:
             name if is_file else f"{name}@{split}" if (Path(name) / "dataset_dict.json").is_file() else name
         )
     return f"hub:{name}@{split}"
-
-
-def prompt_column(key: str, value: Any, facts: Facts) -> Outcome:
-    """The column with the prompt, text or messages."""
-    return many({"data.prompt_key": str(value)}, "text becomes one user message in both")
 
 
 def conversation(key: str, value: Any, facts: Facts) -> Outcome:
@@ -214,11 +204,6 @@ def micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
     roles = ["actor"] + ["critic"] * uses_critic(facts) + ["reference"] * bool(facts.get("init_kl_coef"))
     note = f"{value} samples of at most {_longest(facts)} tokens; strop bounds tokens, not samples"
     return many({f"{role}.engine.max_tokens_per_device": tokens for role in roles}, note)
-
-
-def longest_conversation(key: str, value: Any, facts: Facts) -> Outcome:
-    """The limit of a conversation, whose end is cut off."""
-    return many({"sft.data.max_tokens": integer(value), "sft.data.truncation": "right"})
 
 
 def conversations(key: str, value: Any, facts: Facts, *, ours: str, of_a_row: int) -> Outcome:
@@ -323,13 +308,6 @@ def clip_range(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"algorithm.clip_ratio_low": low, "algorithm.clip_ratio_high": high})
 
 
-def dual_clip(key: str, value: Any, facts: Facts) -> Outcome:
-    """The bound of the loss where the advantage is negative."""
-    if value in (None, "none"):
-        return many({"algorithm.clip_ratio_c": float("inf")}, "no dual clip there unless it is set")
-    return many({"algorithm.clip_ratio_c": number(value)})
-
-
 def kl(key: str, value: Any, facts: Facts) -> Outcome:
     """The KL term: a loss of its own, or a penalty in the reward."""
     coefficient = number(value)
@@ -420,39 +398,3 @@ def _two(value: Any) -> tuple[float, float]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise UnreadableError(f"{value!r} would have to be two numbers")
     return number(value[0]), number(value[1])
-
-
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        *(
-            ahead,
-            uses_critic,
-            reward_models,
-            remote_reward,
-            agent_file,
-            dataset,
-            shares,
-            prompt_column,
-            conversation,
-            rated_answer,
-            starting_model,
-            longest_conversation,
-            samples_per_update,
-        ),
-        *(
-            micro_batch,
-            conversations,
-            ranks,
-            both,
-            schedule,
-            plain_advantages,
-            clip_range,
-            dual_clip,
-            kl,
-            adaptive_kl,
-        ),
-        *(band, correction, limits, band_of_weights, boards, shown, model_path),
-    )
-}
-"""What the rows of its tables name."""

@@ -3,11 +3,13 @@
 A row is one of these, with the words it takes:
 
     to = "our.key"        our key; `as` names a conversion, `choice` lists names, `instead` what to use for other ones
+    sets = {…}            our keys and values, "<value>" for theirs, converted as for `to`
     not_needed = "why"    nothing to set here, whatever the value
     not_there = "why"     strop has nothing like it yet, and the run goes without
     refused = "why"       strop does something else, whatever the value
     unless = [values]     not needed for these and null, because of `else`; for others `refuse` or `lack` says why
     when_true = {…}       our keys and values where theirs is true; `else` says why not
+    cases = {…}           a row for each value by its name, several between blanks; `otherwise` for other values
     below = "our.section" every key below a section of theirs, under its own name
     noted = "where"       translated together with another setting
     by = "name"           a function of the library's module, for what follows from several settings
@@ -21,6 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +45,22 @@ from strop.trainer.trackers import check_trackers
 Functions = Mapping[str, Callable[..., Any]]
 """What `by`, `as` and `only_if` name beside the conversions here: rules, conversions (value, facts), conditions."""
 
+_VALUE = "<value>"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_KINDS = ("to", "not_needed", "not_there", "refused", "unless", "when_true", "below", "noted", "by")
+_KINDS = (
+    *("to", "not_needed", "not_there", "refused", "unless", "when_true", "below", "noted", "by"),
+    *("sets", "cases"),
+)
+
+
+def functions_of(*modules: Mapping[str, Any]) -> Functions:
+    """What rows may name: the functions of these modules (`vars(module)`), and those here, by their own names."""
+    return {
+        name: one
+        for module in (globals(), *modules)
+        for name, one in module.items()
+        if isfunction(one) and one.__module__ == module["__name__"]
+    }
 
 
 def rule_of(row: Mapping[str, Any], functions: Functions) -> Rule:
@@ -68,7 +85,13 @@ def rule_of(row: Mapping[str, Any], functions: Functions) -> Rule:
 def _plain(kind: str, what: Any, rest: Mapping[str, Any], functions: Functions) -> Rule:
     match kind:
         case "to":
-            return _to(what, rest, functions)
+            return _sets({what: _VALUE}, rest, functions)
+        case "sets":
+            return _sets(what, rest, functions)
+        case "cases":
+            otherwise = rule_of(rest["otherwise"], functions)
+            rules = {name: rule_of(one, functions) for names, one in what.items() for name in names.split()}
+            return lambda key, value, facts: rules.get(_name_of(value), otherwise)(key, value, facts)
         case "not_needed":
             return lambda key, value, facts: skip(what)
         case "not_there":
@@ -90,16 +113,32 @@ def _plain(kind: str, what: Any, rest: Mapping[str, Any], functions: Functions) 
     return lambda key, value, facts: function(key, value, facts, **rest)
 
 
-def _to(ours: str, rest: Mapping[str, Any], functions: Functions) -> Rule:
+def _sets(ours: Mapping[str, Any], rest: Mapping[str, Any], functions: Functions) -> Rule:
     convert = _choice(rest["choice"], rest["instead"]) if "choice" in rest else None
     if "as" in rest:
         convert = CONVERSIONS.get(rest["as"]) or functions[rest["as"]]
 
     def rule(key: str, value: Any, facts: Facts) -> Outcome:
         converted = value if convert is None else convert(value, facts)
-        return converted if isinstance(converted, Outcome) else many({ours: converted}, rest.get("note", ""))
+        if isinstance(converted, Outcome):
+            return converted
+        return many({name: _filled(one, converted) for name, one in ours.items()}, rest.get("note", ""))
 
     return rule
+
+
+def _filled(ours: Any, value: Any) -> Any:
+    """A value of ours, with theirs in its place."""
+    if isinstance(ours, list):
+        return [_filled(one, value) for one in ours]
+    return value if ours == _VALUE else ours
+
+
+def _name_of(value: Any) -> str:
+    """What a table calls a value; empty for lists and the like."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, int | float) else value if isinstance(value, str) else ""
 
 
 def _unless(harmless: list[Any], **words: str) -> Rule:
@@ -164,6 +203,7 @@ def _pair(value: Any) -> list[Any]:
 CONVERSIONS: dict[str, Callable[[Any, Facts], Any]] = {
     "integer": lambda value, facts: integer(value),
     "number": lambda value, facts: number(value),
+    "text": lambda value, facts: str(value),
     "never_below_zero": lambda value, facts: max(0, integer(value)),
     "list": lambda value, facts: one_or_more(value),
     "pair": lambda value, facts: _pair(value),
@@ -193,11 +233,6 @@ def model_path(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     if facts.get(MODELSCOPE) is True and _HUB_NAME.fullmatch(value) and not Path(value).exists():
         return many({ours: f"modelscope:{value}"}, f"by {MODELSCOPE}")
     return many({ours: value}, "")
-
-
-def on_modelscope(key: str, value: Any, facts: Facts) -> Outcome:
-    """The variable that takes models by name from ModelScope."""
-    return many({}, "in the names of models: modelscope:ORG/NAME")
 
 
 TRACKERS = {

@@ -14,10 +14,13 @@ from typing import Any
 from strop.compat.migration import trl_loop, trl_loss, trl_ppo, trl_preferences, trl_sources
 from strop.compat.migration.found import Found
 from strop.compat.migration.outcomes import Facts, Outcome, Rule, many, skip
+from strop.compat.migration.rules import functions_of
 from strop.compat.migration.tables import Migration, Table, apply_table, read_table
 from strop.compat.migration.trl_loop import COMMANDS, KINDS
 
 __all__ = ["COMMANDS", "KINDS", "migrate_trl", "trl_table"]
+
+_PARTS = (trl_loop, trl_loss, trl_ppo, trl_preferences, trl_sources)
 
 
 def trainer(key: str, value: Any, facts: Facts) -> Outcome:
@@ -30,21 +33,10 @@ def trainer(key: str, value: Any, facts: Facts) -> Outcome:
     return skip("its arguments say it all")
 
 
-FUNCTIONS = (
-    {"trainer": trainer}
-    | trl_loop.FUNCTIONS
-    | trl_loss.FUNCTIONS
-    | trl_ppo.FUNCTIONS
-    | trl_preferences.FUNCTIONS
-    | trl_sources.FUNCTIONS
-)
-"""What the rows of trl.toml name."""
-
-
 @cache
 def trl_table(kind: str) -> Table:
     """The arguments of a trainer and its configuration, of one of KINDS."""
-    table = read_table("trl", FUNCTIONS, kind=kind)
+    table = read_table("trl", functions_of(globals(), *map(vars, _PARTS)), kind=kind)
     if kind != "PPO":
         return table
     return dataclasses.replace(table, rules={key: _for_both(rule) for key, rule in table.rules.items()})

@@ -31,13 +31,6 @@ def argument(facts: Facts, name: str) -> Any:
     return next((value for kind in KINDS if (value := facts.get(f"{kind}Config.{name}")) is not None), None)
 
 
-def processes(key: str, value: Any, facts: Facts) -> Outcome:
-    """How many processes the script was started with."""
-    if value == 1:
-        return skip("one; say --processes N if the script was started with N")
-    return many({"resources.ranks": value, "resources.runtime": "ray"})
-
-
 class Batch:
     """The batch arithmetic of TRL, from its arguments."""
 
@@ -98,14 +91,6 @@ def save_steps(key: str, value: Any, facts: Facts) -> Outcome:
     return counted(key, value, facts, ours="run.save_every")
 
 
-def saved(key: str, value: Any, facts: Facts) -> Outcome:
-    """When checkpoints are written."""
-    if str(value) == "no":
-        return many({"run.save_every": 0}, "one checkpoint at the end remains")
-    is_steps = str(value) == "steps"
-    return many({}, "save_steps says when") if is_steps else refuse("say it in steps: run.save_every")
-
-
 def evaluated(key: str, value: Any, facts: Facts) -> Outcome:
     """When and how validation samples."""
     if str(value) == "no":
@@ -118,15 +103,6 @@ def evaluated(key: str, value: Any, facts: Facts) -> Outcome:
         "eval.temperature": argument(facts, "temperature"),
     }
     return many(ours, "TRL validates as it trains; eval_steps says when")
-
-
-def measured(key: str, value: Any, facts: Facts) -> Outcome:
-    """When the loss of validation data is measured."""
-    if str(value) == "no":
-        return many({"eval.every": 0, "eval.before_train": False})
-    if str(value) != "steps":
-        return refuse("say it in steps: eval.every")
-    return many({}, "eval_steps says when")
 
 
 def betas(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
@@ -162,11 +138,6 @@ def epochs(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     return many({ours: int(value)})
 
 
-def precision(value: Any, facts: Facts) -> Any:
-    """bf16."""
-    return "bfloat16" if value is True else skip("float32 on a CPU, see model.dtype")
-
-
 def trackers(value: Any, facts: Facts) -> Outcome:
     """Where metrics go."""
     found, missing = tracker_names(value, {**installed_trackers(), "all": "tensorboard", "none": "console"})
@@ -178,25 +149,3 @@ def trackers(value: Any, facts: Facts) -> Outcome:
 def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     """What trackers call the run."""
     return shown_as(value, argument(facts, "report_to"), ours=ours)
-
-
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        processes,
-        batches,
-        counted,
-        save_steps,
-        saved,
-        evaluated,
-        measured,
-        betas,
-        warmup,
-        warmup_share,
-        epochs,
-        precision,
-        trackers,
-        shown,
-    )
-}
-"""What the rows of trl.toml name."""

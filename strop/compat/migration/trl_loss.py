@@ -4,30 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from strop.compat.migration.outcomes import Facts, Outcome, integer, many, number, refuse, skip
+from strop.compat.migration.outcomes import Facts, Outcome, many, number, refuse, skip
 from strop.compat.migration.trl_loop import argument
-
-
-def grpo_kl(key: str, value: Any, facts: Facts) -> Outcome:
-    """GRPO's KL term, in the loss."""
-    beta = number(value)
-    if beta == 0:
-        return skip("no KL term, as by default")
-    ours = {"algorithm.use_kl_loss": True, "algorithm.kl_loss_coef": beta}
-    return many({**ours, "algorithm.kl_loss_type": "low_var_kl"})
-
-
-def rloo_kl(key: str, value: Any, facts: Facts) -> Outcome:
-    """RLOO, with its KL term in the reward."""
-    ours: dict[str, Any] = {
-        "algorithm.adv_estimator": "rloo",
-        "algorithm.loss_agg_mode": "seq-mean-token-sum",
-    }
-    beta = number(value)
-    if beta == 0:
-        return many(ours)
-    ours |= {"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": beta}
-    return many(ours, "TRL takes it off the reward of a response")
 
 
 def loss(key: str, value: Any, facts: Facts) -> Outcome:
@@ -57,32 +35,9 @@ def clip_high(value: Any, facts: Facts) -> Any:
     return many(ours, "TRL bounds the weight itself, strop its distance from 1")
 
 
-def level(value: Any, facts: Facts) -> Any:
-    """Ratios of tokens or of samples."""
-    if value == "token":
-        return skip("as by default")
-    return "gspo" if value == "sequence" else refuse("use token or sequence")
-
-
-def scale(key: str, value: Any, facts: Facts) -> Outcome:
-    """What rewards are divided by."""
-    if value == "mean":
-        return many({"algorithm.adv_estimator": "maxrl"}, "divided by the group's mean, which is MaxRL")
-    if value in (True, "group", False, "none"):
-        return many({"algorithm.norm_adv_by_std": value in (True, "group")})
-    return refuse("rewards are scaled per group or not at all: use group, mean or none")
-
-
 def of_sapo(value: Any, facts: Facts) -> Any:
     """A number of SAPO alone."""
     return number(value) if argument(facts, "loss_type") == "sapo" else skip("read by loss_type='sapo' alone")
-
-
-def cap(key: str, value: Any, facts: Facts) -> Outcome:
-    """The dual clip."""
-    if value is None:
-        return many({"algorithm.clip_ratio_c": float("inf")}, "TRL has no dual clip unless delta is set")
-    return many({"algorithm.clip_ratio_c": number(value)})
 
 
 def correction(key: str, value: Any, facts: Facts) -> Outcome:
@@ -95,18 +50,3 @@ def correction(key: str, value: Any, facts: Facts) -> Outcome:
         ours |= {"algorithm.correction.mode": "mask", "algorithm.correction.lower": 1e-9}
     ours["algorithm.correction.upper"] = number(argument(facts, "vllm_importance_sampling_cap"))
     return many(ours)
-
-
-def prompt_limit(value: Any, facts: Facts) -> Outcome:
-    """The longest prompt, of which the versions that have this argument keep the end."""
-    if value is None:
-        return skip("no limit there; longer prompts than data.max_prompt_tokens are dropped here")
-    ours = {"data.max_prompt_tokens": integer(value), "data.filter_overlong_prompts": False}
-    return many({**ours, "data.truncation": "left"}, "longer prompts lose their beginning, as there")
-
-
-FUNCTIONS = {
-    function.__name__: function
-    for function in (grpo_kl, rloo_kl, loss, clip_high, level, scale, of_sapo, cap, correction, prompt_limit)
-}
-"""What the rows of trl.toml name."""

@@ -14,7 +14,6 @@ from strop.compat.migration.outcomes import (
     UnreadableError,
     integer,
     many,
-    number,
     refuse,
     skip,
 )
@@ -98,14 +97,6 @@ def ppo_warmup(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     return many({ours: integer(value) * updates}, f"{updates} optimizer steps per step")
 
 
-def reward_kl(key: str, value: Any, facts: Facts) -> Outcome:
-    """The KL penalty in the reward."""
-    coef = number(value)
-    if coef == 0:
-        return skip("no KL penalty, as by default")
-    return many({"algorithm.use_kl_in_reward": True, "algorithm.kl_ctrl.kl_coef": coef})
-
-
 def reference(key: str, value: Any, facts: Facts) -> Outcome:
     """The frozen model of the KL penalty."""
     if value in (None, "", facts.get("PPOTrainer.model")):
@@ -124,14 +115,6 @@ def stop_token(key: str, value: Any, facts: Facts) -> Outcome:
     return refuse("the end-of-sequence token always ends a response here; TRL samples on to response_length")
 
 
-def missing_eos(key: str, value: Any, facts: Facts) -> Outcome:
-    """A penalty on responses that were cut."""
-    ours = {"reward.overlong_buffer": 1, "reward.overlong_penalty": number(value)}
-    return many(
-        ours, "taken off responses of data.max_response_tokens tokens, also off one that ends just there"
-    )
-
-
 def sample_generations(key: str, value: Any, facts: Facts) -> Outcome:
     """How often answers to the validation prompts are shown."""
     if not integer(value):
@@ -147,20 +130,3 @@ def sample_generations(key: str, value: Any, facts: Facts) -> Outcome:
     return many(
         ours, "TRL shows answers to one batch of eval_dataset, at this temperature; here all are validated"
     )
-
-
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        episodes,
-        total_episodes,
-        ppo_epochs,
-        ppo_warmup,
-        reward_kl,
-        stop_token,
-        missing_eos,
-        reference,
-        sample_generations,
-    )
-}
-"""What the rows of trl.toml name."""

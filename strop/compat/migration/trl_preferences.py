@@ -37,7 +37,3 @@ def starting_model(key: str, value: Any, facts: Facts) -> Outcome:
     return refuse(
         "the policy stays near the model that it begins with: name that one in model.path, or begin with --from RUN"
     )
-
-
-FUNCTIONS = {function.__name__: function for function in (preference_loss, starting_model)}
-"""What the rows of trl.toml name."""

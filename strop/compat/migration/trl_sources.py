@@ -197,10 +197,3 @@ def template_file(key: str, value: Any, facts: Facts) -> Outcome:
     if str(value).endswith((".jinja", ".j2")):
         return many({"model.chat_template": value})
     return refuse(f"model.chat_template takes a file or a text: write the template of {value} into a file")
-
-
-FUNCTIONS = {
-    function.__name__: function
-    for function in (rewards, dataset, model_arguments, template_file, reward_classifier, model_path)
-}
-"""What the rows of trl.toml name."""

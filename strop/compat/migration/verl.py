@@ -19,9 +19,8 @@ from strop.compat.migration.outcomes import (
     skip,
 )
 from strop.compat.migration.rules import (
+    functions_of,
     installed_trackers,
-    model_path,
-    on_modelscope,
     shown_as,
     tracker_names,
     without_trackers,
@@ -31,6 +30,7 @@ from strop.compat.migration.verl_batches import is_dynamic, longest
 from strop.engines.config import EngineConfig
 
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
+_PARTS = (verl_agent, verl_algorithm, verl_async, verl_batches, verl_prime)
 
 _MANAGERS = ("naive", "batch", "prime", "dapo", "rate_limited", "function", "loop", "episode")
 _SCORERS = ("custom_reward_function.path", "reward.custom_reward_function.path")
@@ -39,13 +39,13 @@ _SCORERS = ("custom_reward_function.path", "reward.custom_reward_function.path")
 @cache
 def verl_table() -> Table:
     """verl's keys of reinforcement learning."""
-    return read_table("verl", FUNCTIONS)
+    return read_table("verl", functions_of(globals(), *map(vars, _PARTS)))
 
 
 @cache
 def verl_sft_table(name: str = "sft_trainer") -> Table:
     """verl's keys of fine-tuning, with the defaults of fsdp_sft_trainer (2025) or sft_trainer (today)."""
-    return read_table("verl_sft", FUNCTIONS, kind=name)
+    return read_table("verl_sft", functions_of(globals(), *map(vars, _PARTS)), kind=name)
 
 
 def migrate_verl(found: Sequence[Found]) -> Migration:
@@ -163,12 +163,6 @@ def _is_named(facts: Facts, key: str) -> bool:
 
 
 # Data, engine, command line.
-
-
-def filter_overlong(value: Any, facts: Facts) -> Any:
-    """Whether over-long prompts are dropped."""
-    note = "data.truncation says what becomes of a prompt over the limit" if value is False else ""
-    return many({"data.filter_overlong_prompts": value}, note)
 
 
 def truncation(key: str, value: Any, facts: Facts) -> Outcome:
@@ -347,11 +341,6 @@ def function_name(key: str, value: Any, facts: Facts, *, file: str) -> Outcome:
     return many({"reward.name": value}) if facts.get(file) and value else skip("no file, no name")
 
 
-def sandbox_server(key: str, value: Any, facts: Facts) -> Outcome:
-    """The address of a SandboxFusion server."""
-    return many({"reward.sandbox.backend": "sandbox_fusion", "reward.sandbox.url": value})
-
-
 def manager(key: str, value: Any, facts: Facts, *, file: str) -> Outcome:
     """A manager by name: one of verl's own, or one of the user's file."""
     if value is None or value in _MANAGERS:
@@ -385,23 +374,3 @@ def model_only(key: str, value: Any, facts: Facts, *, function: str) -> Outcome:
             "a function that asks a model's server: here both scores are added, reward.weight is its share"
         )
     return many({"reward.weight": 0.0}, "the reward is the model's alone")
-
-
-FUNCTIONS = {
-    function.__name__: function
-    for function in (
-        *(uses_reference, uses_critic, has_tools, has_turns),
-        *(filter_overlong, truncation, sample_limit, generated, precision, saved, value_aggregation),
-        *(trackers, shown, critic_warmup),
-        *(config_name, greedy_validation, validation_temperature, validation_answers, validation_alone),
-        *(samples_in_validation, rounds, clips_beside_the_optimizer, interactions, default_agent),
-        *(function_name, sandbox_server, manager),
-        *(manager_file, model_only, model_path, on_modelscope),
-        *verl_algorithm.FUNCTIONS,
-        *verl_batches.FUNCTIONS,
-        *verl_async.FUNCTIONS,
-        *verl_prime.FUNCTIONS,
-        *verl_agent.FUNCTIONS,
-    )
-}
-"""What the rows of verl's tables name."""

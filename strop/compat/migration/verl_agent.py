@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strop.compat.migration.outcomes import Facts, Outcome, integer, many, refuse, skip
+from strop.compat.migration.outcomes import Facts, Outcome, integer, many, skip
 
 PLAYED = {"agent.default_agent": "env_agent", "agent.credit": "turn"}
 """An environment is played, and each answer is a sample of its own."""
@@ -38,19 +38,8 @@ def environment(key: str, value: Any, facts: Facts) -> Outcome:
     return many(PLAYED, note)
 
 
-def norm(key: str, value: Any, facts: Facts) -> Outcome:
-    """Whether parts of the advantage are divided by their deviation."""
-    if value in ("mean_std_norm", "mean_norm"):
-        return many({"algorithm.norm_adv_by_std": value == "mean_std_norm"})
-    return refuse("it is mean_std_norm or mean_norm: algorithm.norm_adv_by_std")
-
-
 def similarity(key: str, value: Any, facts: Facts) -> Outcome:
     """How alike two states have to be."""
     if facts.get("algorithm.gigpo.enable_similarity") is not True:
         return skip("read with algorithm.gigpo.enable_similarity=true alone")
     return many({"algorithm.anchor_similarity": value})
-
-
-FUNCTIONS = (plays, is_gigpo, response_limit, environment, norm, similarity)
-"""What the rows of verl's table name."""

@@ -127,12 +127,6 @@ def resampling(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"algorithm.resampling": method})
 
 
-def resampling_detail(key: str, value: Any, facts: Facts) -> Outcome:
-    """Its method."""
-    is_on = facts.get("algorithm.use_pf_ppo") is True
-    return many({}, "in algorithm.resampling") if is_on else skip("read with use_pf_ppo=true alone")
-
-
 def power(key: str, value: Any, facts: Facts) -> Outcome:
     """The power of its weights."""
     if facts.get("algorithm.use_pf_ppo") is not True or _method(facts) != "pow":
@@ -168,11 +162,6 @@ def correction_threshold(key: str, value: Any, facts: Facts) -> Outcome:
     if lower is None:
         return many({f"{_OURS}.upper": upper})
     return many({f"{_OURS}.mode": "mask", f"{_OURS}.lower": lower, f"{_OURS}.upper": upper}, "a range masks")
-
-
-def correction_lower(key: str, value: Any, facts: Facts) -> Outcome:
-    """The lower bound by itself."""
-    return many({f"{_OURS}.mode": "mask", f"{_OURS}.lower": value})
 
 
 def correction_reject(key: str, value: Any, facts: Facts) -> Outcome:
@@ -219,13 +208,6 @@ def correction_normalize(key: str, value: Any, facts: Facts) -> Outcome:
     """Weights of mean one."""
     is_on = value is True and facts.get(f"{_CORRECTION}.rollout_is") is not None
     return many({f"{_OURS}.normalize": True}) if is_on else skip("off, or without weights")
-
-
-def rejection_threshold(key: str, value: Any, facts: Facts) -> Outcome:
-    """The bounds, which are read with the statistics."""
-    if value is None or facts.get(f"{_CORRECTION}.rollout_rs") is None:
-        return skip("not set" if value is None else "read with rollout_rs alone")
-    return many({}, f"in {_OURS}.reject")
 
 
 def old_cap(key: str, value: Any, facts: Facts) -> Outcome:
@@ -288,12 +270,3 @@ def teacher_ranks(key: str, value: Any, facts: Facts) -> Outcome:
     section = "distillation.teacher_model"
     ranks = (facts.get(f"{section}.n_gpus_per_node") or 1) * (facts.get(f"{section}.nnodes") or 1)
     return many({"resources.apart.teacher": ranks})
-
-
-FUNCTIONS = (
-    *(estimator, policy_loss, only_of, dual_clip, clip_ratio, loss_aggregation, loss_scale, filter_metric),
-    *(resampling, resampling_detail, power, correction_weights, correction_threshold, correction_lower),
-    *(correction_reject, correction_loss, correction_normalize, rejection_threshold, old_cap, is_forward),
-    *(divergence, task_rewards, teacher_ranks),
-)
-"""What rows of verl.toml name."""

@@ -84,7 +84,3 @@ def hybrid(key: str, value: Any, facts: Facts) -> Outcome:
     if facts.is_given("rollout.n_gpus_per_node"):
         return skip("rollout.n_gpus_per_node says where generation is")
     return refuse("say where generation is: resources.apart={rollout: N}")
-
-
-FUNCTIONS = (is_fully_async, prompts_per_step, staleness, steps, rollout_ranks, hybrid)
-"""What the rows of verl's table name."""

@@ -95,13 +95,6 @@ def ranks(key: str, value: Any, facts: Facts) -> Outcome:
     return many({"resources.ranks": count, "resources.runtime": "ray"}, note)
 
 
-def sft_ranks(key: str, value: Any, facts: Facts) -> Outcome:
-    """Processes that torchrun starts."""
-    if integer(value) == 1:
-        return skip("one process")
-    return many({"resources.ranks": integer(value), "resources.runtime": "ray"}, "processes")
-
-
 def sft_column(key: str, value: Any, facts: Facts, *, ours: str, inside: str) -> Outcome:
     """A column of texts, or the text inside a column of records."""
     names = facts.get(inside) or []
@@ -112,10 +105,3 @@ def sft_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
     """Conversations of a pass as tokens."""
     tokens = integer(value) * facts.whole("data.max_length")
     return many({"sft.engine.max_tokens_per_device": tokens}, "strop bounds tokens, not conversations")
-
-
-FUNCTIONS = (
-    *(samples_per_update, token_budget, micro_batch, warmup, warmup_share, ranks),
-    *(sft_ranks, sft_column, sft_micro_batch),
-)
-"""What the rows of verl's tables name."""

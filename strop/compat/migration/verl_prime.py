@@ -16,10 +16,8 @@ from strop.compat.migration.outcomes import (
     Outcome,
     UnreadableError,
     integer,
-    lack,
     many,
     number,
-    refuse,
     skip,
 )
 
@@ -65,11 +63,6 @@ def is_prime(facts: Facts) -> bool:
     return named and facts.get("reward_model.enable") is not False
 
 
-def program(key: str, value: Any, facts: Facts) -> Outcome:
-    """The program of the recipe, which says what its `reward_model` is."""
-    return many({}, "PRIME: reward_model is the process reward model, whose settings here are under prm")
-
-
 def kl_in_reward(value: Any, facts: Facts) -> Any:
     """Whether a KL term is taken off the rewards."""
     return skip("the recipe of PRIME takes none off its rewards") if is_prime(facts) else value
@@ -93,13 +86,6 @@ def scoring_micro_batch(key: str, value: Any, facts: Facts) -> Outcome:
     return many({f"{role}.engine.max_tokens_per_device": integer(value) * longest}, note)
 
 
-def learns(key: str, value: Any, facts: Facts) -> Outcome:
-    """When it learns."""
-    if value in ("before", "after"):
-        return many({"prm.update": value})
-    return refuse("it learns before or after it gives the rewards of a step: prm.update")
-
-
 def coefficients(key: str, value: Any, facts: Facts) -> Outcome:
     """The weights of process rewards and outcomes."""
     process, outcome = number(value), number(facts.get("algorithm.reward_gt_coef"))
@@ -108,11 +94,6 @@ def coefficients(key: str, value: Any, facts: Facts) -> Outcome:
     return many({
         "algorithm.adv_settings.process_weight": process, "algorithm.adv_settings.outcome_weight": outcome
     })  # fmt: skip
-
-
-def divides(key: str, value: Any, facts: Facts) -> Outcome:
-    """Whether process rewards are divided by the largest return of the batch."""
-    return many({"algorithm.adv_settings.process_norm": value == "batch_norm"})
 
 
 def middling(key: str, value: Any, facts: Facts) -> Outcome:
@@ -129,15 +110,3 @@ def middling(key: str, value: Any, facts: Facts) -> Outcome:
         "a step with too few of them is smaller here, and filled with others there; set trainer.max_steps too"
     )
     return many({f"algorithm.filter_groups.{name}": given for name, given in ours.items()}, note)
-
-
-def uncut(key: str, value: Any, facts: Facts) -> Outcome:
-    """Groups without an answer that was cut off."""
-    return lack("groups with a cut answer are trained too") if value is True else skip("off there too")
-
-
-FUNCTIONS = (
-    *(is_prime, program, kl_in_reward, scoring_model, of_scoring, scoring_micro_batch, learns),
-    *(coefficients, divides, middling, uncut),
-)
-"""What the rows of verl's table name."""

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
@@ -30,6 +30,16 @@ MAIN = "main"
 """The pool of all roles that are not placed apart."""
 
 
+class RuntimeOptions(TypedDict, total=False):
+    """How a runtime reaches a cluster and starts processes there; as of PoolsRuntime."""
+
+    address: str | None
+    call_timeout_s: float
+    start_timeout_s: float
+    log_dir: Path | None
+    env: Mapping[str, str] | None
+
+
 class PoolsRuntime(Runtime):
     """Makes worker groups in processes on these pools of a Ray cluster.
 
@@ -40,21 +50,22 @@ class PoolsRuntime(Runtime):
         self,
         pools: Mapping[str, RayResourcePool],
         *,
-        address: str | None,
-        call_timeout_s: float,
-        start_timeout_s: float,
-        log_dir: Path | None,
-        env: Mapping[str, str] | None,
+        address: str | None = None,
+        call_timeout_s: float = 1800.0,
+        start_timeout_s: float = 300.0,
+        log_dir: Path | None = None,
+        env: Mapping[str, str] | None = None,
         detached: DetachedName | None = None,
     ) -> None:
         """Connect to the cluster and check that it has what is asked for; processes start with their roles.
 
         Args:
             pools: places for the processes, all over the same nodes, by the name that logs have.
-            address: of an existing cluster; None: a private one on this machine.
+            address: of an existing cluster; None: what this process is connected to, or a private one on this machine.
             call_timeout_s: deadline of a call, unless a group sets its own `call_timeout_s`.
             start_timeout_s: deadline of each phase of the start: places, processes, constructors.
-            log_dir: folder for the output of the processes; None: a temporary one, kept only after a failure.
+            log_dir: folder for the output of the processes, `<pool>-<rank>.log`, made on each node; None: a
+                temporary one, kept only after a failure, and by detached processes that go on.
             env: environment variables of these processes alone.
             detached: by which the processes of the one pool are found again, after `leave` or the end of this
                 process; None: they end with it.
@@ -68,7 +79,7 @@ class PoolsRuntime(Runtime):
         self._temporary = log_dir is None
         self._env = dict(env or {})
         self._detached = detached
-        self._call_timeout_s = call_timeout_s
+        self.call_timeout_s = call_timeout_s
         self._start_timeout_s = start_timeout_s
         self._members: dict[str, list[WorkerHandle]] = {}
         self._pools = pools
@@ -120,7 +131,7 @@ class PoolsRuntime(Runtime):
             meshes,
             manager=self._manager,
             members=members,
-            call_timeout_s=self._call_timeout_s,
+            call_timeout_s=self.call_timeout_s,
             traffic=self.traffic,
         )
         return dict(made)
@@ -182,13 +193,9 @@ class RayRuntime(PoolsRuntime):
         ranks: int,
         nodes: int = 1,
         device: str = "cpu",
-        address: str | None = None,
         cpus_per_rank: float = 1.0,
         apart: Mapping[str, int] | None = None,
-        call_timeout_s: float = 1800.0,
-        start_timeout_s: float = 300.0,
-        log_dir: Path | None = None,
-        env: Mapping[str, str] | None = None,
+        **options: Unpack[RuntimeOptions],
     ) -> None:
         """Connect to the cluster and check that it has what is asked for; processes start with their roles.
 
@@ -196,14 +203,9 @@ class RayRuntime(PoolsRuntime):
             ranks: processes of the pool "main", over all nodes; with an accelerator, one device each.
             nodes: machines to spread every pool over, as evenly as possible.
             device: kind of device of each process.
-            address: of an existing cluster; None: a private one on this machine.
             cpus_per_rank: processor cores that each process holds; a fraction lets processes share a core.
             apart: further pools by name, with their number of processes.
-            call_timeout_s: deadline of a call, unless a group sets its own `call_timeout_s`.
-            start_timeout_s: deadline of each phase of the start: places, processes, constructors.
-            log_dir: folder for the output of the processes, `<pool>-<rank>.log`, made on each node; None: a
-                temporary one, kept only after a failure.
-            env: environment variables of these processes alone.
+            options: address, call_timeout_s, start_timeout_s, log_dir and env, as of PoolsRuntime.
 
         Raises:
             NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
@@ -220,14 +222,7 @@ class RayRuntime(PoolsRuntime):
             )
             for name, size in sizes.items()
         }
-        super().__init__(
-            pools,
-            address=address,
-            call_timeout_s=call_timeout_s,
-            start_timeout_s=start_timeout_s,
-            log_dir=log_dir,
-            env=env,
-        )
+        super().__init__(pools, **options)
 
 
 def _spread(pool: str, size: int, nodes: int) -> list[int]:

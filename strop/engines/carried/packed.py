@@ -17,7 +17,7 @@ from strop.engines.attention import (
 )
 from strop.engines.causal_lm import CausalLM, logit_form, max_positions, use_packed_attention
 from strop.engines.head import Head
-from strop.engines.media import MediaInputs, media_inputs
+from strop.engines.media import media_inputs
 from strop.engines.recurrent import LINEAR, Run
 
 PROBE_LENGTHS = (12, 32)
@@ -141,7 +141,7 @@ class _LargeLogits:
         return (ours.log_softmax(-1) - own).abs().max()
 
 
-def _ids(module: Any, media: MediaInputs | None, length: int, device: torch.device) -> Tensor:
+def _ids(module: Any, media: Any, length: int, device: torch.device) -> Tensor:
     """Tokens [T] of text."""
     vocab = (module.get_output_embeddings() or module.get_input_embeddings()).weight.shape[0]
     never = set() if media is None else set(media.token_ids.values())
@@ -150,7 +150,7 @@ def _ids(module: Any, media: MediaInputs | None, length: int, device: torch.devi
 
 
 @contextlib.contextmanager
-def _short_windows(module: Any, media: MediaInputs | None) -> Iterator[None]:
+def _short_windows(module: Any, media: Any) -> Iterator[None]:
     """Windows of attention longer than `PROBE_WINDOW` have that length meanwhile; what reads media keeps its own."""
     decoder = module if media is None else module.get_decoder()
     owners = {id(part): part for part in decoder.modules()}

@@ -264,4 +264,5 @@ class Prefill:
         request = piece.request
         if not request.media or self._model.media is None:
             return torch.arange(piece.start, piece.stop)
-        return self._model.media.positions(torch.tensor(request.given_ids), request.media)
+        placed: Tensor = self._model.media.positions(torch.tensor(request.given_ids), request.media)
+        return placed

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from typing import Any
 
-from strop.engines.media import MediaReader
 from strop.rollout.requests import check_request
 from strop.rollout.types import Sampling
 from strop.trajectory import media_of
@@ -19,7 +19,7 @@ def checked_prompt(
     vocab_size: int,
     max_tokens: int,
     running: Container[str],
-    reader: MediaReader | None = None,
+    reader: Any = None,
 ) -> list[int]:
     """The prompt of a request to an engine in another process.
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strop.base.randomness import random_key
-from strop.engines.media import MediaReader
 from strop.engines.weights import WeightsMetadata
 from strop.rollout.processes.prompts import checked_prompt
 from strop.rollout.requests import generate_one_token
@@ -58,7 +57,7 @@ class Settings:
     """The trainer uses the device in turn, so memory is given back between."""
     log: Path
     """File that takes what vLLM prints."""
-    reader: MediaReader | None = None
+    reader: Any = None
     """How the model's images and videos are read; None for a model of text alone."""
     architecture: str = ""
     """Class of a model with media, by its name in the folder."""
@@ -133,7 +132,7 @@ class VllmEngine:
         held: WeightsMetadata,
         *,
         version: int,
-        reader: MediaReader | None = None,
+        reader: Any = None,
     ) -> None:
         """Use `start_vllm`.
 

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines.media import MediaReader
 from strop.rollout.processes.bucket import shared_bucket
 from strop.trajectory import Media
 
@@ -37,7 +36,7 @@ class SharedPictures:
     A medium takes no more tokens than its prompt may have, so those of a request are bounded by its tokens.
     """
 
-    def __init__(self, reader: MediaReader | None) -> None:
+    def __init__(self, reader: Any) -> None:
         """Args:
         reader: makes patches; None where there are never any media.
         """

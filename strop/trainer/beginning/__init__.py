@@ -70,11 +70,12 @@ class Beginning:
         path = str(folder / START / MODEL_FOLDER)
         lora = dataclasses.replace(config.model.lora, path="")
         model = dataclasses.replace(config.model, path=path, lora=lora, **written)
-        critic = config.critic
+        changed: dict[str, Any] = {"model": model}
         if self._takes_critic(config):
+            critic = _section(config, CRITIC)
             lora = dataclasses.replace(critic.lora, path="")
-            critic = dataclasses.replace(critic, path=str(folder / START / CRITIC), lora=lora)
-        return dataclasses.replace(config, model=model, critic=critic)
+            changed[CRITIC] = dataclasses.replace(critic, path=str(folder / START / CRITIC), lora=lora)
+        return dataclasses.replace(config, **changed)
 
     def taken_keys(self, config: Config) -> list[str]:
         """Settings that name a model which is in the folder of the new run once `take_over` was called."""
@@ -96,7 +97,7 @@ class Beginning:
         taken = ["the weights"]
         if self._takes_critic(config):
             assert self.settings is not None, "else the critic is not taken"
-            own = self.settings.critic
+            own = _section(self.settings, CRITIC)
             model = dataclasses.replace(
                 self.settings.model, path=own.path or self.settings.model.path, lora=own.lora
             )
@@ -114,20 +115,20 @@ class Beginning:
             "started_from", 0, fsync=True, run=str(self.run), id=self.info["id"], from_step=step, taken=taken
         )
         yield f"begins with {' and '.join(taken)} of step {step} of {self.run}"
-        if config.uses_prm:
-            yield f"the process reward model begins anew, from {config.prm.path or config.model.path}"
-        if config.uses_critic and "the critic" not in taken:
-            yield f"the critic begins anew, from {config.critic.path or config.model.path}"
+        if "prm" in config.roles:
+            yield f"the process reward model begins anew, from {_section(config, 'prm').path or config.model.path}"
+        if CRITIC in config.roles and "the critic" not in taken:
+            yield f"the critic begins anew, from {_section(config, CRITIC).path or config.model.path}"
 
     def _takes_critic(self, config: Config) -> bool:
         has_critic = (self.checkpoint.path / CRITIC).is_dir()
-        is_asked = config.uses_critic and "critic.path" not in self.given
+        is_asked = CRITIC in config.roles and "critic.path" not in self.given
         return has_critic and is_asked and self.settings is not None
 
     def _check_optimizer(self, config: Config) -> None:
         if not self.with_optimizer:
             return
-        if config.model.lora.enabled or config.critic.lora.enabled:
+        if config.model.lora.enabled or (CRITIC in config.roles and _section(config, CRITIC).lora.enabled):
             raise ValueError(
                 "--with-optimizer does not go with model.lora or critic.lora: the adapter of the other run is merged "
                 "into the weights, and a new one has no state yet; leave --with-optimizer out"
@@ -144,7 +145,7 @@ class Beginning:
                     f"--with-optimizer: {role}.optim.name is {mine}, but {self.run} was trained with {theirs}: set "
                     f"{role}.optim.name={theirs}, or leave --with-optimizer out"
                 )
-        if config.uses_critic and not self._takes_critic(config):
+        if CRITIC in config.roles and not self._takes_critic(config):
             raise ValueError(
                 "--with-optimizer needs the other run's critic too: leave critic.path and --config out"
             )
@@ -161,11 +162,12 @@ def take_optimizer(origin: Path, folder: Path) -> None:
 
 
 def _trained(config: Config) -> list[str]:
-    return ["actor", CRITIC] if config.uses_critic else ["actor"]
+    return ["actor", CRITIC] if CRITIC in config.roles else ["actor"]
 
 
 def _optimizer_name(config: Config, role: str) -> str:
-    return config.critic.optim.name if role == CRITIC else config.actor.optim.name
+    name: str = _section(config, role).optim.name
+    return name
 
 
 def _name_in(settings: Any, role: str) -> str | None:
@@ -185,3 +187,8 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copy2(source, target)
+
+
+def _section(config: Config, role: str) -> Any:
+    """The section of a role."""
+    return getattr(config, role)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import io
 import itertools
 import math
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.trainer.progress import find
 from strop.trainer.trackers import METRICS_FILE, read_metrics
 
 if TYPE_CHECKING:
@@ -240,3 +240,17 @@ def _framed(grid: list[list[str]], axes: _Axes, legend: str) -> list[str]:
     gap = max(axes.width - len(first) - len(last), 1)
     lines.append(" " * (columns + 2) + first + " " * gap + last)
     return lines
+
+
+def find(metrics: Mapping[str, float], patterns: tuple[str, ...]) -> float | None:
+    """Mean of the metrics that match the first pattern with a match; None when no pattern has one."""
+    names = matching(metrics, patterns)
+    return sum(metrics[name] for name in names) / len(names) if names else None
+
+
+def matching(metrics: Mapping[str, float], patterns: tuple[str, ...]) -> list[str]:
+    """Names of the metrics that match the first pattern with a match."""
+    for pattern in patterns:
+        if names := [name for name in metrics if fnmatch.fnmatchcase(name, pattern)]:
+            return names
+    return []

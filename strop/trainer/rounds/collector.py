@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from strop.algorithms.stream_functions.groups import sample_groups
@@ -27,7 +28,6 @@ from strop.trainer.rounds.causes import CAUSES, FAILED, SOLVED, left_out_for
 from strop.trainer.rounds.lengths import Lengths
 from strop.trainer.setup import TrainingData
 from strop.trainer.stages import Stages
-from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
 
 LOWEST_RATE = 0.1
@@ -52,6 +52,8 @@ class RoundsCollector(RolloutCollector):
         """As RolloutCollector."""
         super().__init__(config, run, data, roles, sampling)
         self._lengths = Lengths() if config.rollout.longest_first else None
+        if self._lengths is not None:
+            self._first = partial(self._lengths.longest_first, ranks=roles.rollout.world_size)
 
     def texts(self) -> dict[str, str]:
         """As RolloutCollector: how long answers were."""
@@ -63,22 +65,12 @@ class RoundsCollector(RolloutCollector):
             self._lengths.restore(checkpoint / Lengths.FILE)
         return []
 
-    def _in_order(self, prompts: Sequence[Prompt]) -> Sequence[Prompt]:
-        """The prompts in the order in which they are begun."""
-        if self._lengths is None:
-            return prompts
-        return self._lengths.longest_first(prompts, ranks=self._roles.rollout.world_size)
-
-    def _play(self, prompts: Sequence[Prompt]) -> Experience:
-        """As RolloutCollector."""
-        if self._lengths is None:
-            return super()._play(prompts)
-        begun, count = self._in_order(prompts), self._config.rollout.samples_per_prompt
-        places = {prompt.uid: place for place, prompt in enumerate(begun)}
-        rows = [places[prompt.uid] * count + sample for prompt in prompts for sample in range(count)]
-        episodes = super()._play(begun).take(rows)
-        self._lengths.note(episodes.reports)
-        return episodes
+    def _round(self, step: int, stages: Stages, num_prompts: int | None) -> StepRecord:
+        """As RolloutCollector's `collect`; how long answers were is remembered."""
+        collected = super().collect(step, stages, num_prompts)
+        if self._lengths is not None:
+            self._lengths.note(collected.reports)
+        return collected
 
     def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> StepRecord:
         """As RolloutCollector, in rounds.
@@ -88,14 +80,14 @@ class RoundsCollector(RolloutCollector):
         """
         settings = self._config.algorithm.filter_groups
         if not settings.enable:
-            return super().collect(step, stages, num_prompts)
+            return self._round(step, stages, num_prompts)
         wanted = self._config.data.prompts_per_step
         rounds: list[StepRecord] = []
         causes: dict[str, str] = {}
         found, rate = 0, 1.0
         while found < wanted and len(rounds) < settings.max_rounds:
             missing = min(wanted, math.ceil((wanted - found) / rate))
-            rounds.append(super().collect(step, stages, settings.prompts_per_round or missing))
+            rounds.append(self._round(step, stages, settings.prompts_per_round or missing))
             causes |= self._filter(rounds[-1].episodes.reports, at_most=wanted - found)
             found = sum(not cause for cause in causes.values())
             rate = max(found / sum(len(one.prompts) for one in rounds), LOWEST_RATE)

@@ -6,7 +6,6 @@ it the numbers. Elsewhere (a file, a pipe) there is no thread: plain lines, at m
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import time
 from collections import deque
@@ -17,6 +16,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from strop.trainer.curve import matching
+from strop.trainer.trackers import TrackerSetup
 
 PERIOD_S = 1.0
 """Shortest time between two plain lines, in seconds."""
@@ -53,30 +55,26 @@ class ConsoleTracker:
     """Shows how far the run is, when it will end, and its latest headline numbers.
 
     Args:
-        total_steps: steps of the whole run.
-        first_step: steps that were done before this process started.
-        label: name of the activity.
-        console: where to draw; a bar if it is a terminal, plain lines if not.
+        setup: where to draw; a bar if it is a terminal, plain lines if not.
         clock: seconds that only grow.
     """
 
-    def __init__(
-        self,
-        *,
-        total_steps: int,
-        first_step: int = 0,
-        label: str = "train",
-        console: Console,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._total, self._label, self._console, self._clock = total_steps, label, console, clock
+    def __init__(self, setup: TrackerSetup, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._total, self._label, self._console = setup.total_steps, setup.label, setup.console
+        self._clock, first_step = clock, setup.resume_step
         self._latest: dict[str, float] = {}
         self._steps: dict[str, int] = {}
         self._marks: deque[tuple[int, float]] = deque([(first_step, clock())], maxlen=_ETA_STEPS + 1)
         self._printed_at = -math.inf
         self._noted_at = clock()
         self._pending = self._printed = ""
-        self._bar = _Bar(label, total_steps, first_step, console) if console.is_terminal else None
+        self._bar = (
+            _Bar(self._label, self._total, first_step, self._console) if self._console.is_terminal else None
+        )
+
+    @staticmethod
+    def check() -> None:
+        """Nothing is missing: rich comes with strop."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show one step."""
@@ -165,7 +163,7 @@ def headline(
     """
     parts = []
     for one in HEADLINES:
-        names = _matching(metrics, one.patterns)
+        names = matching(metrics, one.patterns)
         if names:
             number = format(sum(metrics[name] for name in names) / len(names), one.form)
             shown = f"{number} {one.label}" if one.label == "tok/s" else f"{one.label} {number}"
@@ -173,19 +171,6 @@ def headline(
             is_old = step is not None and known_at < step
             parts.append(f"{shown} (step {known_at})" if is_old else shown)
     return "  ".join(parts)
-
-
-def find(metrics: Mapping[str, float], patterns: tuple[str, ...]) -> float | None:
-    """Mean of the metrics that match the first pattern with a match; None when no pattern has one."""
-    names = _matching(metrics, patterns)
-    return sum(metrics[name] for name in names) / len(names) if names else None
-
-
-def _matching(metrics: Mapping[str, float], patterns: tuple[str, ...]) -> list[str]:
-    for pattern in patterns:
-        if names := [name for name in metrics if fnmatch.fnmatchcase(name, pattern)]:
-            return names
-    return []
 
 
 def duration(seconds: float) -> str:

@@ -93,9 +93,28 @@ class CorrectionConfig:
         return self.weights != "none" or bool(self.reject)
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """What it says about a batch."""
+        return ("loss_mask",) if self.weights == "none" else ("loss_mask", "rollout_is_weights")
+
+    @property
     def rules(self) -> Mapping[str, RejectRule]:
         """The entries of `reject`, read, by statistic."""
         return {name: read_rule(name, bound) for name, bound in self.reject.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CorrectionRules:
+    """What the section algorithm may not say beside a correction."""
+
+    def __post_init__(self: Any) -> None:
+        if self.correction.weights != "none" and self.is_ratio_to_rollout:
+            raise ValueError(
+                f"algorithm.correction.weights is {self.correction.weights}, but with "
+                f"algorithm.old_log_probs=rollout the ratio of policy_loss={self.policy_loss} is taken against the "
+                f"rollout already and would be corrected twice: set weights=none, old_log_probs=recompute, or "
+                f"policy_loss=reinforce"
+            )
 
 
 def read_rule(name: str, bound: Any) -> RejectRule:

@@ -1,0 +1,101 @@
+"""What the passes of a step made of the devices: the share of their operations, and the memory they took."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from strop.base.limits import host_used_bytes
+from strop.base.metrics import Metric
+from strop.engines.causal_lm import CausalLM
+from strop.engines.flops.peak import peak_flops
+
+MFU = Metric(
+    "perf/mfu/{actor,actor_infer,critic,prm}",
+    "share",
+    "of the operations per second that the devices can do at best (a CPU: as measured): of updates, and of the "
+    "policy's log-probs; not there for models whose operations are not known (images, linear attention)",
+)
+MEMORY = Metric(
+    "perf/max_memory_{allocated,reserved}_gb",
+    "GiB",
+    "most on one accelerator so far, of tensors, and held by torch",
+)
+HOST_MEMORY = Metric("perf/cpu_memory_used_gb", "GiB", "in use on the fullest machine, by all programs")
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a rank of a role did since it was asked before, and the memory it took."""
+
+    updates: float | None
+    """Floating-point operations of updates; None where the model's are not known."""
+    others: float | None
+    """The same of all else."""
+    peak: float | None
+    """Operations per second of this rank's device at best, in the precision of the model; None where that is not
+    known."""
+    allocated: int | None
+    """Most bytes of tensors on the accelerator so far; None on a CPU."""
+    reserved: int | None
+    """Most bytes that torch held for them."""
+    host: int | None
+    """Bytes in use on this machine, by all programs."""
+
+
+def usage_of(model: CausalLM, *, done: float | None, updates: float) -> Usage:
+    """That of this rank.
+
+    Args:
+        model: that it has.
+        done: operations since it was asked before; None where those of the model are not known.
+        updates: of them, those of updates.
+    """
+    device, is_cpu = model.device, model.device.type == "cpu"
+    return Usage(
+        updates=None if done is None else updates,
+        others=None if done is None else done - updates,
+        peak=peak_flops(device, model.compute_dtype),
+        allocated=None if is_cpu else torch.accelerator.max_memory_allocated(device),
+        reserved=None if is_cpu else torch.accelerator.max_memory_reserved(device),
+        host=host_used_bytes(),
+    )
+
+
+def usage_metrics(
+    usage: Mapping[str, Sequence[Usage]], seconds: Mapping[str, float], *, actor_is_reference: bool
+) -> dict[str, float]:
+    """MFU, MEMORY and HOST_MEMORY.
+
+    Args:
+        usage: of each rank, by the role that learns.
+        seconds: of each stage of the step.
+        actor_is_reference: the actor without its adapter gives the reference's log-probs.
+    """
+    stages = ("old_log_prob", "ref") if actor_is_reference else ("old_log_prob",)
+    infer_s = sum(seconds.get(stage, 0.0) for stage in stages)
+    found = {
+        MFU.of(role): _mfu([one.updates for one in ranks], ranks, seconds.get(f"update_{role}", 0.0))
+        for role, ranks in usage.items()
+    }
+    found[MFU.of("actor_infer")] = _mfu([one.others for one in usage["actor"]], usage["actor"], infer_s)
+    every = [one for ranks in usage.values() for one in ranks]
+    for what, values in (
+        (MEMORY.of("allocated"), [one.allocated for one in every]),
+        (MEMORY.of("reserved"), [one.reserved for one in every]),
+        (HOST_MEMORY, [one.host for one in every]),
+    ):
+        known = [value for value in values if value is not None]
+        found[what] = max(known) / GIB if known else None
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _mfu(operations: Sequence[float | None], ranks: Sequence[Usage], seconds: float) -> float | None:
+    done = [value for value in operations if value is not None]
+    peaks = [one.peak for one in ranks if one.peak is not None]
+    if not seconds or len(done) < len(ranks) or len(peaks) < len(ranks):
+        return None
+    return sum(done) / (seconds * sum(peaks))
