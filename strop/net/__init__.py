@@ -12,5 +12,5 @@ exchange         one POST with a deadline
 calls            requests to a service: its key, limits and repeats
 token_bucket     calls per second
 listing          all sockets of some processes that listen, from the system's own tables
-background_loop  an event loop in a thread of its own
+background_loop  event loops in threads of their own
 """
