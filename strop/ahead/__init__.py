@@ -18,5 +18,4 @@ in_flight.py    groups that are played over several calls
 journal.py, score_journal.py    what was generated for them, and their scores; kept.py: as a checkpoint has it
 recorded_schedule.py            a recorded run made again
 step_clock.py                   engine steps as time; virtual_time.py: how many things take
-thread_runner.py                an event loop that goes on between calls
 """

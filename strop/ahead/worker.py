@@ -18,12 +18,12 @@ from strop.ahead.kept import KeptGroup
 from strop.ahead.recorded_schedule import RecordedSchedule
 from strop.ahead.score_journal import ScoreJournal
 from strop.ahead.step_clock import ClockedClient, StepClock
-from strop.ahead.thread_runner import ThreadRunner
 from strop.ahead.virtual_time import VirtualTime
 from strop.base.call_loop import CallRunner, Runner
 from strop.controller import Dispatch, register
 from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
+from strop.net.background_loop import ThreadRunner
 from strop.protocol import DataProto
 from strop.replay.schedule import Spans
 from strop.rewards import RewardConfig

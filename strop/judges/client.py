@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import os
+import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
-from strop.judges.cache import AnswerCache
+from strop.border import read_json
 from strop.judges.config import CallsConfig
 from strop.judges.cost_budget import CostBudget
 from strop.net.calls import Caller, CallRefused
@@ -105,3 +110,38 @@ class RemoteClient:
         """Keep a reply that could be used."""
         if not reply.usage.get("cached"):
             self._cache.put(reply.key, reply.data)
+
+
+class AnswerCache:
+    """The answers in one folder; without a folder, nothing is kept."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder).expanduser() if folder else None
+
+    def key(self, url: str, body: bytes) -> str:
+        """Name of the answer to a request."""
+        return hashlib.sha256(url.encode() + b"\0" + body).hexdigest()
+
+    def get(self, key: str) -> Any:
+        """The answer; None where there is none, or its file is damaged."""
+        if self._folder is None:
+            return None
+        try:
+            return read_json(self._path(self._folder, key).read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def put(self, key: str, answer: Any) -> None:
+        """Keep an answer. A full or read-only disk costs repeats of the request, not the run."""
+        if self._folder is None:
+            return
+        path = self._path(self._folder, key)
+        temporary = path.with_name(f".{key}.{os.getpid()}.{threading.get_ident()}")
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(answer), encoding="utf-8")
+            temporary.replace(path)
+
+    @staticmethod
+    def _path(folder: Path, key: str) -> Path:
+        return folder / key[:2] / f"{key}.json"

@@ -4,6 +4,7 @@ Sockets that a run listens on: where they are bound, who may speak there, and ho
 one way to ask a service over HTTP.
 
 gate             a listening socket that lets in only who proves to know the secret of the run
+messages         JSON objects over a connection
 rendezvous       where the processes of a torch.distributed group find each other, behind a gate
 notes            what each listening socket of a process is for, written down for `strop doctor RUN --sockets`
 interfaces       network interfaces by address, and the libraries that listen on one
@@ -11,5 +12,5 @@ exchange         one POST with a deadline
 calls            requests to a service: its key, limits and repeats
 token_bucket     calls per second
 listing          all sockets of some processes that listen, from the system's own tables
-background_loop  an event loop in a thread of its own
+background_loop  event loops in threads of their own
 """

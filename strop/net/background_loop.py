@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for what outlives the loop of any one caller or may block it."""
+"""Event loops in threads of their own, for what outlives the loop of any one caller or may block it."""
 
 from __future__ import annotations
 
@@ -41,3 +41,43 @@ class BackgroundLoop:
 
     def begin(self) -> None:
         """Called before the loop runs, also in a child process that has none of its parent's."""
+
+
+class ThreadRunner:
+    """As asyncio.Runner, with a loop that goes on in a thread of its own between the calls of `run`."""
+
+    def __init__(self, name: str) -> None:
+        """Args:
+        name: of the thread.
+        """
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """The coroutine's result, from any thread; cancelling the future cancels the coroutine."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result, when it has one; from any other thread."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cancel what is left, and end the loop; a second call does nothing."""
+        if not self._loop.is_closed():
+            self.run(_cancel_others())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from urllib.parse import urlsplit
 
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from strop.border import described, read_json, remember_secret, storable_text
+from strop.net.background_loop import ThreadRunner
 from strop.net.exchange import Answer, post
 from strop.net.token_bucket import TokenBucket
 
@@ -26,7 +26,6 @@ Failure = Literal["error", "timeout", "infrastructure"]
 """Of a request that got no answer. error: the service refuses this one. timeout: no answer in time. infrastructure:
 anything else, which says nothing about the request."""
 _MAX_WAIT_S = 60.0
-_CLOSE_S = 5.0
 _REPEATABLE = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
 """Refusals of this one request, such as a prompt that is too long for the model."""
@@ -113,7 +112,7 @@ class Caller:
         self._limits, self._url, self._key, self._name = limits, url, key, name
         self._timeout_s, self._timeout_key = timeout_s, timeout_key
         self._headers: dict[str, str] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._runner: ThreadRunner | None = None
 
     def start(self) -> None:
         """Read the key and start the thread.
@@ -132,28 +131,13 @@ class Caller:
             self._headers = {"Authorization": f"Bearer {key}"}
         self._bucket = TokenBucket(self._limits.requests_per_s)
         self._places = asyncio.Semaphore(self._limits.max_concurrent)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name=f"calls-{self._name}", daemon=True
-        )
-        self._thread.start()
+        self._runner = ThreadRunner(f"calls-{self._name}")
 
     async def close(self) -> None:
         """End what is under way; who waits for it is cancelled."""
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return
-
-        async def cancel_all() -> None:
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(cancel_all(), loop))
-        loop.call_soon_threadsafe(loop.stop)
-        await asyncio.to_thread(self._thread.join, _CLOSE_S)
-        loop.close()
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await asyncio.to_thread(runner.close)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Carry out a coroutine in the caller's own loop.
@@ -161,14 +145,13 @@ class Caller:
         Raises:
             CallRefused: it was closed.
         """
-        if self._loop is None:
+        if self._runner is None:
             work.close()
             raise CallRefused("infrastructure", f"the {self._name} was closed", {})
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return await asyncio.wrap_future(future)
+            return await asyncio.wrap_future(self._runner.submit(work))
         except asyncio.CancelledError:
-            if self._loop is None:  # it was not whoever called who was cancelled
+            if self._runner is None:  # it was not whoever called who was cancelled
                 raise CallRefused("infrastructure", f"the {self._name} was closed", {}) from None
             raise
 

@@ -5,7 +5,7 @@ anybody read, change and delete its keys; of a client that died it says nothing 
 `MeetingPoint` is bound to one address and serves only who knows the secret of the run; `MeetingStore` is a client of
 it that torch takes for a store. A few hundred bytes per process and group go through it, once.
 
-A message is four bytes of length and JSON; values travel as base64. Both sides have proved themselves before.
+Messages are those of strop.net.messages; values travel as base64. Both sides have proved themselves before.
 
 Concurrency: the meeting point has a thread per connection, so that one client may wait for a key while others set it. A
 store has one connection per thread that uses it, because torch's own threads look into it while others wait. Every wait
@@ -17,7 +17,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
-import json
 import socket
 import threading
 from collections import Counter
@@ -29,13 +28,13 @@ import torch.distributed as dist
 
 from strop.net.gate import Gate, knock, new_secret
 from strop.net.interfaces import keep_to_interface
+from strop.net.messages import Message, MessageConnection, framed
 
 PURPOSE = "rendezvous of a process group"
 MAX_MESSAGE_BYTES = 64 << 20
 """No message comes near this; a length above it is not one of ours."""
 MAX_CONNECTIONS = 16384
 """More processes than this have no business here, even with the secret."""
-_LENGTH_BYTES = 4
 _SLACK_S = 10.0
 """A client gives the meeting point this much longer than the deadline of its call, which the other side keeps."""
 
@@ -111,14 +110,15 @@ class MeetingPoint:
         threading.Thread(target=self._serve, args=(connection,), name=PURPOSE, daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
+        messages = MessageConnection(connection, max_bytes=MAX_MESSAGE_BYTES)
         try:
             while True:
-                request = _receive(connection)
+                request = messages.receive()
                 try:
                     answer = self._answer(request)
                 except (KeyError, TypeError, ValueError) as error:
                     answer = {"error": f"the request cannot be read: {type(error).__name__}"}
-                _send(connection, answer)
+                connection.sendall(framed(answer))
         except (OSError, ValueError, RecursionError):
             pass  # the other side has ended; what it set stays for the others
         finally:
@@ -126,7 +126,7 @@ class MeetingPoint:
                 self._connections.discard(connection)
             connection.close()
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, request: Message) -> dict[str, Any]:
         keys: list[str] = request["keys"]
         match request["do"]:
             case "wait":
@@ -205,7 +205,7 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
         self._meeting, self._prefix = meeting, f"{group}/"
         self._connect_s = timeout_s
         self._own = threading.local()
-        self.own_host: str = self._connection().getsockname()[0]
+        self.own_host: str = self._messages().connection.getsockname()[0]
         """The address of this process on the way to the meeting point."""
         _OPEN.add(self)
 
@@ -257,13 +257,14 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
             )
         return str(answer["value"])
 
-    def _ask(self, do: str, keys: list[str], *, wait_s: float = 0.0, **content: Any) -> dict[str, Any]:
-        connection = self._connection()
+    def _ask(self, do: str, keys: list[str], *, wait_s: float = 0.0, **content: Any) -> Message:
+        messages = self._messages()
         deadline = wait_s + self._connect_s + _SLACK_S
         try:
-            connection.settimeout(deadline)
-            _send(connection, {"do": do, "keys": [self._prefix + key for key in keys], **content})
-            answer = _receive(connection)
+            messages.connection.settimeout(deadline)
+            asked = {"do": do, "keys": [self._prefix + key for key in keys], **content}
+            messages.connection.sendall(framed(asked))
+            answer = messages.receive()
         except OSError as error:
             self._forget_connection()
             raise dist.DistNetworkError(f"the rendezvous of the process group is gone ({error})") from error
@@ -272,54 +273,25 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
         return answer
 
     def _forget_connection(self) -> None:
-        held: socket.socket | None = self._own.__dict__.pop("connection", None)
+        held: MessageConnection | None = self._own.__dict__.pop("messages", None)
         if held is not None:
-            held.close()
+            held.connection.close()
 
-    def _connection(self) -> socket.socket:
+    def _messages(self) -> MessageConnection:
         """This thread's connection."""
-        held: socket.socket | None = getattr(self._own, "connection", None)
+        held: MessageConnection | None = getattr(self._own, "messages", None)
         if held is None:
             where = self._meeting
             try:
-                held = knock(where.host, where.port, where.secret, purpose=PURPOSE, timeout_s=self._connect_s)
+                connection = knock(
+                    where.host, where.port, where.secret, purpose=PURPOSE, timeout_s=self._connect_s
+                )
             except OSError as error:
                 raise ConnectionError(
                     f"the rendezvous of the process group at {where.host} port {where.port} cannot be reached ({error})"
                 ) from error
-            self._own.connection = held
+            held = self._own.messages = MessageConnection(connection, max_bytes=MAX_MESSAGE_BYTES)
         return held
-
-
-def _send(connection: socket.socket, message: dict[str, Any]) -> None:
-    content = json.dumps(message, separators=(",", ":")).encode("ascii")
-    connection.sendall(len(content).to_bytes(_LENGTH_BYTES, "big") + content)
-
-
-def _receive(connection: socket.socket) -> dict[str, Any]:
-    """The next message.
-
-    Raises:
-        OSError: the connection has ended.
-        ValueError: what came is no message.
-    """
-    length = int.from_bytes(_exactly(connection, _LENGTH_BYTES), "big")
-    if length > MAX_MESSAGE_BYTES:
-        raise ValueError(f"a message of {length} bytes")
-    message = json.loads(_exactly(connection, length))
-    if not isinstance(message, dict):
-        raise ValueError("a message that is no JSON object")
-    return message
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    held = bytearray()
-    while len(held) < count:
-        part = connection.recv(min(count - len(held), 1 << 16))
-        if not part:
-            raise ConnectionResetError("the connection was closed")
-        held += part
-    return bytes(held)
 
 
 def _raw(value: str | bytes) -> bytes:

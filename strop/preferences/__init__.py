@@ -6,5 +6,4 @@ losses.py   DPO and its relatives, KTO, and the loss of a reward model, of a bat
 worker.py   sums of a batch, and an optimizer step that follows from what the losses say of them
 trainer.py  the steps; the rest is that of `strop sft`
 command.py  `strop prefer`; dpo_command.py and reward_model_command.py are `strop dpo` and `strop reward-model`
-result.py   how it ended
 """

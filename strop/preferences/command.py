@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection
-from typing import get_args
+from typing import Any, get_args
 
 from strop.base.sections import section_of
+from strop.border import as_number
 from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
 from strop.preferences.config import Loss, PreferConfig
-from strop.preferences.result import record_of
-from strop.run import MODEL_FOLDER
+from strop.run import MODEL_FOLDER, RunFolder
 from strop.supervised.command import reads_of
+from strop.supervised.result import sft_result_of
 
 SUMMARY = "train a policy or a reward model on preferences (DPO, IPO, KTO, ORPO, SimPO, Bradley-Terry)"
 READS = reads_of("prefer")
@@ -76,3 +77,26 @@ def carry_out(args: argparse.Namespace, *, losses: Collection[str]) -> int:
         )
     print_plain(f"run folder: {found['run']}\nmodel:      {start.run.path / MODEL_FOLDER}")
     return 0
+
+
+def record_of(run: RunFolder) -> dict[str, Any]:
+    """What the commands print as JSON; the accuracies are None without validation data, and with loss=kto."""
+    result = sft_result_of(run)
+    validations = run.events.read("validation")
+    first = validations[0] if validations and validations[0]["step"] == 0 else {}
+    last = validations[-1] if validations else {}
+    return {
+        "run": str(result.run),
+        "model": str(result.model),
+        "steps": result.steps,
+        "seconds": round(result.seconds, 2),
+        "loss": result.loss,
+        "val_loss": result.val_loss,
+        "accuracy_start": _accuracy(first),
+        "accuracy_final": _accuracy(last),
+    }
+
+
+def _accuracy(validation: dict[str, Any]) -> float | None:
+    found = validation.get("accuracy")
+    return None if found is None else as_number(found)

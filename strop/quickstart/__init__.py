@@ -1,7 +1,6 @@
 """`strop quickstart`: a policy that learns, end to end, on this machine.
 
 command.py  the command
-starting.py a run begun, or gone on with
 stages.py   model, fine-tuning, training and validation, one after the other
 task.py     the task: words to turn around
 """

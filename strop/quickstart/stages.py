@@ -18,17 +18,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from strop.base import trust
 from strop.cli.launching import carrying_out
 from strop.cli.output import plain, print_json, say
 from strop.data.tiny import make_tiny_model
-from strop.quickstart.starting import start_or_resume
 from strop.quickstart.task import write_task
-from strop.run import RunError, RunFolder
+from strop.run import RunError, RunFolder, is_run
 from strop.supervised.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.curve import run_series, save_curve, text_curve
-from strop.trainer.launch import Start
-from strop.trainer.loading import load
+from strop.trainer.launch import CONFIG_FILE, Say, Start, resume_run, start_run
+from strop.trainer.loading import load, read
 from strop.trainer.loop import train
 from strop.trainer.trackers import read_metrics
 
@@ -225,3 +225,27 @@ def _question(prompt: str) -> str:
 def _marked(answer: str, ground_truth: str) -> Text:
     is_right = answer.strip() == ground_truth
     return Text(f"{answer} {'✓' if is_right else '✗'}", style="green" if is_right else "red")
+
+
+def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say: Say) -> Start:
+    """Start in an absent folder, continue in one that holds a run of this very configuration.
+
+    Raises:
+        RunError: the folder holds a run of another configuration.
+    """
+    if not is_run(folder) or not (folder / CONFIG_FILE).is_file():
+        if is_run(folder):  # it died between its first two files; nothing is lost with them
+            (folder / "run.json").unlink()
+        return start_run(folder, config, command=command, say=say)
+
+    def refuse_others(text: str) -> None:
+        with trust.door():  # to compare settings runs nothing of what they name
+            trust.close(str(folder))
+            is_same = read(folder / CONFIG_FILE, text=text) == config
+        if not is_same:
+            raise RunError(
+                f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "
+                f"continue that one with --resume, or choose another folder with --out"
+            )
+
+    return resume_run(folder, say=say, admit=refuse_others)

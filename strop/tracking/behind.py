@@ -118,6 +118,11 @@ class Behind:
         self._num_told += 1
 
 
+def told_behind(remote: type[Remote]) -> type[Behind]:
+    """The tracker that tells this remote."""
+    return type(f"{remote.__name__}Tracker", (Behind,), {"remote": remote})
+
+
 _BEGINNING = threading.Lock()
 _BEGIN_S = 20.0
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.tracking.behind import Behind, Remote, as_records
+from strop.tracking.behind import Remote, as_records, told_behind
 
 _NOTHING = dict.fromkeys(
     ("detect_repository", "catboost", "fastai", "gradio", "hydra", "joblib", "lightgbm", "matplotlib", "megengine",
@@ -61,7 +61,4 @@ class Clearml(Remote):
         self._task.close()
 
 
-class ClearmlTracker(Behind):
-    """ClearML, from a thread of its own."""
-
-    remote = Clearml
+ClearmlTracker = told_behind(Clearml)

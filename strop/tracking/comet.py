@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.tracking.behind import Behind, Remote
+from strop.tracking.behind import Remote, told_behind
 from strop.tracking.story import COLUMNS, in_folder
 
 _OFF = ("auto_param_logging", "auto_metric_logging", "log_code", "log_graph", "log_git_metadata", "parse_args",
@@ -56,7 +56,4 @@ class Comet(Remote):
         self._experiment.end()
 
 
-class CometTracker(Behind):
-    """Comet, from a thread of its own."""
-
-    remote = Comet
+CometTracker = told_behind(Comet)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.tracking.behind import Behind, Remote, as_records, now_ms
+from strop.tracking.behind import Remote, as_records, now_ms, told_behind
 
 _ILLEGAL = re.compile(r"[^\w\-./ :]")
 _MAX_PARAM_CHARS = 6000
@@ -67,7 +67,4 @@ class Mlflow(Remote):
         self._client.set_terminated(self._id)
 
 
-class MlflowTracker(Behind):
-    """MLflow, from a thread of its own."""
-
-    remote = Mlflow
+MlflowTracker = told_behind(Mlflow)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.tracking.behind import Behind, Remote
+from strop.tracking.behind import Remote, told_behind
 from strop.tracking.story import COLUMNS, in_folder
 
 _ID_CHARS = 21
@@ -55,7 +55,4 @@ class Swanlab(Remote):
         self._swanlab.finish()
 
 
-class SwanlabTracker(Behind):
-    """SwanLab, from a thread of its own."""
-
-    remote = Swanlab
+SwanlabTracker = told_behind(Swanlab)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.tracking.behind import Behind, Remote, as_records
+from strop.tracking.behind import Remote, as_records, told_behind
 
 
 class Trackio(Remote):
@@ -47,7 +47,4 @@ class Trackio(Remote):
         self._trackio.finish()
 
 
-class TrackioTracker(Behind):
-    """Trackio, from a thread of its own."""
-
-    remote = Trackio
+TrackioTracker = told_behind(Trackio)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.tracking.behind import Behind, Remote
+from strop.tracking.behind import Remote, told_behind
 from strop.tracking.story import COLUMNS, in_folder
 
 
@@ -50,7 +50,4 @@ class Wandb(Remote):
         self._run.finish()
 
 
-class WandbTracker(Behind):
-    """wandb, from a thread of its own."""
-
-    remote = Wandb
+WandbTracker = told_behind(Wandb)

@@ -4,9 +4,8 @@ page/             `strop view`: a local web page over runs
 runs.py           `strop runs`: all runs below a folder in a table; plot.py `strop plot`: their curves as a picture
 records.py        metrics and events of a run as they grow; summary.py a run in a few numbers; curves.py columns
 samples.py        `strop samples`: what the model wrote, with rewards
-sample_choice.py  which samples, in which order
 token_view.py     one answer token by token; turn_view.py one episode turn by turn
 dropped.py        what became of every sample, and why
 diff.py           `strop diff`: where two runs part
-incident.py       `strop incident`: how a run ended, or where it hangs; beats.py what each process did last
+incident.py       `strop incident`: how a run ended, or where it hangs
 """

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.base.foreign_files import read_json
+from strop.base.heartbeat import SUFFIX
 from strop.cli.output import print_json, print_plain, shorten
 from strop.cli.runs import run_in
 from strop.net.notes import read_small
 from strop.run import RunFolder
 from strop.run.lock import is_held
-from strop.view.beats import Beat, read_beats
 
 SUMMARY = "what a run that ended or hangs did last: each process, its slowest item, its stacks"
 EPILOG = """\
@@ -146,3 +148,47 @@ def _event(event: Mapping[str, Any]) -> str:
 
 def _clock(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """What a process wrote last."""
+
+    process: str
+    """Name of its file: controller, or pool and rank."""
+    pid: int
+    host: str
+    at: float
+    """When, in seconds since 1970."""
+    doing: str
+    """From the whole to the part; empty between two things."""
+    doing_s: float
+    """How long it had done that part."""
+    num_items: int
+    """Things that it waited for."""
+    item: str
+    """The one that it had waited for longest, and what it was doing with it; empty for none."""
+    item_s: float
+    """How long that had been there."""
+
+
+def read_beats(logs: Path) -> list[Beat]:
+    """The last of each process of a run, the one that was silent first in front; damaged files are left out."""
+    found: list[Beat] = []
+    for file in sorted(logs.glob(f"*{SUFFIX}")):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            beat = read_json(file)
+            found.append(
+                Beat(
+                    process=file.name.removesuffix(SUFFIX),
+                    pid=int(beat["pid"]),
+                    host=str(beat["host"]),
+                    at=float(beat["at"]),
+                    doing=str(beat["doing"]),
+                    doing_s=float(beat["doing_s"]),
+                    num_items=int(beat["num_items"]),
+                    item=str(beat["item"]),
+                    item_s=float(beat["item_s"]),
+                )
+            )
+    return sorted(found, key=lambda beat: beat.at)

@@ -19,7 +19,7 @@ from cli_calls import Project, Result, cli
 
 from strop.base import foreign_files, trust
 from strop.config import describe, load_config
-from strop.quickstart.starting import start_or_resume
+from strop.quickstart.stages import start_or_resume
 from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run

@@ -107,13 +107,13 @@ def test_a_message_of_a_process_of_the_run_is_bounded_and_bad_ones_are_answered(
         store._ask("set", ["key"])
     with pytest.raises(RuntimeError, match="cannot be read: ValueError"):
         store._ask("dance", [])
-    connection = store._connection()
+    connection = store._messages().connection
     connection.sendall(b"\xff" * 8)
     assert is_ended(connection), "a length that is none of ours"
     other = MeetingStore(place.meeting, timeout_s=DEADLINE_S)
     deep = b"[" * 100_000
-    other._connection().sendall(len(deep).to_bytes(4, "big") + deep)
-    assert is_ended(other._connection())
+    other._messages().connection.sendall(len(deep).to_bytes(4, "big") + deep)
+    assert is_ended(other._messages().connection)
 
 
 def test_the_secret_is_in_no_text(place: MeetingPoint) -> None:

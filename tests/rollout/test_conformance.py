@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from rollout.native_subject import native
 from strop.rollout.conformance.suite import CHECKS
 from strop.rollout.conformance.trial import Check, Conformance
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.types import OnToken, Sampling, TokenOutput
+from strop.rollout.types import Sampling, TokenOutput
 
 FAMILIES = (
     "qwen3",
@@ -114,39 +113,6 @@ class NeverSleeps(NativeEngine):
     async def sleep(self, level: int = 1) -> None: ...  # type: ignore[override]
 
 
-class Hurries(NativeEngine):
-    """As an engine in a process of its own: a request has ended by the time its first token is heard of."""
-
-    num_open = 0
-
-    async def generate(
-        self,
-        request_id: str,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        on_token: OnToken | None = None,
-    ) -> TokenOutput:
-        self.num_open += 1
-        try:
-            output = await super().generate(request_id, prompt_ids, sampling)
-            loop = asyncio.get_running_loop()
-            for token in zip(output.token_ids, output.log_probs, output.versions, strict=True):
-                if on_token is not None:
-                    loop.call_soon(on_token, *token)
-            told = loop.create_future()
-            loop.call_soon(told.set_result, None)
-            await told
-            return output
-        finally:
-            self.num_open -= 1
-
-    async def sleep(self, level: Literal[1, 2] = 1) -> None:
-        if self.num_open:
-            raise ValueError("a request is running")
-        await super().sleep(level)
-
-
 class IsAlwaysWell(NativeEngine):
     async def health(self) -> Mapping[str, float]:
         return {"decoded_tokens": 7.0}
@@ -180,14 +146,6 @@ def test_a_breach_is_seen(
         finding = conformance.run(one)
     assert finding.outcome == "failed"
     assert sentence in finding.text
-
-
-def test_a_request_that_is_told_all_at_once_still_runs_when_sleep_is_refused(
-    tiny_folder: Callable[[str], Path],
-) -> None:
-    (check,) = [one for one in CHECKS if one.name.startswith("sleep gives")]
-    with Conformance(native(engine=Hurries), tiny_folder("qwen3")) as conformance:
-        assert conformance.run(check).outcome == "ok"
 
 
 def test_a_head_that_is_not_updated_is_seen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -292,6 +293,49 @@ def test_a_replacement_serves_only_at_the_current_version() -> None:
         assert (await client.generate("next", [1], SAMPLING)).token_ids == tuple(range(7))
         assert replacements[0].asked == []
         assert [name for name, *_ in replacements[1].asked] == ["next"]
+        held.cancel()
+
+    run(body())
+
+
+@pytest.mark.parametrize("during", ["the start", "the probe"])
+def test_what_was_started_in_a_call_serves_in_the_next_one(during: str) -> None:
+    """The others have answered everything, the loop stands still for longer than a probe may take, and goes on."""
+    first, other, another = ScriptedEngine(), ScriptedEngine(counting), ScriptedEngine(counting)
+    is_ready, probed, restarted = asyncio.Event(), asyncio.Event(), []
+
+    async def restart(index: int) -> RolloutEngine:
+        restarted.append(index)
+        if during == "the start":
+            await is_ready.wait()
+        return another
+
+    async def health() -> Mapping[str, float]:
+        if not probed.is_set():
+            probed.set()
+            await asyncio.sleep(0.2)
+        return {}
+
+    another.health = health  # type: ignore[method-assign]
+
+    async def body() -> None:
+        client = RolloutClient([first, other], timeout_s=5, restart=restart, probe_s=0.1)
+        first.say = dying(first, 1)
+        assert (await client.generate("a", [1], SAMPLING)).token_ids == tuple(
+            range(7)
+        )  # at the other, in the end
+        is_ready.set()
+        await turns(20)
+        time.sleep(0.3)
+        probed.set()
+        other.say = None
+        held = asyncio.create_task(client.generate("held", [1], SAMPLING))
+        async with asyncio.timeout(5):
+            while client._router.replicas[0].cause:
+                await asyncio.sleep(0.02)
+            assert (await client.generate("b", [1], SAMPLING)).token_ids == tuple(range(7))
+        assert [name for name, *_ in another.asked] == ["b"]
+        assert restarted == [0]
         held.cancel()
 
     run(body())

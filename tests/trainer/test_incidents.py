@@ -18,7 +18,7 @@ from tiny_runs import Project, train_in
 from strop.base.heartbeat import SUFFIX, beating, doing, item
 from strop.cli.main import main
 from strop.config import save_config
-from strop.view.beats import read_beats
+from strop.view.incident import read_beats
 
 STUCK = """
 import os, time

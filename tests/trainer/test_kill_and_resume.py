@@ -18,7 +18,7 @@ import pytest
 from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in
 
 from strop.config import save_config
-from strop.quickstart.starting import start_or_resume
+from strop.quickstart.stages import start_or_resume
 from strop.run import CheckpointError, RunError, RunFolder
 from strop.supervised.trainer import fine_tune
 from strop.trainer.checkpointing import Checkpointer

@@ -27,8 +27,6 @@ TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.3, tor
 other places, on distributions whose log-probs are of size 4. In bfloat16 the mean stays below a sixth of it. Norms of
 transformers compute in float32 whatever the model has, so float64 is no closer."""
 LONG, LONGEST = 48, 2048
-TRIES = 5
-"""Requests until one runs while something is asked of an engine behind a connection."""
 CHECK_LIMIT_S = 120.0
 """Deadline of one check: an engine in a process of its own may compile something first."""
 
@@ -114,37 +112,20 @@ class Trial:
         self,
         prompt_ids: Sequence[int],
         sampling: Sampling,
-        act: Callable[[str], Coroutine[Any, Any, object]],
-        undo: Callable[[], Awaitable[object]] | None,
+        act: Callable[[str], Awaitable[object]],
         why: str,
     ) -> TokenOutput:
         """A request during which something is refused; what the request gave.
 
-        It is asked for by the first token that is heard of, before anything else that this token sets off. So however
-        fast the engine is, the request has not returned. An engine behind a connection may have ended it all the same;
-        then another request is tried.
-
         Args:
             prompt_ids, sampling: of the request.
             act: asks, given the id of the request, for what must raise ValueError.
-            undo: called where it did not; None if nothing is to be undone.
             why: what it is, for the breach.
         """
-        for _ in range(TRIES):
-            running = Running(self, prompt_ids, sampling, first=act)
-            await running.tokens(1)
-            if running.acted is None:
-                await running.task
-                raise Breach("a request ended without a token")
-            try:
-                await running.acted
-            except ValueError as error:
-                require(bool(str(error)), f"{why} is refused without a sentence")
-                return await running.task
-            require(running.task.done(), f"{why} is not refused")
-            if undo is not None:
-                await undo()
-        raise Breach(f"{why} is not refused: {TRIES} requests had ended when it was answered")
+        running = self.begin(prompt_ids, sampling)
+        await running.tokens(1)
+        await refused(act(running.request_id), why)
+        return await running.task
 
     def begin(self, prompt_ids: Sequence[int], sampling: Sampling) -> Running:
         """Start a request and go on."""
@@ -205,18 +186,7 @@ class Trial:
 class Running:
     """A request under way, and the tokens that were heard of."""
 
-    def __init__(
-        self,
-        trial: Trial,
-        prompt_ids: Sequence[int],
-        sampling: Sampling,
-        *,
-        first: Callable[[str], Coroutine[Any, Any, object]] | None = None,
-    ) -> None:
-        """`first` is begun, with the id of this request, by the first token that is heard of."""
-        self._first = first
-        self.acted: asyncio.Task[object] | None = None
-        """What it came to; None before the first token, and without such a thing."""
+    def __init__(self, trial: Trial, prompt_ids: Sequence[int], sampling: Sampling) -> None:
         self.request_id = trial.new_id()
         self.heard: list[tuple[int, float, int]] = []
         """Id, log-prob and version of each token."""
@@ -227,8 +197,6 @@ class Running:
 
     def _hear(self, token: int, log_prob: float, version: int) -> None:
         self.heard.append((token, log_prob, version))
-        if self._first is not None and self.acted is None:
-            self.acted = asyncio.create_task(self._first(self.request_id))
         self._came.set()
 
     async def tokens(self, count: int) -> None:

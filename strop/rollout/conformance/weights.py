@@ -77,7 +77,6 @@ async def update_refused(trial: Trial) -> None:
         trial.prompt(5, 13),
         greedy(trial.long),
         lambda _: trial.engine.set_version(version + 1),
-        trial.load,
         "a version while a request runs",
     )
     require(
@@ -137,7 +136,6 @@ async def sleep(trial: Trial) -> None:
         prompt,
         greedy(trial.long // 2),
         lambda _: trial.engine.sleep(),
-        trial.engine.wake_up,
         "sleep while a request runs",
     )
     held = await trial.number("cache_bytes")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -317,8 +318,18 @@ class RolloutClient:
     async def _renew(self, replica: Replica) -> None:
         """One attempt to have an engine serve again."""
         try:
-            engine, numbers = await self._renewed(replica)
+            if self._restart is not None and replica.started is None:
+                async with asyncio.timeout(RESTART_S):
+                    replica.started = await self._restart(replica.index)
+            if (
+                self.ledger.open == 0
+            ):  # the loop may stand still from now on: the next request finds out about it
+                replica.retry_at = -math.inf
+                return
+            engine = replica.started or replica.engine
+            numbers = await self._proven(engine)
         except Exception as error:  # noqa: BLE001  (it goes on not serving, and says why)
+            replica.started = None
             what = "" if self._restart is None else "its replacement: "
             replica.cause = f"{replica.cause.partition('; its replacement: ')[0]}; {what}{_sentence(error)}"
             replica.retry_at = asyncio.get_running_loop().time() + RETRY_S
@@ -328,26 +339,23 @@ class RolloutClient:
             replica.learn(numbers, asyncio.get_running_loop().time())
             self._router.dispatch()
         finally:
-            replica.revival = None
+            if replica.revival is asyncio.current_task():
+                replica.revival = None
             self._end_waits()
 
-    async def _renewed(self, replica: Replica) -> tuple[RolloutEngine, Mapping[str, float]]:
-        """The engine, which has generated a token at the current version.
+    async def _proven(self, engine: RolloutEngine) -> Mapping[str, float]:
+        """What an engine says that has generated a token at the current version.
 
         Raises:
             Exception: it has not.
         """
-        engine = replica.engine
-        if self._restart is not None:
-            async with asyncio.timeout(RESTART_S):
-                engine = await self._restart(replica.index)
         numbers = await self._healthy(engine)
         if engine.version != self.version:
             raise ValueError(f"it holds version {engine.version}, and version {self.version} is current")
         if self._restart is None:
             async with asyncio.timeout(self._probe_s):
                 await engine.abort()  # what it had when it was given up has gone elsewhere
-        return engine, numbers
+        return numbers
 
     def _end_waits(self) -> None:
         """Nobody waits for an engine when none serves and none is about to."""
@@ -363,9 +371,11 @@ class RolloutClient:
         for replica in self._router.replicas:
             tasks.append(replica.probe)
             replica.probe = None
-            if self._restart is None:
+            if self._restart is None or replica.started is not None:
                 tasks.append(replica.revival)
                 replica.revival = None
+            if replica.started is not None:
+                replica.retry_at = -math.inf
         for task in tasks:
             if task is not None:
                 task.cancel()

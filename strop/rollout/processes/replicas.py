@@ -63,6 +63,8 @@ class Replica:
     """The question under way whether it lives."""
     revival: asyncio.Task[None] | None = None
     """The attempt under way to have it serve again."""
+    started: RolloutEngine | None = None
+    """What was started in its place, and has not yet answered a probe."""
 
     @property
     def has_room(self) -> bool:
@@ -140,7 +142,7 @@ class Router:
 
     def admit(self, replica: Replica, engine: RolloutEngine) -> None:
         """From now on this one serves, with this engine."""
-        replica.engine, replica.cause, replica.limit = engine, "", self._first_limit
+        replica.engine, replica.cause, replica.limit, replica.started = engine, "", self._first_limit, None
 
     def dispatch(self) -> None:
         """Give out the places that are free."""

@@ -1,7 +1,7 @@
 """Small JSON messages between the sender and its receivers: what the bytes mean, answers, failures.
 
 One TCP connection per receiver, to an address of the sender's node, behind a gate (strop.net.gate): nothing is read of
-whoever does not know the session's secret. A message is four bytes of length and JSON text; nothing is unpickled.
+whoever does not know the session's secret. Messages are those of strop.net.messages.
 
 Concurrency: each side uses its channel from one thread at a time; the gate's thread hands over the connections that
 have proved themselves. Every wait ends with what was waited for, with the failure that any receiver reports, with
@@ -10,17 +10,16 @@ the end of the other process, or with the deadline.
 
 from __future__ import annotations
 
-import json
 import queue
 import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from strop.net.gate import Gate, knock, new_secret
+from strop.net.messages import Message, MessageConnection, framed
 from strop.rollout.sync.types import Endpoint
 
 PURPOSE = "weight sync"
@@ -33,10 +32,6 @@ PATIENCE = 2.0
 receiver, and it alone knows which one."""
 _GRACE_S = 1.0
 """After a broken transfer, the time for the side that broke it to say why."""
-_LENGTH_BYTES = 4
-_CHUNK_BYTES = 1 << 16
-
-Message = Mapping[str, Any]
 
 
 class ReceiverFailed(Exception):
@@ -110,7 +105,7 @@ class SenderChannel:
         Raises:
             ConnectionError: a receiver is gone, or takes no messages.
         """
-        frame = _frame({"attempt": self._attempt, "kind": kind, **content})
+        frame = framed({"attempt": self._attempt, "kind": kind, **content})
         for peer in list(self._peers.values()):
             try:
                 peer.send(frame, self.timeout_s)
@@ -164,7 +159,7 @@ class SenderChannel:
 
     def _take_welcomed(self) -> None:
         with suppress(BlockingIOError):
-            self._bell.recv(_CHUNK_BYTES)
+            self._bell.recv(1 << 16)
         with suppress(queue.Empty):
             while True:
                 peer = _Peer(self._welcomed.get_nowait(), max_bytes=_MAX_JOIN_BYTES)
@@ -319,7 +314,7 @@ class ReceiverChannel:
 
     def _send(self, message: Message) -> None:
         try:
-            self._peer.send(_frame(message), self.timeout_s)
+            self._peer.send(framed(message), self.timeout_s)
         except OSError as error:
             raise ConnectionError(f"{self._where} is gone ({error})") from error
 
@@ -342,49 +337,16 @@ class ReceiverChannel:
             raise ConnectionError(f"{self._where} is gone ({error})") from error
 
 
-class _Peer:
-    """One connection and what has come over it."""
+class _Peer(MessageConnection):
+    """The connection of a receiver, or of one that has not said yet which it is."""
 
-    def __init__(self, connection: socket.socket, *, max_bytes: int) -> None:
-        self.connection = connection
-        self.max_bytes = max_bytes
-        """Limit of one message."""
-        self.index: int | None = None
-        """Number of the receiver at the other end; None until it has shown the secret."""
-        self._buffer = bytearray()
+    index: int | None = None
+    """Number of the receiver at the other end; None until it has joined."""
 
     def send(self, frame: bytes, timeout_s: float) -> None:
         self.connection.settimeout(timeout_s)
         self.connection.sendall(frame)
 
-    def take_in(self) -> Iterator[Message]:
-        """The messages that are complete; called when there is something to read.
-
-        Raises:
-            OSError, ValueError: the other side has ended, or says something else than messages.
-        """
-        received = self.connection.recv(_CHUNK_BYTES)
-        if not received:
-            raise ConnectionResetError("the connection was closed")
-        self._buffer += received
-        while len(self._buffer) >= _LENGTH_BYTES:
-            length = int.from_bytes(self._buffer[:_LENGTH_BYTES], "big")
-            if length > self.max_bytes:
-                raise ValueError(f"a message of {length} bytes")
-            if len(self._buffer) < _LENGTH_BYTES + length:
-                return
-            content = bytes(self._buffer[_LENGTH_BYTES : _LENGTH_BYTES + length])
-            del self._buffer[: _LENGTH_BYTES + length]
-            message = json.loads(content)
-            if not isinstance(message, dict):
-                raise ValueError("a message that is no JSON object")
-            yield message
-
 
 def _gave_up(abort: Message) -> SenderGaveUp:
     return SenderGaveUp(f"the sender gave up: {abort['reason']}")
-
-
-def _frame(message: Message) -> bytes:
-    content = json.dumps(message, separators=(",", ":")).encode("ascii")
-    return len(content).to_bytes(_LENGTH_BYTES, "big") + content

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from strop.engines.weights import TensorMetadata, WeightsMetadata, combine_digests
+from strop.net.messages import Message
 from strop.rollout.sync.target import WeightTarget
 from strop.rollout.sync.types import (
     REFUSAL,
@@ -25,7 +26,7 @@ from strop.rollout.sync.types import (
     UnverifiedWeights,
 )
 from strop.rollout.transfer.accounting import TransferState
-from strop.rollout.transfer.channel import Message, ReceiverChannel
+from strop.rollout.transfer.channel import ReceiverChannel
 from strop.rollout.transfer.collective import CollectiveReceiver
 from strop.rollout.transfer.sender import TIMEOUT_S
 from strop.rollout.transfer.shared_memory import SharedMemoryReceiver, shares_memory

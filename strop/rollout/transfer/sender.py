@@ -28,9 +28,10 @@ from torch import Tensor, nn
 
 from strop.engines.digest import finish, word_sum
 from strop.engines.weights import WeightsMetadata, combine_digests, weights_metadata
+from strop.net.messages import Message
 from strop.rollout.sync.types import Endpoint, SyncError, SyncReport
 from strop.rollout.transfer import shared_memory
-from strop.rollout.transfer.channel import Message, ReceiverFailed, SenderChannel
+from strop.rollout.transfer.channel import ReceiverFailed, SenderChannel
 from strop.rollout.transfer.collective import CollectiveSender, common_device
 from strop.rollout.transfer.shared_memory import SharedFile, SharedMemorySender
 from strop.rollout.transfer.stream import (

@@ -111,6 +111,10 @@ class Settings:
         if self.device == "cpu":
             made |= {
                 "VLLM_TARGET_DEVICE": "cpu",
+                # The process of the core computes, if one device is enough. Else vLLM starts another on a CPU, and each
+                # waits for the other in a loop of sched_yield; Linux 6.18 was seen to leave a third process, such as
+                # this one, without processor time for seconds beside them.
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                 "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # whoever starts several engines would get one core for all
                 "OMP_NUM_THREADS": str(self.num_threads),
                 "TORCHDYNAMO_DISABLE": "1",  # the first log-probs would wait a minute for a compiler
