@@ -14,7 +14,6 @@
     reward shaping of a user's own, and penalties on long responses)
 
     masked.py            sums, means and whitening under a mask
-    intervals.py         how sure a rate is (torch-free)
     batch_metrics.py     what is measured on the rows of a step
 
 Rules that functions keep, ours and a user's own, are checked by the guest `strop.checks`.

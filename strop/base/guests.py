@@ -94,6 +94,10 @@ HOOKS = {
     "StreamedPrompts(rows, tokenizer, config, shown=), a strop.data.drawing.TrainingPrompts of such rows",
     "mixture of sources": "a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how many "
     "epochs there are, where data.source_weights or data.source_shares are set",
+    "interval of a rate": "a function (successes, trials), by prompt, that gives the ends of a 95 % interval of "
+    "their rate",
+    "folders of rows": "a module with folder_files(folder, split), the files of a folder that are meant",
+    "loss scale": "a class as strop.engines.options.loss_scale.LossScale, for models in float16",
     "metrics of a validation": "a function of the reports of scored answers, for val-core/ and val-aux/",
     "progress of generation": "a module with Tally(logs, rank=), which counts samples in a rollout worker, and "
     "PlayWatch(logs), which shows the counts (strop.tracking.tally)",

@@ -22,7 +22,6 @@ from strop.base.guests import needed, optional
 from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.loss_scale import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import Row, split_rows
 from strop.engines.parallel import Parallel, alone
@@ -160,7 +159,8 @@ class TrainEngine(Engine):
         if config.compile:
             model.compile_layers()
         super().__init__(model, config, parallel, is_frozen=False)
-        self._loss_scale = LossScale() if model.compute_dtype == torch.float16 else None
+        is_half = model.compute_dtype == torch.float16
+        self._loss_scale = needed("loss scale", "model.dtype is float16")() if is_half else None
         self._optimizer = Optimizer(
             model.named_parameters(),
             optim,
@@ -199,7 +199,7 @@ class TrainEngine(Engine):
             with contextlib.nullcontext() if stays else offloading().activations_on_host(self.model):
                 value = self.model.run(loss, pack(part, self.model, sp_group=self.parallel.sp_group))
             self._count(part, trains=True)
-            scaled = value if self._loss_scale is None else value * self._loss_scale.value
+            scaled: Tensor = value if self._loss_scale is None else value * self._loss_scale.value
             scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         return float(total)

@@ -350,14 +350,15 @@ class Trainer:
         if self._saves_samples:
             decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "filtered", "validation"))
             self.roles.write_samples(step, episodes, decided, split="val")
-        low, high = validation.interval()
+        ends = (
+            dict(zip(("low", "high"), validation.interval(), strict=True)) if validation.has_interval else {}
+        )
         self._run.events.append(  # last: what it stands for was written
             "validation",
             step,
             fsync=True,
             pass_rate=validation.pass_rate,
-            low=low,
-            high=high,
+            **ends,
             num_answers=validation.num_answers,
             num_unscored=validation.num_unscored,
             metrics=validation.metrics,

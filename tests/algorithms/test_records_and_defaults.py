@@ -16,7 +16,6 @@ import strop.recipes
 from strop.algorithms import (
     batch_metrics,
     declarations,
-    intervals,
     masked,
 )
 from strop.algorithms.advantages import group_relative, returns
@@ -26,6 +25,7 @@ from strop.algorithms.losses import terms
 from strop.algorithms.stream_functions import shaping
 from strop.checks.functions import estimators, policy_losses
 from strop.compat.aggregation import agg_loss
+from strop.evaluation import intervals
 from strop.recipes import (
     covariance,
     group_baselines,

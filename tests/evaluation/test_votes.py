@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from references import votes as reference
-from strop.algorithms.intervals import student_quantile, wilson_interval
+from strop.evaluation.intervals import student_quantile, wilson_interval
 from strop.evaluation.votes import (
     best_at_k,
     maj_at_k,
