@@ -95,7 +95,7 @@ def named_models(config: Config) -> Iterator[tuple[str, str]]:
     for key in MODEL_PATHS:
         value: Any = config
         for part in key.split("."):
-            value = getattr(value, part)
+            value = getattr(value, part, "")  # sections of guests that are not there name none
         if value:
             yield key, value
 
