@@ -28,10 +28,10 @@ from strop.algorithms.distillation import terms as distillation
 from strop.algorithms.losses import terms
 from strop.checks.functions import estimators, policy_losses
 from strop.recipes import (
+    batch_whitened,
     covariance,
     group_baselines,
     resampling,
-    reward_parts,
     sequence,
     smooth,
     token_baseline,
@@ -82,7 +82,7 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (group_relative.grpo_advantages, {"norm_by_std": True}),
     (group_baselines.grpo_passk_advantages, {"norm_by_std": True}),
     (group_baselines.gpg_advantages, {"f_norm": 1.0, "count_mixed_groups": False}),
-    (reward_parts.gdpo_advantages, {"reward_weights": ()}),
+    (batch_whitened.gdpo_advantages, {"reward_weights": ()}),
     # Without a discount and without a bias: the return of the whole answer.
     (gae.gae, {"gamma": 1.0, "lam": 1.0}),
     (returns.reinforce_plus_plus, {"gamma": 1.0}),
