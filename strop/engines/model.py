@@ -118,8 +118,9 @@ def refuse_family(shape: Any, auto_class: Any, path: str) -> None:
 
 def _without_weights(config: ModelConfig, shape: Any) -> Any:
     """The language model of a folder on the meta device."""
+    auto_class = language_model_class(shape)  # outside: whatever is imported for it has tensors of its own
     with torch.device("meta"):
-        return language_model_class(shape).from_config(
+        return auto_class.from_config(
             shape, dtype=_weights_dtype(config), trust_remote_code=runs_own_code(config)
         )
 

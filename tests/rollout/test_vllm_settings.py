@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import subprocess
 import sys
 from pathlib import Path
 
@@ -89,6 +90,16 @@ def test_a_process_that_ends_at_once_says_what_its_log_says(tiny_model: Path, tm
     config = VllmConfig(python=str(program), start_timeout_s=60)
     with pytest.raises(VllmDied, match=r"exit code 3\): OSError: no such device; its log is .*log"):
         asyncio.run(start_vllm(config, settings(tiny_model, tmp_path / "log"), held, version=0))
+
+
+def test_weights_of_a_folder_are_told_before_anything_else_is_imported(tiny_model: Path) -> None:
+    code = (
+        "from strop.engines.config import ModelConfig; from strop.engines.model import weights_of_folder; "
+        f"print(len(weights_of_folder(ModelConfig(path={str(tiny_model)!r}))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(weights_of_folder(ModelConfig(path=str(tiny_model))))
 
 
 def test_weights_of_a_folder_are_those_of_the_loaded_model(tiny_model: Path) -> None:
