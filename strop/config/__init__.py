@@ -3,7 +3,7 @@
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
 laid over each other in layers.py by the keys of schema.py, and become objects in build.py. What fits a field, and the
 names of bounds, stand below this room (strop.base.field_types).
-save.py is the way out; renamed.py takes the old names of keys.
+save.py is the way out.
 Knows no room of strop and imports no torch.
 """
 

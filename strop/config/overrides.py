@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
-from strop.config.renamed import current_key
+from strop.config.schema import current_key
 
 
 @dataclass(frozen=True, kw_only=True)

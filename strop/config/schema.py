@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -9,7 +10,11 @@ from typing import Any
 
 from strop.base.field_types import field_hints, is_mapping, is_section, nearest, type_name
 from strop.base.guests import all_joined
-from strop.config.renamed import current_key
+
+logger = logging.getLogger(__name__)
+
+RENAMED = {"reward.policies": "reward.on_failure"}
+"""Full keys of 0.1, each with its name since 0.2, in the same section. An entry leaves with 0.3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,3 +124,12 @@ def unknown_key(root: type, key: str, origin: str = "") -> str:
             break
         section, where = hint, part if section is root else f"{where}.{part}"
     return f"unknown key {key}{origin}; {where} has the keys {', '.join(field_hints(section))}"
+
+
+def current_key(key: str) -> str:
+    """The full key, with the name that it has now; what is below a renamed key is renamed with it."""
+    for old, new in RENAMED.items():
+        if key == old or key.startswith(f"{old}."):
+            logger.warning(f"{old} is called {new} since 0.2; it was taken as that")
+            return new + key[len(old) :]
+    return key

@@ -74,7 +74,7 @@ def _is_unknown(key: str) -> bool:
 
 def _entries(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Full keys, as they are called now, and values of nested mappings; an empty mapping has no entry."""
-    from strop.config.renamed import current_key
+    from strop.config.schema import current_key
 
     for name, value in values.items():
         if isinstance(value, Mapping):

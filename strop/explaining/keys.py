@@ -8,8 +8,7 @@ from typing import Any
 
 from strop.base.field_types import literals, type_name, union_members
 from strop.config.layers import Layers
-from strop.config.renamed import current_key
-from strop.config.schema import Key, locate
+from strop.config.schema import Key, current_key, locate
 from strop.config.sources import preset_layers, preset_names, preset_sections
 from strop.explaining.describe import FieldDoc, describe, field_texts
 from strop.explaining.readers import readers

@@ -3,9 +3,8 @@
 declarations.py     what each asks for, and what may be set for it; checks.py: what does not go with it (torch-free)
 functions.py        importing it registers all of them
 
-batch_whitened.py   reinforce_plus_plus_baseline: compared, then whitened over the batch
+batch_whitened.py   reinforce_plus_plus_baseline, gdpo: compared (gdpo: the parts of a reward one by one), then whitened
 group_baselines.py  grpo_passk, opo, gpg, maxrl: samples of a prompt compared
-reward_parts.py     gdpo: the parts of a reward compared one by one
 anchored.py         gigpo: episodes compared, and answers given in the same state
 greedy_baseline.py  remax: a greedy answer as the baseline
 imitation.py        raft: every sample that is kept counts the same

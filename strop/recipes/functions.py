@@ -8,7 +8,6 @@ from strop.recipes import (  # noqa: F401  (they register their functions)
     greedy_baseline,
     group_baselines,
     imitation,
-    reward_parts,
     sequence,
     smooth,
     token_baseline,

@@ -11,13 +11,13 @@ from torch import Tensor
 from strop.algorithms.advantages import estimate_advantages
 from strop.algorithms.declarations import adv_estimator_declaration
 from strop.checks.functions.estimators import TRAITS
+from strop.recipes.batch_whitened import gdpo_advantages
 from strop.recipes.group_baselines import (
     gpg_advantages,
     grpo_passk_advantages,
     maxrl_advantages,
     opo_advantages,
 )
-from strop.recipes.reward_parts import gdpo_advantages
 from strop.roles.prime import process_share
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}

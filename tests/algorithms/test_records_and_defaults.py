@@ -27,12 +27,12 @@ from strop.checks.functions import estimators, policy_losses
 from strop.compat.aggregation import agg_loss
 from strop.evaluation import intervals
 from strop.recipes import (
+    batch_whitened,
     covariance,
     group_baselines,
     measures,
     resampling,
     reward_kl,
-    reward_parts,
     sequence,
     smooth,
     token_baseline,
@@ -83,7 +83,7 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (group_relative.grpo_advantages, {"norm_by_std": True}),
     (group_baselines.grpo_passk_advantages, {"norm_by_std": True}),
     (group_baselines.gpg_advantages, {"f_norm": 1.0, "count_mixed_groups": False}),
-    (reward_parts.gdpo_advantages, {"reward_weights": ()}),
+    (batch_whitened.gdpo_advantages, {"reward_weights": ()}),
     # Without a discount and without a bias: the return of the whole answer.
     (gae.gae, {"gamma": 1.0, "lam": 1.0}),
     (returns.reinforce_plus_plus, {"gamma": 1.0}),

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from strop.config import ConfigError, load_config, read_config, save_config
-from strop.config.renamed import RENAMED
-from strop.config.schema import tree
+from strop.config.schema import RENAMED, tree
 from strop.explaining.keys import explain
 from strop.rewards.config import OnFailureConfig
 from strop.trainer.config import Config

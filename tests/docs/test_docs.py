@@ -42,7 +42,7 @@ from strop.checks.preflight.verdict import Check
 from strop.cli.main import COMMANDS, command_parser, main
 from strop.cli.output import Interrupted
 from strop.config import describe, load_config
-from strop.config.renamed import current_key
+from strop.config.schema import current_key
 from strop.config.sources import preset_names
 from strop.controller import NotEnoughDevices, WorkerFailed
 from strop.controller.errors import Failure

@@ -133,7 +133,7 @@ def _reason(key: str, command: str, reads: Reads) -> str:
 
 def _leaves(key: str, value: Any) -> Iterator[str]:
     """The full keys that a value sets."""
-    from strop.config.renamed import current_key
+    from strop.config.schema import current_key
 
     if isinstance(value, Mapping) and value:
         for name, below in value.items():
