@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from strop.agents.context import AgentContext, Generate
+from strop.base.registry import required_parameters
 from strop.compat.agent_loops.output import AgentLoopOutput, sequence_of
 from strop.compat.agent_loops.server import ServerManager
 from strop.trajectory import Prompt, Trajectory
@@ -168,11 +169,7 @@ def _instance_class() -> type[AgentInstanceBase]:
             f"the file in agent.files, and import both bases from strop.agents in it"
         )
     executor: Any = _EXECUTORS[-1]
-    needed = [
-        one.name
-        for one in inspect.signature(executor).parameters.values()
-        if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]  # those of mid-2025: max_steps, max_length, llm_engine, hf_tokenizer, result_queue
+    needed = required_parameters(executor)  # of mid-2025: max_steps, llm_engine, hf_tokenizer and others
     found: type[AgentInstanceBase] = executor(**dict.fromkeys(needed)).agent_instance_cls
     return found
 

@@ -216,6 +216,14 @@ def test_what_each_rule_answers(
 def test_a_condition_is_a_function_or_a_key_that_is_set() -> None:
     row = {"to": "x", "only_if": ["is_on", "off"]}
     assert answer(row, 5, on=True)[0] == "translated"
+    by_value = {"to": "x", "only_if": ["kind=b", "off"]}
+    assert [answer(by_value, 5, kind=kind)[0] for kind in ("b", "a", None)] == [
+        "translated", "not needed", "not needed",
+    ]  # fmt: skip
+    both = {"to": "x", "only_if": ["url", "first", "kind=b", "second"]}
+    assert [answer(both, 5, url=url, kind=kind)[2] for url, kind in (("", "a"), ("u", "a"), ("u", "b"))] == [
+        "first", "second", "",
+    ]  # fmt: skip
     by_key = {"to": "x", "only_if": ["url", "off"]}
     assert [answer(by_key, 5, url=url)[0] for url in ("http", "", False)] == [
         "translated", "not needed", "not needed",

@@ -18,6 +18,7 @@ from strop.algorithms.declarations import LOSS_SHARED_SETTINGS, policy_loss_decl
 from strop.algorithms.losses.spec import shared_settings
 from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, check_settings, with_own_settings
+from strop.base.registry import required_parameters
 from strop.checks.functions.findings import Finding
 from strop.checks.functions.loss_probe import COLUMNS, LossBatch, ProbedLoss, example_batch
 from strop.checks.functions.loss_rules import RULES, Trial
@@ -91,16 +92,11 @@ def _subject(
 
 def _inferred(function: Callable[..., object]) -> Declaration:
     """A function with a parameter log_probs takes our columns; any other follows verl's convention."""
-    parameters = inspect.signature(function).parameters.values()
-    if "log_probs" not in {parameter.name for parameter in parameters}:
+    parameters = inspect.signature(function).parameters
+    if "log_probs" not in parameters:
         return Declaration()
-    required = {
-        p.name
-        for p in parameters
-        if p.default is inspect.Parameter.empty and p.kind is not inspect.Parameter.VAR_KEYWORD
-    }
     inferred = Declaration(
-        needs=frozenset(required - LOSS_SHARED_SETTINGS.keys()),
-        settings=frozenset(p.name for p in parameters if p.name in LOSS_SHARED_SETTINGS),
+        needs=frozenset(required_parameters(function)) - LOSS_SHARED_SETTINGS.keys(),
+        settings=frozenset(parameters.keys() & LOSS_SHARED_SETTINGS.keys()),
     )
     return with_own_settings(function, inferred)

@@ -15,7 +15,8 @@ A row is one of these, with the words it takes:
     by = "name"           a function of the library's module, for what follows from several settings
 
 Every row may have `note` (what to know about it), `optional` (null and empty text are not set), and `only_if`, a
-condition and what is said where it does not hold: a function of the module, or a key that is set and not false.
+condition and what is said where it does not hold: a function of the module, a key that is set and not false, or
+`key=value`; several such pairs, the first one asked first.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ def rule_of(row: Mapping[str, Any], functions: Functions) -> Rule:
     if row.get("optional"):
         rule = _if_set(rule)
     if "only_if" in row:
-        condition, why_not = row["only_if"]
-        rule = _only_if(condition, why_not, rule, functions)
+        told = row["only_if"]
+        for condition, why_not in reversed(list(zip(told[::2], told[1::2], strict=True))):
+            rule = _only_if(condition, why_not, rule, functions)
     return rule
 
 
@@ -162,7 +164,8 @@ def _only_if(condition: str, why_not: str, rule: Rule, functions: Functions) -> 
     def holds(facts: Facts) -> bool:
         if condition in functions:
             return bool(functions[condition](facts))
-        return facts.get(condition) not in (None, False, "")
+        key, is_one, value = condition.partition("=")
+        return _name_of(facts.get(key)) == value if is_one else facts.get(key) not in (None, False, "")
 
     return lambda key, value, facts: rule(key, value, facts) if holds(facts) else skip(why_not)
 

@@ -134,11 +134,6 @@ def clip_high(value: Any, facts: Facts) -> Any:
     return many(ours, "TRL bounds the weight itself, strop its distance from 1")
 
 
-def of_sapo(value: Any, facts: Facts) -> Any:
-    """A number of SAPO alone."""
-    return number(value) if argument(facts, "loss_type") == "sapo" else skip("read by loss_type='sapo' alone")
-
-
 def correction(key: str, value: Any, facts: Facts) -> Outcome:
     """The correction of what vLLM samples."""
     if value is not True or argument(facts, "use_vllm") is not True:

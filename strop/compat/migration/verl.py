@@ -234,11 +234,6 @@ def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     return shown_as(value, facts.get("trainer.logger"), ours=ours)
 
 
-def critic_warmup(value: Any, facts: Facts) -> Any:
-    """Steps in which the critic alone is trained."""
-    return value if uses_critic(facts) or not value else skip("there is no critic with this estimator")
-
-
 def config_name(key: str, value: Any, facts: Facts) -> Outcome:
     """A configuration file that a script names."""
     name = str(value)
@@ -334,11 +329,6 @@ def default_agent(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 # Scoring.
-
-
-def function_name(key: str, value: Any, facts: Facts, *, file: str) -> Outcome:
-    """The reward function in its file."""
-    return many({"reward.name": value}) if facts.get(file) and value else skip("no file, no name")
 
 
 def manager(key: str, value: Any, facts: Facts, *, file: str) -> Outcome:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from strop.compat.migration.outcomes import Facts, Outcome, integer, many, skip
+from strop.compat.migration.outcomes import Facts, Outcome, integer, many
 
 PLAYED = {"agent.default_agent": "env_agent", "agent.credit": "turn"}
 """An environment is played, and each answer is a sample of its own."""
@@ -36,10 +36,3 @@ def environment(key: str, value: Any, facts: Facts) -> Outcome:
     """Which environment is played."""
     note = f"name the environment: a class FILE.py:CLASS that plays {value}, in agent.environment.name"
     return many(PLAYED, note)
-
-
-def similarity(key: str, value: Any, facts: Facts) -> Outcome:
-    """How alike two states have to be."""
-    if facts.get("algorithm.gigpo.enable_similarity") is not True:
-        return skip("read with algorithm.gigpo.enable_similarity=true alone")
-    return many({"algorithm.anchor_similarity": value})

@@ -7,7 +7,7 @@ from typing import Any
 
 from strop.algorithms.declarations import ADV_DECLARATIONS
 from strop.compat.migration import verl_agent
-from strop.compat.migration.outcomes import Facts, Outcome, UnreadableError, many, number, refuse, skip
+from strop.compat.migration.outcomes import Facts, Outcome, UnreadableError, many, refuse, skip
 from strop.compat.migration.verl_prime import is_prime
 
 _A = "actor_rollout_ref.actor"
@@ -101,42 +101,14 @@ def loss_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours)
 
 
-def loss_scale(value: Any, facts: Facts) -> Any:
-    """The constant length of that aggregation."""
-    is_read = facts.get(f"{_A}.loss_agg_mode") == "seq-mean-token-sum-norm"
-    return value if is_read else skip("read by loss_agg_mode=seq-mean-token-sum-norm alone")
-
-
-def filter_metric(value: Any, facts: Facts) -> Any:
-    """What groups are filtered by."""
-    if facts.get("algorithm.filter_groups.enable") is not True:
-        return skip("read with filter_groups.enable=true alone")
-    if value == "acc" or value is None:
-        return value or skip("not set")
-    is_score = value in ("score", "reward", "seq_reward", "seq_final_reward")
-    return "score" if is_score else refuse("strop does not have it; use acc or score")
-
-
 def resampling(key: str, value: Any, facts: Facts) -> Outcome:
     """PF-PPO."""
     if value is not True:
         return skip("off there too")
-    method = _method(facts)
+    method = facts.get("algorithm.pf_ppo.reweight_method")
     if method not in ("pow", "max_min", "max_random"):
         return refuse("strop does not have it; use pow, max_min or max_random")
     return many({"algorithm.resampling": method})
-
-
-def power(key: str, value: Any, facts: Facts) -> Outcome:
-    """The power of its weights."""
-    if facts.get("algorithm.use_pf_ppo") is not True or _method(facts) != "pow":
-        return skip("read with use_pf_ppo=true and reweight_method=pow alone")
-    return many({"algorithm.resampling_power": number(value)})
-
-
-def _method(facts: Facts) -> Any:
-    given = facts.get("algorithm.pf_ppo.reweight_method")
-    return "pow" if given is None else given
 
 
 # Rollout correction: the section of today, its names of 2025, and the single number of mid-2025.
@@ -193,21 +165,6 @@ def _rejection_texts(count: int, facts: Facts) -> list[Any]:
     if len(texts) not in (1, count):
         raise UnreadableError(f"{count} statistics and {len(texts)} thresholds: give one, or as many")
     return list(texts) if len(texts) == count else list(texts) * count
-
-
-def correction_loss(key: str, value: Any, facts: Facts) -> Outcome:
-    """The loss of bypass mode."""
-    if facts.get(f"{_CORRECTION}.bypass_mode") is not True:
-        return skip("read with bypass_mode=true alone")
-    if value == "reinforce":
-        return many({"algorithm.policy_loss": "reinforce"})
-    return skip("the clipped loss is algorithm.policy_loss=vanilla")
-
-
-def correction_normalize(key: str, value: Any, facts: Facts) -> Outcome:
-    """Weights of mean one."""
-    is_on = value is True and facts.get(f"{_CORRECTION}.rollout_is") is not None
-    return many({f"{_OURS}.normalize": True}) if is_on else skip("off, or without weights")
 
 
 def old_cap(key: str, value: Any, facts: Facts) -> Outcome:
