@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
 from strop.engines.head import Head
+from strop.engines.products import LayerProducts, has_large
 from strop.engines.recurrent import attend_apart
 
 HALF = (torch.bfloat16, torch.float16)
@@ -164,12 +165,23 @@ class CausalLM:
 
     @contextlib.contextmanager
     def precision(self) -> Iterator[None]:
-        """Compute in bfloat16 or float16 when the configuration says so; the parameters stay as they are."""
+        """Compute in bfloat16 or float16 when the configuration says so; the parameters stay as they are. In float32 by
+        the faster library (products.py)."""
+        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.compute_dtype in HALF and not self.is_sharded:
-            with torch.autocast(self.device.type, dtype=self.compute_dtype):
-                yield
-        else:
+            context = torch.autocast(self.device.type, dtype=self.compute_dtype)
+        elif self._has_own_products:
+            context = LayerProducts()
+        with context:
             yield
+
+    @property
+    def _has_own_products(self) -> bool:
+        """Not where layers are computed again, or by a compiler, outside of a forward pass."""
+        later = hasattr(type(self.module), "is_activation_checkpointing")
+        name = "is_activation_checkpointing" if later else "is_gradient_checkpointing"
+        is_again = self._is_compiled or getattr(self.module, name)
+        return not self.is_sharded and not is_again and has_large(self.module.parameters())
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; tied ones once."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from strop.engines.products import linear
 
 HEAD_CHUNK_ELEMENTS = 1 << 23
 """Logits held at one time, in numbers: 32 MiB in float32."""
@@ -54,7 +55,7 @@ class Head:
         Banned tokens have BANNED_LOGIT, of which the exponential is 0 beside that of any other.
         """
         weight, bias = self.weight.to(hidden.dtype), None if self.bias is None else self.bias.to(hidden.dtype)
-        return self.formed(F.linear(hidden, weight, bias), temperature=temperature)
+        return self.formed(linear(hidden, weight, bias), temperature=temperature)
 
     def formed(self, logits: Tensor, *, temperature: float | Tensor = 1.0) -> Tensor:
         """The same of hidden W^T + b [N, V], which may be written to."""
@@ -209,7 +210,7 @@ class _TokenLogProbs(torch.autograd.Function):
             ):
                 grad.mul_(slope)
             grad = grad.to(hidden.dtype)
-            grad_hidden[rows] = grad @ weight.to(hidden.dtype)
+            grad_hidden[rows] = linear(grad, weight.to(hidden.dtype).T)
             if grad_weight is not None and weight.dtype == wide:
                 grad_weight.addmm_(grad.T.to(wide), hidden[rows].to(wide))
             elif grad_weight is not None:

@@ -10,7 +10,6 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from strop.agents.user_code import contained
@@ -68,9 +67,7 @@ class PlayedEnvironment:
             raise EnvironmentFailed(str(error)) from error
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         close = getattr(self._made, "close", None)
         if close is not None:
             closing = asyncio.ensure_future(self._called("close", close))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,7 +61,7 @@ def outcome_of(folder: Path, chosen: Sequence[str], *, failure: str = "") -> Out
         with RunFolder.open(folder, read_only=True) as run:
             return _of_run(run, found)
     except RunError as error:
-        return Outcome(**{**asdict(found), "status": "failed", "reason": failure or str(error)})
+        return replace(found, status="failed", reason=failure or str(error))
 
 
 def _setting(override: str) -> tuple[str, str]:
@@ -75,10 +75,8 @@ def _of_run(run: RunFolder, found: Outcome) -> Outcome:
     summary = summary_of(records)
     best = run.checkpoints.best()
     is_finished = summary.status == "finished"
-    return Outcome(
-        name=found.name,
-        folder=found.folder,
-        settings=found.settings,
+    return replace(
+        found,
         status="finished" if is_finished else "failed" if found.reason else "stopped",
         reason="" if is_finished else found.reason,
         steps=summary.step,

@@ -133,10 +133,9 @@ class OpenAIFunctionCallSchema(_Schema):
         try:
             arguments = read_json(parsed.arguments)
         except (ValueError, TypeError):
-            return OpenAIFunctionCallSchema(parsed.name, {}), True
-        if not isinstance(arguments, dict):
-            return OpenAIFunctionCallSchema(parsed.name, {}), True
-        return OpenAIFunctionCallSchema(parsed.name, arguments), False
+            arguments = None
+        is_read = isinstance(arguments, dict)
+        return OpenAIFunctionCallSchema(parsed.name, arguments if is_read else {}), not is_read
 
 
 @dataclass(frozen=True)

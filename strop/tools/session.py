@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, Literal, Self, TypeVar
 
 from strop.agents.spans import SPANS, add_span
@@ -94,9 +94,7 @@ class ToolSession:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._release()
 
     @property

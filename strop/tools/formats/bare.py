@@ -11,7 +11,7 @@ from strop.tools.formats.calls import (
     ToolSchemas,
     call_from_object,
 )
-from strop.tools.formats.parser import ToolFormat, formats
+from strop.tools.formats.parser import ToolFormat, add_formats
 from strop.tools.formats.pythonic import calls_in_list
 
 _PYTHON_TAG = "<|python_tag|>"
@@ -62,7 +62,7 @@ def read_pythonic(text: str, tools: ToolSchemas) -> Read:
     return content, calls_in_list(body)
 
 
-formats.add(
+add_formats(
     ToolFormat(name="pythonic", read=read_pythonic),
     ToolFormat(name="llama3_json", read=read_llama3_json, stop_tokens=("<|eom_id|>",)),
 )

@@ -25,15 +25,13 @@ class ToolFormat:
     """Splits thinking from the answer proper where it is not written between <think> tags."""
 
 
-class FormatRegistry(dict[str, ToolFormat]):
-    """Built-in formats by name, the ones with the most distinctive marks first."""
-
-    def add(self, *added: ToolFormat) -> None:
-        """Make formats known."""
-        self.update({one.name: one for one in added})
+formats: dict[str, ToolFormat] = {}
+"""Built-in formats by name, the ones with the most distinctive marks first."""
 
 
-formats = FormatRegistry()
+def add_formats(*added: ToolFormat) -> None:
+    """Make formats known."""
+    formats.update({one.name: one for one in added})
 
 
 class ToolParser:

@@ -13,7 +13,7 @@ from strop.tools.formats.calls import (
     ToolSchemas,
     call_from_object,
 )
-from strop.tools.formats.parser import ToolFormat, formats
+from strop.tools.formats.parser import ToolFormat, add_formats
 from strop.tools.formats.scanning import Marks, without_end
 
 _DEEPSEEK_BEGIN = "<｜tool▁calls▁begin｜>"
@@ -157,7 +157,7 @@ def read_harmony(text: str, tools: ToolSchemas) -> Read:
     return "".join(content).strip(), calls
 
 
-formats.add(
+add_formats(
     ToolFormat(name="deepseek", read=read_deepseek),
     ToolFormat(name="kimi", read=read_kimi),
     ToolFormat(name="mistral", read=read_mistral),

@@ -14,7 +14,7 @@ from strop.tools.formats.calls import (
     parameter_types,
     typed_value,
 )
-from strop.tools.formats.parser import ToolFormat, formats
+from strop.tools.formats.parser import ToolFormat, add_formats
 from strop.tools.formats.scanning import Marks, without_end
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -130,7 +130,7 @@ def _without_edges(text: str) -> str:
     return text.removeprefix("\n").removesuffix("\n")
 
 
-formats.add(
+add_formats(
     ToolFormat(name="qwen3_coder", read=read_qwen3_coder),
     ToolFormat(
         name="glm",
