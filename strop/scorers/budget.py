@@ -45,7 +45,7 @@ class Guard:
         """
         self._tell = tell
         self._budget_s = min(BUDGET_S, SHARE_OF_DEADLINE * timeout_s)
-        self._is_armed = False
+        self._is_armed = self._is_over = False
         self._number = 0
         self._hopeless: Collection[int] = ()
         self.has_interrupted = False
@@ -74,12 +74,14 @@ class Guard:
             resource.setrlimit(
                 resource.RLIMIT_CPU, (math.ceil(time.process_time() + self._budget_s) + 1, hard)
             )
-            self._is_armed = True
+            self._is_armed, self._is_over = True, False
             signal.setitimer(signal.ITIMER_PROF, self._budget_s, _AGAIN_S)
             try:
                 yield
             finally:
                 self._is_armed = False
+            if self._is_over:  # a library caught it, and what it says then means nothing
+                raise OutOfBudget
         finally:
             self._is_armed = False
             signal.setitimer(signal.ITIMER_PROF, 0.0)
@@ -88,7 +90,7 @@ class Guard:
 
     def _on_signal(self, _number: int, _frame: Any) -> None:
         if self._is_armed:
-            self.has_interrupted = True
+            self.has_interrupted = self._is_over = True
             raise OutOfBudget
 
 

@@ -40,9 +40,9 @@ ENDLESS = {
     "remainder": r"10^{10^9} \mod 7",
     "logarithm": r"\log_{10}(10^{10^{10}})",
     "gamma": r"\Gamma(10^{10})",
-    "bars": "|" * 1900,
 }
 WRONG = {
+    "bars": "|" * 1900,  # a fast machine reads them within the budget
     "nothing": "",
     "open": "{" * 5000,
     "two answers": "71, 72",
@@ -171,6 +171,31 @@ def test_a_grader_that_hangs_in_c_or_overflows_the_stack_is_done_again_without_t
         "hang": 10.0, "crash": 10.0, "fine": 11.0, "good": 11.0,
     }  # fmt: skip
     assert outcomes["hang"].parts["why"] == outcomes["crash"].parts["why"] == TOO_MUCH
+
+
+def test_a_library_that_catches_everything_has_no_say_after_its_budget(tmp_path: Path) -> None:
+    path = write_reward(
+        tmp_path,
+        """
+        from strop.rewards.budget import bounded
+
+        def caught():
+            try:
+                while True:
+                    pass
+            except BaseException:
+                return True
+
+        def compute_score(solution_str, **_):
+            is_right, why = bounded(caught if solution_str == "caught" else lambda: True, False)
+            return {"score": float(is_right), "why": why}
+        """,
+    )
+    cases = {name: ("x", name, "") for name in ("caught", "good")}
+    outcomes = score_texts(cases, RewardConfig(path=path, timeout_s=8.0))
+    assert {name: (outcome.score, outcome.parts["why"]) for name, outcome in outcomes.items()} == {
+        "caught": (0.0, TOO_MUCH), "good": (1.0, ""),
+    }  # fmt: skip
 
 
 def test_a_hang_outside_of_a_comparison_is_a_timeout_and_a_crash_an_error(tmp_path: Path) -> None:
