@@ -42,7 +42,8 @@ FORMULAS = (
 )  # fmt: skip
 TESTS = (
     "tests/algorithms", "tests/checks/functions", "tests/cli/test_cli_check.py", "tests/workers/test_metrics.py",
-    "tests/workers/test_batch_estimates.py", "tests/evaluation/test_votes.py",
+    "tests/workers/test_batch_estimates.py", "tests/workers/test_answer_columns.py",
+    "tests/workers/test_chosen_samples.py", "tests/evaluation/test_votes.py",
     "tests/evaluation/test_votes_boundaries.py",
 )  # fmt: skip
 """Unit tests of the formulas; no training run takes part."""
