@@ -389,6 +389,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     digests = {module: digest([paths[module]]) for module in chosen}
     tests = digest(path for name in TESTS for path in _files(TREE / name))
     mutants = [pair for module in dict.fromkeys(chosen) for pair in listed_mutants(paths[module])]
+    known = {mutant.key for mutant, _ in mutants}
+    for key in equivalents():
+        if key.partition("::")[0] in digests and key not in known:
+            print(f"out of date, there is no such mutant: {key}")
     if options.sample:
         mutants = random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))
     results = {} if options.fresh else earlier_results(digests, tests)
