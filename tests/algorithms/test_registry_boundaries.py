@@ -140,6 +140,11 @@ def test_settings_are_the_defaults_that_are_no_columns() -> None:
         "shared": 4,
     }
 
+    def narrow(x: int) -> int:
+        return x
+
+    assert settings_for(narrow, declaration, {"shared": 4}) == {}, "declared, but no argument of this one"
+
 
 @pytest.mark.parametrize(
     ("default", "fits", "wrong", "wanted"),
