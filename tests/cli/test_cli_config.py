@@ -105,7 +105,7 @@ def test_explain_of_an_unknown_key_names_the_nearest() -> None:
         ("run.seed=4", "the nearest valid key is trainer.seed"),
         (
             "lr=4",
-            "the keys of this name are actor.optim.lr, critic.optim.lr, prm.optim.lr, prefer.optim.lr, sft.optim.lr",
+            "the keys of this name are actor.optim.lr, prefer.optim.lr, critic.optim.lr, prm.optim.lr, sft.optim.lr",
         ),
         ("my.yaml", "'my.yaml' is not an override: give a file of settings with --config my.yaml"),
     ],
