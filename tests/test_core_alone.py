@@ -124,14 +124,6 @@ estimate_advantages("theirs", token_level_rewards=one, response_mask=one, group_
 """,
         "advantage estimator 'theirs' follows verl's calling convention, but the part of strop for that is missing",
     ),
-    "dynamic sampling": (
-        """
-from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig
-from strop.trainer.config import Config
-Config(algorithm=AlgorithmConfig(filter_groups=FilterGroupsConfig(enable=True)))
-""",
-        "algorithm.filter_groups.enable is set, but the part of strop for that is missing",
-    ),
 }
 """By place: what asks a guest that is not there, and the beginning of what is said."""
 

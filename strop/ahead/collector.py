@@ -106,8 +106,8 @@ class AheadCollector(ClockedCollector):
         overlaps = config.rollout.overlap_log_probs
         self._columns = GroupColumns(config, roles, sampling) if overlaps else None
         self._is_apart = "rollout" in config.resources.apart
-        self._replacing = Replacing(config.algorithm.filter_groups, config.data.prompts_per_step)
-        self._filters = config.algorithm.filter_groups.enable
+        self._replacing = Replacing(self._filtering, config.data.prompts_per_step)
+        self._filters = self._filtering.enable
 
     def texts(self) -> dict[str, str]:
         """What was generated for the prompts of no step yet."""
@@ -162,7 +162,7 @@ class AheadCollector(ClockedCollector):
         asked_s, self._num_heals = time.perf_counter(), 0
         left_out = LeftOut(num_before=self._replacing.num_unreplaced)
         looked_at: list[str] = []
-        with self._roles.active("rollout"), self._roles.watch.playing(self._config.samples_per_step):
+        with self._roles.playing(self._config.samples_per_step):
             self._look_again(step)
             num_refused = self._open(step, left_out)
             while (chosen := self._pace.choose(step, self._versions, list(self._ended))) is None:
@@ -269,7 +269,7 @@ class AheadCollector(ClockedCollector):
         Raises:
             TooFewGroups: it was reached, and is to end the run.
         """
-        settings, size = self._config.algorithm.filter_groups, self._pace.groups_per_step
+        settings, size = self._filtering, self._pace.groups_per_step
         if len(left_out.groups) > self._replacing.limit and settings.at_limit == "stop":
             counts = Counter(left_out.causes.values())
             raise TooFewGroups(

@@ -83,32 +83,23 @@ class AheadWorker(RolloutWorker):
 
     def _hear(self, episode: Episode) -> None:
         """A sample of a group in flight has ended."""
-        self._tally.add(episode)
+        super()._hear_played(episode)
         if self._schedule is not None:
             self._schedule.ended(episode.id)
 
     def play(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:
         """As RolloutWorker; what is in play goes on meanwhile, by the clock in step with these."""
-        asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
-        self._refuse_media(asked, "prompts have images", "the images")
+        uids = [prompt.uid for prompt in prompts.non_tensor_batch["prompt"]]
         if self._clock is not None:
-            self._clock.begin(len(asked) * samples_per_prompt)
-        trains = not self._rollout.is_streamed and all(is_visit(prompt.uid) for prompt in asked)
-        with self._generating():
-            work = self._player.play(
-                asked,
-                samples_per_prompt=samples_per_prompt,
-                sampling=sampling,
-                on_episode=self._hear_played,
-                after=self._groups.pass_time if trains else None,
-            )
-            episodes = self._runner.run(work)
-        played = _told(episodes)
-        self._groups.forget([prompt.uid for prompt in asked])
+            self._clock.begin(len(uids) * samples_per_prompt)
+        trains = not self._rollout.is_streamed and all(map(is_visit, uids))
+        self._after = self._groups.pass_time if trains else None
+        played = super().play(prompts, samples_per_prompt, sampling)
+        self._groups.forget(uids)
         return played
 
     def _hear_played(self, episode: Episode) -> None:
-        self._tally.add(episode)
+        super()._hear_played(episode)
         if self._clock is not None:
             self._clock.end()
 
@@ -153,7 +144,9 @@ class AheadWorker(RolloutWorker):
                 self._runner.run(self._groups.start())
                 self._runner.run(self._schedule.caught_up())
             groups = self._runner.run(self._groups.take(due, at_least, within_s))
-        return _told([episode for group in groups for episode in group])
+        episodes = [episode for group in groups for episode in group]
+        reports = [report_of(episode) for episode in episodes]
+        return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def forget(self, uids: Sequence[str]) -> dict[str, Spans]:
@@ -249,9 +242,3 @@ class AheadWorker(RolloutWorker):
 async def _use_threads(count: int) -> None:
     """In the thread of the loop, which begins with a number of its own."""
     torch.set_num_threads(count)
-
-
-def _told(episodes: Sequence[Episode]) -> DataProto:
-    """As `RolloutWorker.play` gives them."""
-    reports = [report_of(episode) for episode in episodes]
-    return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})

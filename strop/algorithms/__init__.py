@@ -7,15 +7,13 @@
 
     advantages/          credit per token: an estimator per paper, and their registry
     losses/              policy losses as per-token terms, and their registry
-    shaping.py           penalties on long responses
     sequence_credit.py   credit of episodes of several training sequences
     kl.py                per-token KL estimators
-    kl_control.py        KL in the reward, and the controllers of its coefficient
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
-    (guests: distillation/, learning from a teacher; stream_functions/, filters and reward shaping of a user's own)
+    (guests: distillation/, learning from a teacher; stream_functions/, filters and
+    reward shaping of a user's own, and penalties on long responses)
 
     masked.py            sums, means and whitening under a mask
-    intervals.py         how sure a rate is (torch-free)
     batch_metrics.py     what is measured on the rows of a step
 
 Rules that functions keep, ours and a user's own, are checked by the guest `strop.checks`.

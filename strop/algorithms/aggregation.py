@@ -22,18 +22,12 @@ from strop.algorithms.names import AGGREGATION_MODES
 
 @dataclass(frozen=True, kw_only=True)
 class BatchTotals:
-    """Denominators of one optimizer batch; totals of parts (ranks) add up."""
+    """Denominators of one optimizer batch."""
 
     num_tokens: int
     """Tokens trained on."""
     num_samples: int
     """Samples with at least one such token."""
-
-    def merge(self, other: BatchTotals) -> BatchTotals:
-        """Totals over both parts."""
-        return BatchTotals(
-            num_tokens=self.num_tokens + other.num_tokens, num_samples=self.num_samples + other.num_samples
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,50 +125,6 @@ def token_weights(
 def weighted_sum(terms: Tensor, weights: Tensor) -> Tensor:
     """Sum of weights * terms; terms of weight 0 do not matter, also where they are NaN."""
     return (torch.where(weights != 0, terms, torch.zeros_like(terms)) * weights).sum()
-
-
-def agg_loss(
-    loss_mat: Tensor,
-    loss_mask: Tensor,
-    loss_agg_mode: str,
-    dp_size: int = 1,
-    batch_num_tokens: int | None = None,
-    global_batch_size: int | None = None,
-    loss_scale_factor: float | None = None,
-) -> Tensor:
-    """One number from per-token losses [B, R], in verl's calling convention.
-
-    For loss functions that reduce by themselves: summed over micro-batches and averaged over `dp_size`
-    ranks, it equals the loss of the whole batch, given that batch's totals. Without totals it reduces the
-    given rows as if they were the whole batch (then it does depend on the cut).
-
-    seq-mean-token-sum-norm requires `loss_scale_factor`: the padded width, a default elsewhere, changes with
-    the longest row of a micro-batch.
-
-    Raises:
-        ValueError: unknown mode, a missing scale, or `dp_size` > 1 without the total the mode divides by.
-    """
-    if dp_size > 1:
-        needed = {"token-mean": batch_num_tokens, "token-sum": 0}.get(loss_agg_mode, global_batch_size)
-        if needed is None:
-            name = "batch_num_tokens" if loss_agg_mode == "token-mean" else "global_batch_size"
-            raise ValueError(
-                f"{loss_agg_mode} over {dp_size} ranks needs {name}, the count over all ranks: pass it"
-            )
-    if batch_num_tokens is None or global_batch_size is None:  # waits for the device
-        local = batch_totals(loss_mask)
-        # A micro-batch without valid tokens adds 0, so the count it divides by does not matter.
-        batch_num_tokens = max(local.num_tokens, 1) if batch_num_tokens is None else batch_num_tokens
-        global_batch_size = max(local.num_samples, 1) if global_batch_size is None else global_batch_size
-    weights = token_weights(
-        loss_agg_mode,
-        loss_mask,
-        num_tokens=batch_num_tokens,
-        num_samples=global_batch_size,
-        scale=loss_scale_factor if loss_agg_mode == "seq-mean-token-sum-norm" else None,
-        dtype=loss_mat.dtype,
-    )
-    return weighted_sum(loss_mat, weights) * dp_size
 
 
 def valid_tokens_per_row(mask: Tensor, row_lengths: Tensor | None = None) -> Tensor:

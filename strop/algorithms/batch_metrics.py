@@ -12,8 +12,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from strop.algorithms.aggregation import row_numbers
-from strop.algorithms.kl import LOG_RATIO_BOUND
 from strop.base.metrics import Metric
 
 Numbers: TypeAlias = Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
@@ -30,6 +28,11 @@ EXPLAINED_VARIANCE = Metric(
     "critic/vf_explained_var",
     "share",
     "of the variance of returns that the values explain, over trained tokens",
+)
+REWARD_KL = Metric(
+    "actor/reward_kl_penalty",
+    "nats",
+    "KL in the reward, when there is one, mean over samples of their token means",
 )
 PROCESS = Metric(
     "prm/{pair_acc,advantage_share}",
@@ -52,17 +55,6 @@ LOG_PROBS_DIFF_MAX = Metric(
 )
 PROBS_CORRELATION = Metric(
     "training/rollout_actor_probs_pearson_corr", "1", "correlation of both probabilities, over tokens"
-)
-DIVERGENCE = Metric(
-    "rollout_corr/{kl,k3_kl,chi2_token,chi2_seq}",
-    "nats; 1",
-    "estimates of how far the trainer is from the rollout, mean over tokens; `chi2_seq` over samples",
-)
-PERPLEXITY = Metric(
-    "rollout_corr/{training_ppl,training_log_ppl,rollout_ppl,rollout_log_ppl,log_ppl_diff,log_ppl_abs_diff,"
-    "log_ppl_diff_max,log_ppl_diff_min,ppl_ratio}",
-    "1; log: nats",
-    "perplexity under the trainer and while sampling, and how they differ, over samples",
 )
 
 
@@ -126,18 +118,14 @@ def group_metrics(
     return {GROUPS.of(kind): float(chosen.double().mean()) for kind, chosen in kinds.items()}
 
 
-def mismatch_metrics(
-    log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor, *, row_lengths: Tensor | None = None
-) -> Metrics:
-    """How far the trainer's probabilities are from those recorded while sampling.
+def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Metrics:
+    """How far the trainer's probabilities are from those recorded while sampling, over tokens.
 
-    PROBS_DIFF and PROBS_CORRELATION compare probabilities over tokens; the correlation is left out where a side is
-    constant. DIVERGENCE and PERPLEXITY are those of `off_policy_metrics`.
+    PROBS_CORRELATION is left out where a side is constant.
 
     Args:
-        log_probs, rollout_log_probs: trainer and rollout, one shape: [B, R] padded, or [N] flat.
+        log_probs, rollout_log_probs: trainer and rollout, one shape.
         mask: same shape, true on sampled tokens.
-        row_lengths: [B] int64, tokens of each row, for the flat layout.
     """
     valid = mask.bool()
     train, rollout = log_probs.detach()[valid].double(), rollout_log_probs.detach()[valid].double()
@@ -155,52 +143,7 @@ def mismatch_metrics(
     correlation = _pearson(train.exp(), rollout.exp())
     if correlation is not None:
         metrics[PROBS_CORRELATION] = correlation
-    if row_lengths is None:
-        rows = torch.arange(mask.shape[0], device=mask.device)[:, None].expand(mask.shape)[valid]
-    else:
-        rows = row_numbers(row_lengths)[valid]
-    return {**metrics, **off_policy_metrics(train, rollout, rows)}
-
-
-def off_policy_metrics(train: Tensor, rollout: Tensor, rows: Tensor) -> Metrics:
-    """DIVERGENCE over tokens (chi2_seq: over samples), and PERPLEXITY over samples.
-
-    With rho = train - rollout per token: kl = mean(-rho), k3_kl = mean(e^rho - 1 - rho), chi2_token =
-    mean(e^2rho) - 1, chi2_seq = mean over samples of e^(2 sum rho), - 1. Exponents are clamped to +-20 before
-    doubling, all else is measured before any clamp. A sample's log-perplexity is minus its mean log-prob;
-    log_ppl_diff is the trainer's minus the rollout's.
-
-    Args:
-        train, rollout, rows: [M], valid tokens only; `rows` numbers the sample of each.
-    """
-    rho = train - rollout
-    _, sample, count = torch.unique(rows, return_inverse=True, return_counts=True)
-    zeros = torch.zeros(count.shape, dtype=torch.float64, device=train.device)
-    train_log_ppl = -zeros.index_add(0, sample, train) / count  # [B]
-    rollout_log_ppl = -zeros.index_add(0, sample, rollout) / count  # [B]
-    difference = train_log_ppl - rollout_log_ppl  # [B]
-    sample_rho = zeros.index_add(0, sample, rho)  # [B]
-    bounded = rho.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    divergences = {
-        "kl": (-rho).mean(),
-        "k3_kl": (torch.expm1(bounded) - bounded).mean(),
-        "chi2_token": torch.expm1(2 * bounded).mean(),
-        "chi2_seq": torch.expm1(2 * sample_rho.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)).mean(),
-    }
-    perplexities = {
-        "training_log_ppl": train_log_ppl.mean(),
-        "training_ppl": train_log_ppl.exp().mean(),
-        "rollout_log_ppl": rollout_log_ppl.mean(),
-        "rollout_ppl": rollout_log_ppl.exp().mean(),
-        "log_ppl_diff": difference.mean(),
-        "log_ppl_abs_diff": difference.abs().mean(),
-        "log_ppl_diff_max": difference.max(),
-        "log_ppl_diff_min": difference.min(),
-        "ppl_ratio": difference.exp().mean(),
-    }
-    return {DIVERGENCE.of(name): float(value) for name, value in divergences.items()} | {
-        PERPLEXITY.of(name): float(value) for name, value in perplexities.items()
-    }
+    return metrics
 
 
 def spread(family: Metric, values: Numbers, *words: str) -> Metrics:

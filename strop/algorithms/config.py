@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field, fields
+from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
@@ -11,9 +11,7 @@ from strop.algorithms.names import AggregationMode, KlKind
 from strop.base.field_types import (
     FiniteFloat,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
-    PositiveInt,
     PositiveShare,
     Share,
 )
@@ -22,70 +20,6 @@ from strop.base.sections import section, section_on
 ClipRange = Annotated[NonNegativeFloat, "usual values lie between 0.1 and 0.3"]
 _WITHOUT_RATIO = ("reinforce", "gpg")
 """Losses that take no ratio to another policy."""
-
-
-@section("algorithm.kl_ctrl")
-class KlControlConfig:
-    """The coefficient of the KL penalty in the reward, and whether it follows the KL that is seen."""
-
-    type: Literal["fixed", "adaptive"] = "fixed"
-    """fixed: always kl_coef. adaptive: raised while the KL is above target_kl, lowered while it is below."""
-    kl_coef: NonNegativeFloat = 0.001
-    """The coefficient, in reward per nat; of an adaptive one, where it starts."""
-    horizon: PositiveInt = 10_000
-    """Samples in which an adaptive coefficient changes by at most a fifth of itself."""
-    target_kl: PositiveFloat = 0.1
-    """KL per token that an adaptive coefficient steers towards, in nats."""
-
-    def __post_init__(self) -> None:
-        if self.type == "adaptive" and self.kl_coef == 0:
-            raise ValueError(
-                "algorithm.kl_ctrl.kl_coef is 0, and an adaptive coefficient is changed by factors, so it "
-                "would stay 0: start above 0, for example at 0.001"
-            )
-
-
-@section("algorithm.filter_groups")
-class FilterGroupsConfig:
-    """DAPO's dynamic sampling: ask for prompts until enough groups of samples can teach."""
-
-    enable: bool = False
-    """Leave out groups whose samples all got the same, and sample others in their place."""
-    metric: Literal["score", "acc"] = "acc"
-    """What is compared within a group: the score, or the scorer's `acc` where it gives one."""
-    lowest_mean: float | None = None
-    """Leave out groups with a mean below this too: harder than the band of difficulty."""
-    highest_mean: float | None = None
-    """Leave out groups with a mean above this too: easier than the band."""
-    filter: str = ""
-    """A filter of your own by its registered name (extensions), which judges the groups that these rules leave;
-    empty: none."""
-    prompts_per_round: PositiveInt | None = None
-    """Prompts of each round of sampling, for example three times data.prompts_per_step, so that one round is enough;
-    groups beyond those that are wanted are left out. null: data.prompts_per_step, and in later rounds what is missing
-    by the share of groups that taught so far. Where generation is ahead of training there are no rounds: so many are in
-    play of each step at most."""
-    max_rounds: PositiveInt = 10
-    """Rounds of sampling in one step; where generation is ahead, of so many prompts as they would have."""
-    at_limit: Literal["train", "stop"] = "train"
-    """After the last round with too few groups: train on those there are, or end the run."""
-    retire_solved: bool = False
-    """Do not visit a prompt again once every sample of a group solved it."""
-    defer_failed: NonNegativeInt = 0
-    """Epochs for which a prompt rests after no sample solved it."""
-
-    def __post_init__(self) -> None:
-        key = "algorithm.filter_groups"
-        low, high = self.lowest_mean, self.highest_mean
-        if low is not None and high is not None and low > high:
-            raise ValueError(
-                f"{key}.lowest_mean is {low}, above highest_mean, which is {high}: no group is between"
-            )
-        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
-        if changed and not self.enable:
-            raise ValueError(
-                f"{key}.{changed[0]} is set, but {key}.enable is false: set that to true, or remove it"
-            )
 
 
 @section("algorithm")
@@ -119,13 +53,6 @@ class AlgorithmConfig:
     dppo_kl, dro, gpg (reinforce), clip_cov, kl_cov, or one of your own (extensions)."""
     loss_settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the loss, by the names of its keyword arguments."""
-    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
-    """Which groups of samples are trained on; by default all."""
-    reward_shaping: str = ""
-    """A function of your own by its registered name (extensions) that changes the rewards of a prompt's samples
-    before they are trained on, after reward.weight and reward.overlong_buffer; empty: none."""
-    shaping_settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of that function, by the names of its keyword arguments."""
     extensions: tuple[str, ...] = ()
     """Python files with functions of your own (estimators, losses, filters, reward shaping, samplers), which
     register themselves when they are imported."""
@@ -153,13 +80,6 @@ class AlgorithmConfig:
     """Weight of that KL term."""
     kl_loss_type: KlKind = "low_var_kl"
     """KL estimator: k1 (kl), abs, k2 (mse), k3 (low_var_kl); a final + takes its value and k2's gradient."""
-    use_kl_in_reward: bool = False
-    """Take a KL penalty between the policy and the frozen reference model off the reward of each token. May
-    stand beside use_kl_loss; then both act."""
-    kl_penalty: KlKind = "kl"
-    """KL estimator of that penalty, by the same names as kl_loss_type."""
-    kl_ctrl: KlControlConfig = field(default_factory=KlControlConfig)
-    """Coefficient of that penalty."""
     cliprange_value: Annotated[float, Gt(0)] = 0.5
     """The critic's new value counts as moved by at most this from the old one; .inf never clips."""
     old_log_probs: Literal["recompute", "rollout"] | None = None
@@ -170,11 +90,6 @@ class AlgorithmConfig:
     def __post_init__(self) -> None:
         self._check_aggregation()
         self._check_reward_parts()
-        if self.shaping_settings and not self.reward_shaping:
-            raise ValueError(
-                f"algorithm.shaping_settings has {', '.join(self.shaping_settings)}, but algorithm.reward_shaping "
-                f"names no function: name it, or remove them"
-            )
 
     @property
     def corrects_for_age(self) -> bool:

@@ -12,6 +12,22 @@ import torch
 from torch import Tensor
 
 
+def with_answer_scores(
+    token_level_scores: Tensor, row_lengths: Tensor, answer_scores: Tensor | None
+) -> Tensor:
+    """Rewards per token [B, R]: the scores, with a reward model's on the last token.
+
+    Args:
+        token_level_scores: [B, R], in reward units.
+        row_lengths: [B] int64, tokens of each response.
+        answer_scores: [B], a reward model's word on the whole answer; None without one.
+    """
+    if answer_scores is None:
+        return token_level_scores
+    is_last = torch.arange(token_level_scores.shape[1])[None] == row_lengths[:, None] - 1  # [B, R]
+    return token_level_scores + torch.where(is_last, answer_scores.to(token_level_scores.dtype)[:, None], 0.0)
+
+
 def episode_representatives(episode_ids: Sequence[str], mask: Tensor) -> tuple[list[int], list[int]] | None:
     """Which row speaks for each episode, where episodes have several training sequences; None where none has.
 

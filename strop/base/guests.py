@@ -30,27 +30,30 @@ HOOKS = {
     "which somebody typed and the command has no use for",
     "recipes": "advantage estimators and policy losses, a strop.algorithms.registry.Recipes",
     "distance to a teacher": "a function as strop.algorithms.distillation.terms.distance, for algorithm.distillation",
-    "reward shaping": "a function as strop.algorithms.stream_functions.groups.shaped_by_group, for "
-    "algorithm.reward_shaping",
+    "reward shaping": "a function (config, reports, rewards by sample id, longest response) that gives the rewards to "
+    "train with",
     "rollout correction": "a function as strop.recipes.correction.correct, for algorithm.correction",
     "calling convention": "a module with estimate() and loss_of_tokens(), which call estimators and losses written "
     "for verl (strop.algorithms.registry.verl_convention)",
+    "limits of graders": "a module with Guard(tell, timeout_s=), which limits comparisons in a process that scores, "
+    "and use(guard) (strop.scorers.budget)",
     "services of a reward": "a class, called as (config, functions, rank=, count=), that asks the sections of place "
-    '"reward service" (strop.rewards.service.Services)',
+    '"reward service" (strop.judges.services.Services)',
     "key translation": "a function from a key of another library to our full keys and a sentence",
     "class translation": "a function from a dotted path of another library's classes to ours; any other path as it is",
     "chat of agents": "a class (tokenizer, variables of the template) that tells which tokens a chat template puts "
     "between the answers of a conversation (AgentContext.template)",
     "interpolation": "a class (root, values) whose value(given, key) puts in what ${...} stands for",
     "bound on templates": "a function that has every chat template compiled within limits from then on",
-    "media of rows": "a module as strop.vision.seam.RowsReader describes",
-    "adapters": "a module as strop.engines.adapters.Adapters describes",
+    "media of rows": "a module as strop.vision.rows",
+    "adapters": "a module as strop.engines.lora.adapters",
     "kernels": "a function (module, device) that puts its kernels into a model that was just loaded",
     "carried models": "a module with check_type(settings, path) and check_family(config, auto_class, path), which "
     "raise a ValueError for models that are known not to run, and check_packed(module, device, by_formula=), which "
     "raises one where a loaded model computes something else on packed tokens than alone",
     "changes of a model": "a module with import_external(config), overridden(given, known, override) and "
-    "template_text(chosen), for settings of model that change what is read from its folder",
+    "template_text(chosen), for settings of model that change what is read from its folder, and "
+    "use_exact_norms(module), for model.dtype=float64",
     "operation counts": "a module with model_work(model), operations of passes over rows, peak_flops(device, dtype), "
     "operations per second of a device (each may be None), precision_hint(dtype), where another precision is faster on "
     "a CPU, and usage_of() and usage_metrics(), what a step made of its devices",
@@ -59,16 +62,23 @@ HOOKS = {
     "several ranks": "a module with joined(), as strop.engines.parallel.join_ranks for several ranks, shard(), "
     "reshard(), sync_gradients() and full_parameters() of a model on them, and balanced_rows(), which rows each of "
     "them gets (strop.engines.sharding)",
+    "offloading": "a module with offload(model), offload_optimizer(optimizer), which give what has restore(), and "
+    "activations_on_host(model), a context (strop.engines.sharding.offloading)",
     "sequence parallelism": "a module as strop.engines.tokens.sequence_parallelism describes",
-    "model with media": "a module as strop.vision.seam.MediaModels describes",
+    "model with media": "a module as strop.vision.inputs",
     "sample store": "a class as strop.run.samples.SampleStore, called with the folder",
     "samples as rows": "a function from episodes to rows of that store, as strop.run.samples.rows.saved_rows",
+    "metrics of a batch": "a function (rows, algorithm) of all rows of a step, with all their columns, that gives "
+    "further metrics",
+    "penalties on tokens": "a module as strop.recipes.reward_kl: penalized() rewards, and the class Control of the "
+    "factor",
+    "dynamic sampling": "a strop.trainer.collecting.RolloutCollector, for algorithm.filter_groups and "
+    "rollout.longest_first",
     "choice of samples": "a function (experience, config, step) that gives the rows that are trained on and, by the "
     "ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
     "columns of answers": "a module as strop.recipes.answers, for estimators that take single answers (the columns "
     "strop.algorithms.registry.STEP_COLUMNS), parts of the reward (algorithm.reward_keys) or reward_baselines",
-    "engines apart": "a module as strop.workers.generation.EnginesApart describes, for engines that are not the native "
-    "one",
+    "engines apart": "a module as strop.rollout.processes.joining, for engines that are not the native one",
     "decode steps": "a function (model) that gives a strop.rollout.native.batch.OtherSteps, or None for a model that "
     "has none",
     "kept prefixes": "a class, called without arguments, of computed tokens that may begin a later request of the "
@@ -84,18 +94,24 @@ HOOKS = {
     "StreamedPrompts(rows, tokenizer, config, shown=), a strop.data.drawing.TrainingPrompts of such rows",
     "mixture of sources": "a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how many "
     "epochs there are, where data.source_weights or data.source_shares are set",
+    "interval of a rate": "a function (successes, trials), by prompt, that gives the ends of a 95 % interval of "
+    "their rate",
+    "folders of rows": "a module with folder_files(folder, split), the files of a folder that are meant",
+    "loss scale": "a class as strop.engines.options.loss_scale.LossScale, for models in float16",
     "metrics of a validation": "a function of the reports of scored answers, for val-core/ and val-aux/",
+    "progress of generation": "a module with Tally(logs, rank=), which counts samples in a rollout worker, and "
+    "PlayWatch(logs), which shows the counts (strop.tracking.tally)",
     "alarms of a run": "a strop.trainer.loop.Alarm, called as (told=, earlier=)",
     "end of a training": "a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a function that gives the lines of `strop --version`",
     "rows that come later": "a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows while a run "
-    "goes on (strop.trainer.setup.Growth)",
+    "goes on (strop.data.growing.growth.Growth)",
     "data generator": "a function of data.datagen and the rows so far that gives an object with new_rows(batch) and "
     "restore(rows)",
     "rows of a class": "a function (config, files, tokenizer, max_samples, seed) that gives the rows of "
     "data.dataset_class",
     "orders of rows": "a module with SAMPLERS, by name, sees_results(name) and ResultsOrder(name, rows, data), a "
-    "strop.data.sampler.RowOrder",
+    "strop.data.curriculum.ResultsOrder",
     "sampler of a class": "a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "a function (checkpoint, out, model, role=) that writes a role of a checkpoint as a folder "
     "that a run can begin with",
@@ -105,10 +121,11 @@ HOOKS = {
     "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
     "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
     "end of the machine": "a class as strop.trainer.restarts.machine.MachineEnd, for run.save_before",
+    "limits of a run": "a class as strop.trainer.restarts.limits.LimitedEnding: what ends a run before its last step",
     "repeated run": "a function (run folder) that gives what the run in it repeats, with last_step and steps (by "
     "step, what generation ahead takes as `recorded`), or None",
     "recorded samples": "a module with check(config, data, first_step=), which refuses those that do not fit the run, "
-    "and open_recording(run folder, section reward), a strop.workers.player.Recording",
+    "and open_recording(run folder, section reward), a strop.replay.samples.Recording",
     "lines of a fresh run": "a function (config, source=, overrides=) that gives what is said as it begins",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, "
     "at no cost",
@@ -143,8 +160,8 @@ PLACES = {
     "form of agents": "what agents can be beside async functions: a function from such an object to the async function "
     "that plays it, or None for objects of another form",
     "agent kit": "what agents of this run find in their context, as an attribute of this name: a strop.agents.kits.Kit",
-    "agent processes": "full key of the setting that asks for them: a strop.workers.player.AgentProcesses, called as "
-    "(setup, client, model, reward=, seed=)",
+    "agent processes": "full key of the setting that asks for them: a strop.workers.agents.pool.AgentWorkers, called "
+    "as (setup, client, model, reward=, seed=)",
     "episode observer": "full key of a section below rollout: a function (section, tokenizer) that gives what hears of "
     "every episode (strop.workers.player.EpisodeObserver), or None",
     "optimizer": "name in optim.name: a function (named parameters, config, names of embeddings) that gives its parts "
@@ -161,8 +178,6 @@ PLACES = {
     "strop.rollout.config.RemoteModel",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
-    "dynamic sampling": "for algorithm.filter_groups and rollout.longest_first: `check`, a function (config); "
-    "`collector`, a strop.trainer.collecting.RolloutCollector",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
     "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "

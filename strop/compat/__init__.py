@@ -3,6 +3,7 @@
 datasets/            dataset classes and samplers in verl's form, and well-known data sets in its schema
 prepare_command.py   `strop data prepare`, which writes these
 migration/           their settings into ours, every one of them accounted for
+aggregation.py       the one number of losses that reduce by themselves
 user_functions.py    estimators and losses in verl's calling convention, called as they expect
 listed_rewards.py    reward functions of TRL, and for batches, in the worker processes of the reward; there too
                      query_rewards.py: those of OpenRLHF, and reward_managers.py: managers of verl

@@ -16,7 +16,6 @@ from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.base.guests import needed
 from strop.border import encodable_value
 from strop.data.config import DataConfig
-from strop.data.folders import folder_files, some_of, split_entry
 
 MAX_FILE_BYTES = 2**36
 """Of a file of JSON that is held in memory: more than machines have."""
@@ -122,6 +121,15 @@ def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
     return _leaves(path, split)
 
 
+def split_entry(entry: str) -> tuple[Path, str]:
+    """The folder and split of `FOLDER@split`; the path and "" of all else."""
+    path = Path(entry).expanduser()
+    head, at, split = entry.rpartition("@")
+    if at and not path.exists() and split and "/" not in split and Path(head).expanduser().is_dir():
+        return Path(head).expanduser(), split
+    return path, ""
+
+
 @contextmanager
 def fetched(entry: str, path: Path) -> Iterator[None]:
     """Errors about a copy name the URL that it was fetched from."""
@@ -163,6 +171,12 @@ def _missing(path: Path) -> str:
     if others:
         return f"{text}; in that folder there are: {some_of(others)}"
     return f"{text}; check the path"
+
+
+def some_of(names: Sequence[str], limit: int = 8) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def parquet_refused(path: Path, error: Exception) -> ValueError:
@@ -245,7 +259,9 @@ def _folder_leaves(path: Path, split: str) -> list[Path]:
         )
     if (path / "state.json").exists():
         return [path]
-    return folder_files(path, split)
+    folders = needed("folders of rows", f"data entry {path} is a folder of files")
+    files: list[Path] = folders.folder_files(path, split)
+    return files
 
 
 def open_saved(path: Path) -> Any:

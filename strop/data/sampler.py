@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,32 +28,6 @@ Rows = Sequence[int] | NDArray[np.int64]
 """Row numbers."""
 
 _VISIT_UID = re.compile(r"e(\d+)-(\d{6,})")
-
-
-class RowOrder(Protocol):
-    """The order of a run's rows, where it is none of ORDERS."""
-
-    sees_results: bool
-    """It wants to be told what came of rows."""
-
-    @property
-    def wants_batch(self) -> bool:
-        """It wants to be shown the samples too."""
-
-    def check_growth(self) -> None:
-        """Raise a ValueError where rows cannot be added."""
-
-    def order(self, rows: NDArray[np.int64], *, epoch: int, seed: int) -> NDArray[np.int64]:
-        """The rows of an epoch in the order of their visits, by the results that are known now."""
-
-    def record(self, step: int, reports: Sequence[Any], batch: DataProto | None) -> None:
-        """What came of the samples of a step."""
-
-    def state(self) -> dict[str, Any]:
-        """What the next order depends on, for the manifest of a checkpoint; empty: nothing but seed and epoch."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from such a state."""
 
 
 def shuffled(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
@@ -153,7 +127,7 @@ class PromptSampler:
         self._prompts_per_step = prompts_per_step
         self._seed, self._films = seed, films
         self._name, self._reorder_every = name, reorder_every
-        self._by: RowOrder | None = None if name in ORDERS else _others(name).ResultsOrder(name, rows, data)
+        self._by: Any = None if name in ORDERS else _others(name).ResultsOrder(name, rows, data)
         self._num_epochs = num_epochs
         self._first_epoch: dict[int, int] = {}
         self._rest_until: dict[int, tuple[int, int | None]] = {}

@@ -19,10 +19,8 @@ Ranks
 parallel.py         the processes that hold one model, and what they tell each other
 
 Training
-offloading.py       what leaves the device for a while
 training.py         Engine: what a model says of rows; TrainEngine: the gradient of a loss, one optimizer step
 optimizer.py        AdamW, learning rates, clipping, refusal of non-finite gradients
-loss_scale.py       float16: the factor of the loss
 gradients.py        global norm, clipping and non-finite gradients of shards
 
 Weights

@@ -127,7 +127,7 @@ class CausalLM:
             input_ids: [1, N].
             position_ids: [1, N]; [3, 1, N] where a token stands for media.
             context: which token looks at which.
-            media: of the tokens, in their order (`strop.vision.seam.MediaInputs.arguments`).
+            media: of the tokens, in their order (`strop.vision.sight.Vision.arguments`).
         """
         if self._is_compiled:
             context = _Uncompiled(context)

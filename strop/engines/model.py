@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -149,7 +148,7 @@ def made_ready(
     """A module that was read, on its device, checked, with packed attention."""
     dtype = _compute_dtype(config, computes_on)
     if dtype == torch.float64:
-        _use_exact_norms(module)
+        needed("changes of a model", "model.dtype is float64").use_exact_norms(module)
     is_sharded_later = parallel is not None and parallel.mesh is not None
     place = torch.device("cpu") if is_sharded_later else computes_on
     module.to(place)
@@ -183,35 +182,6 @@ def _freeze_tower(module: nn.Module, media: Any, path: str) -> None:
             f"vision tower; set it to false"
         )
     media.tower.requires_grad_(False)
-
-
-class _ExactNorm(nn.Module):
-    """RMS norm in the precision of its input.
-
-    Those of transformers compute in float32 whatever the model has, which rounds a difference of 1e-16 between two
-    layouts of the same tokens up to one of 1e-8.
-    """
-
-    def __init__(self, weight: nn.Parameter, eps: float) -> None:
-        super().__init__()
-        self.weight = weight
-        self.eps = eps
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden * weight / sqrt(mean(hidden^2) + eps) over the last axis."""
-        return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps)
-
-
-def _use_exact_norms(module: nn.Module) -> None:
-    """Replace the norms of the Llama family, told by their `variance_epsilon`; the weights keep their names.
-
-    Norms with a gate beside their input stay.
-    """
-    for parent in list(module.modules()):
-        for name, child in parent.named_children():
-            if hasattr(child, "variance_epsilon") and len(inspect.signature(child.forward).parameters) == 1:
-                norm: Any = child
-                setattr(parent, name, _ExactNorm(norm.weight, norm.variance_epsilon))
 
 
 def read_module(

@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from strop.base.guests import needed
 from strop.engines import gradients
 from strop.engines.config import OptimizerConfig
-from strop.engines.loss_scale import LossScale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +81,7 @@ class Optimizer:
         *,
         total_steps: int | None,
         embeddings: Collection[str] = (),
-        loss_scale: LossScale | None = None,
+        loss_scale: Any = None,
     ) -> None:
         """Take the parameters that require a gradient, whole or as shards.
 
@@ -92,7 +91,7 @@ class Optimizer:
             total_steps: optimizer steps of the run, where the schedule needs to know.
             embeddings: names of parameters of embeddings and head (`CausalLM.embedding_names`), which Muon leaves to
                 AdamW; unused otherwise.
-            loss_scale: of the losses whose gradients come here; None: they are as they are.
+            loss_scale: of the losses whose gradients come here, what joins at "loss scale"; None: they are as they are.
 
         Raises:
             ValueError: Muon without `embeddings`, or a package that is not installed.

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strop.base.guests import needed
-from strop.engines.attention import AttentionContext, PackedAttention, Segment, Span
+from strop.engines.attention import PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
 from strop.engines.packing import Row, joined_positions, next_position
@@ -35,31 +35,12 @@ _NOTHING = Row(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int
 
 def sequence_parallelism() -> Any:
     """The module that divides sequences over ranks: check_sequence_parallel() refuses models, shard_micro_batch() gives
-    a rank's `SequenceShard`.
+    a rank's part of a micro-batch (strop.engines.ulysses.shards.SequenceShard).
 
     Raises:
         ValueError: it is missing from this installation.
     """
     return needed("sequence parallelism", "engine.sequence_parallel is above 1")
-
-
-class SequenceShard(Protocol):
-    """One rank's part of a micro-batch that predicts M tokens."""
-
-    input_ids: Tensor  # [1, n]
-    position_ids: Tensor  # [1, n]
-    attention: AttentionContext
-    targets: Tensor
-    """[m]: this rank's share of the predicted tokens; the last shares end in padding."""
-
-    def predicting(self, hidden: Tensor) -> Tensor:
-        """Hidden states [m, D] that predict this rank's share, from those of this rank's tokens [n, D]."""
-
-    def share(self, values: Tensor) -> Tensor:
-        """This rank's share [m, ...] of values [M, ...] of all predicted tokens; the last shares end in zeros."""
-
-    def gather(self, share: Tensor) -> Tensor:
-        """Results [M, ...] of all predicted tokens, on every rank, from those of this rank's share [m, ...]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,8 +61,8 @@ class Tokens:
     index: Tensor
     """[M] int64, in host memory: place of each token in the flat token axis of all rows (`Row.first_token`)."""
     media: Mapping[str, Tensor] | None = None
-    """Those of prompts and responses, in the order of their tokens (`strop.vision.seam.MediaInputs.arguments`)."""
-    shard: SequenceShard | None = None
+    """Those of prompts and responses, in the order of their tokens (`strop.vision.sight.Vision.arguments`)."""
+    shard: Any = None
     """This rank's part, where ranks share each sequence."""
 
     @property
@@ -131,7 +112,8 @@ class Tokens:
         if shard is None:
             every = backbone(self.input_ids, self.position_ids, self.attention, self.media)
             return F.embedding(self.hidden_index, every)
-        return shard.predicting(backbone(shard.input_ids, shard.position_ids, shard.attention))
+        predicting: Tensor = shard.predicting(backbone(shard.input_ids, shard.position_ids, shard.attention))
+        return predicting
 
     @property
     def _wanted(self) -> Tensor:

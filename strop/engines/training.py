@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from strop.base.guests import needed, optional
-from strop.engines import gradients, offloading
+from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.loss_scale import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
 from strop.engines.packing import Row, split_rows
 from strop.engines.parallel import Parallel, alone
@@ -31,6 +30,15 @@ from strop.engines.weights import digest_weights
 
 Loss = Callable[[Tokens], Tensor]
 """The sum of these tokens' weighted terms, a scalar; of no tokens, 0 that comes from what was asked of them."""
+
+
+def offloading() -> Any:
+    """The module that moves tensors off the device for a while (place "offloading").
+
+    Raises:
+        ValueError: it is missing from this installation.
+    """
+    return needed("offloading", "tensors are to leave the device (resources.offload_idle, engine.offload…)")
 
 
 class Engine:
@@ -57,7 +65,7 @@ class Engine:
         self._work = counts and counts.model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
-        self._away: list[offloading.HostCopies] = []
+        self._away: list[Any] = []
         if is_frozen:
             model.module.requires_grad_(False)
         self._sharding: Any = None
@@ -108,7 +116,7 @@ class Engine:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
         needs."""
         if not self._away:
-            self._away.append(offloading.offload(self.model))
+            self._away.append(offloading().offload(self.model))
 
     def onload(self) -> None:
         """Bring back the model."""
@@ -151,7 +159,8 @@ class TrainEngine(Engine):
         if config.compile:
             model.compile_layers()
         super().__init__(model, config, parallel, is_frozen=False)
-        self._loss_scale = LossScale() if model.compute_dtype == torch.float16 else None
+        is_half = model.compute_dtype == torch.float16
+        self._loss_scale = needed("loss scale", "model.dtype is float16")() if is_half else None
         self._optimizer = Optimizer(
             model.named_parameters(),
             optim,
@@ -159,7 +168,7 @@ class TrainEngine(Engine):
             embeddings=model.embedding_names(),
             loss_scale=self._loss_scale,
         )
-        self._state_away: list[offloading.HostCopies] = []
+        self._state_away: list[Any] = []
 
     @property
     def optimizer(self) -> Optimizer:
@@ -186,10 +195,11 @@ class TrainEngine(Engine):
                     each=self._config.gradient_sync == "each",
                     keep_parameters=not self._config.reshard_after_forward,
                 )
-            with offloading.activations_on_host(self.model, enabled=self._config.offload_activations):
+            stays = not self._config.offload_activations
+            with contextlib.nullcontext() if stays else offloading().activations_on_host(self.model):
                 value = self.model.run(loss, pack(part, self.model, sp_group=self.parallel.sp_group))
             self._count(part, trains=True)
-            scaled = value if self._loss_scale is None else value * self._loss_scale.value
+            scaled: Tensor = value if self._loss_scale is None else value * self._loss_scale.value
             scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()
         return float(total)
@@ -198,7 +208,7 @@ class TrainEngine(Engine):
         """One optimizer step on the accumulated gradient, which is cleared."""
         report = self.optimizer.step()
         if self._config.offload == "optimizer":
-            self._state_away.append(offloading.offload_optimizer(self._optimizer))
+            self._state_away.append(offloading().offload_optimizer(self._optimizer))
         return report
 
     @contextlib.contextmanager
@@ -212,7 +222,7 @@ class TrainEngine(Engine):
     def offload(self) -> None:
         """As for a frozen model; gradients leave with the parameters, and the optimizer's state until a step needs
         it."""
-        self._state_away.append(offloading.offload_optimizer(self._optimizer))
+        self._state_away.append(offloading().offload_optimizer(self._optimizer))
         super().offload()
 
     def save_model(self, folder: Path) -> None:

@@ -151,14 +151,16 @@ async def load_generation(place: Place) -> Generation:
     if place.rollout.engine == NATIVE:
         policy = load_model(place.model, device=place.device)
         return Generation(engine=native_engine(place, policy), policy=policy, target=None)
-    return await engines_apart(place.rollout).loaded(place)
+    loaded: Generation = await engines_apart(place.rollout).loaded(place)
+    return loaded
 
 
 def client_of(engine: RolloutEngine, rollout: RolloutConfig) -> GenerateClient:
     """What asks an engine that `load_generation` gave."""
     if rollout.engine == NATIVE:
         return EngineClient(engine, timeout_s=rollout.timeout_s)
-    return engines_apart(rollout).client(engine, timeout_s=rollout.timeout_s)
+    client: GenerateClient = engines_apart(rollout).client(engine, timeout_s=rollout.timeout_s)
+    return client
 
 
 class _Ours:

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
-    from strop.algorithms.intervals import clustered_interval
+    from strop.evaluation.intervals import clustered_interval
     from strop.evaluation.paired import compare_paired
 
     found = _answered(args, names)

@@ -165,9 +165,9 @@ def data_as_recorded(args: argparse.Namespace, config: Config, source: Path | No
     """
     if source is None or args.config:
         return config
-    from strop.trainer import models
+    from strop.hub import commits
 
-    return models.data_as_recorded(config, source.parent)
+    return commits.as_recorded(config, source.parent)
 
 
 def _check_goes_without(config: Config) -> None:

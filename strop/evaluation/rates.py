@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from strop.algorithms.intervals import clustered_interval
+from strop.evaluation.intervals import clustered_interval
 from strop.evaluation.validation_metrics import PREDICTION, powers_up_to
 from strop.evaluation.votes import pass_at_k, vote_at_k
 from strop.trainer.validation import Validation

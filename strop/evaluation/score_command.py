@@ -137,9 +137,9 @@ def _settings(args: argparse.Namespace) -> Config:
     refuse_unread(args, "score", READS)
     if not is_run:
         return config
-    from strop.trainer.models import data_as_recorded
+    from strop.hub.commits import as_recorded
 
-    return data_as_recorded(config, args.samples)
+    return as_recorded(config, args.samples)
 
 
 def _samples(args: argparse.Namespace, config: Config) -> list[SavedSample]:

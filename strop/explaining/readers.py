@@ -15,8 +15,9 @@ PACKAGE = Path(__file__).parent.parent
 def readers(owner: type, section: str, name: str, package: Path = PACKAGE) -> list[str]:
     """Modules that read the field `name` of a configuration dataclass, dotted, in alphabetical order.
 
-    Counted is `x.name` where x, or its last part, is called as the section, is annotated with the dataclass, or was
-    assigned from the section; and the same for a property of the dataclass that is made of the field. A reader
+    Counted is `x.name` where x, or its last part, is called as the section, is annotated with the dataclass, is what
+    `section_of` finds by it, or was assigned from one of these; and the same for a property of the dataclass that is
+    made of the field. A field of a guest's settings is also read through their class. A reader
     that gets the value by other ways (getattr, a mapping) is not seen, so the list may be too short. The module of
     the dataclass itself, which checks the value, is left out.
 
@@ -26,16 +27,20 @@ def readers(owner: type, section: str, name: str, package: Path = PACKAGE) -> li
         name: of the field.
         package: folder of the modules.
     """
-    wanted = {name, *_properties_of(owner, name)}
-    home = Path(inspect.getfile(owner)).resolve()
+    declaring = next(
+        (base for base in reversed(owner.__mro__) if name in vars(base).get("__annotations__", {})), owner
+    )
+    wanted = {name, *_properties_of(declaring, name)}
+    homes = {Path(inspect.getfile(one)).resolve() for one in (owner, declaring)}
+    class_names = {owner.__name__, declaring.__name__}
     found = []
     for path in sorted(package.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        if path.resolve() == home or not any(f".{word}" in text for word in wanted):
+        if path.resolve() in homes or not any(f".{word}" in text for word in wanted):
             continue
         tree = ast.parse(text)
-        receivers = _receivers(tree, owner.__name__, section)
-        if any(_identifier(node.value) in receivers for node in _attributes(tree, wanted)):
+        receivers = _receivers(tree, class_names, section)
+        if any(_holds(node.value, receivers, class_names) for node in _attributes(tree, wanted)):
             parts = path.relative_to(package.parent).with_suffix("").parts
             found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
     return found
@@ -53,22 +58,31 @@ def _identifier(node: ast.expr) -> str:
     return ""
 
 
-def _receivers(tree: ast.Module, class_name: str, section: str) -> set[str]:
-    """Names that hold the section in a module: annotated with its class, or assigned from such a name or from it."""
+def _holds(node: ast.expr, receivers: set[str], class_names: set[str]) -> bool:
+    """The section: by a name of these, or as `section_of(x, cls)`."""
+    match node:
+        case ast.Call(func=ast.Name(id="section_of"), args=[_, cls]):
+            return _identifier(cls) in class_names
+    return _identifier(node) in receivers
+
+
+def _receivers(tree: ast.Module, class_names: set[str], section: str) -> set[str]:
+    """Names that hold the section in a module: annotated with its class, or assigned from what holds it."""
     found = {section or "config"}
     for node in ast.walk(tree):
         match node:
             case ast.arg(arg=name, annotation=ast.expr() as annotation):
-                if class_name in ast.unparse(annotation):
+                if any(one in ast.unparse(annotation) for one in class_names):
                     found.add(name)
             case ast.AnnAssign(target=target, annotation=annotation):
-                if class_name in ast.unparse(annotation):
+                if any(one in ast.unparse(annotation) for one in class_names):
                     found.add(_identifier(target))
-    return found | {
-        _identifier(node.targets[0])
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and _identifier(node.value) in found
-    }
+    for node in sorted(
+        (one for one in ast.walk(tree) if isinstance(one, ast.Assign)), key=lambda one: one.lineno
+    ):
+        if _holds(node.value, found, class_names):
+            found.add(_identifier(node.targets[0]))
+    return found
 
 
 def _properties_of(owner: type, name: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
 
-from strop.algorithms.batch_metrics import ADVANTAGES, GROUPS, PROBS_DIFF, SCORE
+from strop.algorithms.batch_metrics import ADVANTAGES, GROUPS, PROBS_DIFF, REWARD_KL, SCORE
 from strop.algorithms.declarations import PG_CLIPFRAC, PPO_KL
 from strop.algorithms.losses.policy import DISTILLATION_LOSS, ENTROPY, KL_LOSS
 from strop.health.history import RECENT, History
@@ -20,7 +20,6 @@ from strop.health.side_rules import process_rewards_at_chance, process_rewards_s
 from strop.health.staleness import STALENESS
 from strop.workers.metrics import LENGTH, OUTCOMES, VALIDATION
 from strop.workers.rows import GRAD_NORM, LEARNING_RATE, SKIPPED_UPDATES
-from strop.workers.summary import REWARD_KL
 
 IN_A_ROW = 3
 """Steps in a row after which something is no accident."""

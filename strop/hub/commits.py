@@ -1,29 +1,48 @@
-"""The data sets of hubs that a run reads: their commits are looked up when it starts, and kept.
+"""What a run remembers of the models and data sets that it has fetched.
 
-They stand in `models.json`, under keys such as `data hub:openai/gsm8k`, one for each set and revision; a run
-that goes on, and a command that reads the data of a run, read at the same commits.
+`models.json` in the run folder says for each key where its model came from: the revision that was resolved, and size
+and SHA-256 of every file. A run that goes on uses exactly these. Data sets of hubs stand there too, with their commit,
+under keys such as `data hub:openai/gsm8k`, one for each set and revision; a run that goes on, and a command that reads
+the data of a run, read at the same commits.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from strop.base.durable import replace_text
 from strop.base.elsewhere import is_hub
+from strop.base.foreign_files import read_json
 from strop.base.guests import targets
+from strop.hub.models import hashes
 from strop.hub.rows import commit_of, parse_hub
+from strop.run import RunError
 from strop.trainer.config import Config
-from strop.trainer.models import Located, read_models
+from strop.trainer.models import Located
 
+MODELS_FILE = "models.json"
 Records = Mapping[str, Mapping[str, Any]]
 
 
 def with_data(
     located: Located, command: Sequence[str], *, say: Callable[[str], None], known: Records | None = None
 ) -> Located:
-    """The same with every data set of a hub at a commit; arguments and errors as `strop.trainer.models.with_data`."""
+    """The same with every data set of a hub at a commit.
+
+    Args:
+        located: of a run that starts or goes on.
+        command: the word of the command that made the run, which tells what data it reads.
+        say: hears of a hub that does not answer.
+        known: what an earlier part of the run resolved.
+
+    Raises:
+        ValueError: the commit of one cannot be known; the sentence says why.
+        UntrustedCode: received settings name it.
+    """
     found: dict[str, Mapping[str, Any]] = {}
 
     def at_commit(entry: str) -> str:
@@ -42,7 +61,15 @@ def with_data(
 
 
 def as_recorded(config: Config, run: Path) -> Config:
-    """As `strop.trainer.models.data_as_recorded`."""
+    """The settings of a command on a run, with each data set that the run has read at the commit it was read at.
+
+    Args:
+        config: of the command.
+        run: folder of the run; what it did not read stays as it is.
+
+    Raises:
+        RunError: its records cannot be read.
+    """
     known = read_models(run)
 
     def at_commit(entry: str) -> str:
@@ -74,3 +101,52 @@ def _section_of(word: str = "train") -> str:
     """The section of the guest whose command this is; empty where the settings of the core say what is read."""
     room = targets("command").get(word, "").split(".")[1:2]
     return next((name for name, where in targets("section").items() if where.split(".")[1:2] == room), "")
+
+
+def write_models(run: Path, models: Mapping[str, Mapping[str, Any]]) -> None:
+    """Record what was fetched, with the hash of every file; nothing where none was; data sets have no folder.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if models:
+        records = {
+            key: {**model, "files": hashes(Path(model["folder"]))} if "folder" in model else model
+            for key, model in models.items()
+        }
+        replace_text(run / MODELS_FILE, json.dumps(records, indent=2) + "\n")
+
+
+def read_models(run: Path) -> dict[str, dict[str, Any]]:
+    """What `write_models` recorded; empty where all models are folders.
+
+    Raises:
+        RunError: the file cannot be used.
+    """
+    path = run / MODELS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        found = read_json(path)
+        return {str(key): dict(model) for key, model in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path} cannot be read, so it is not known which revision of its model the run uses ({error}): restore it"
+        ) from error
+
+
+def check_models_same(known: Mapping[str, Mapping[str, Any]], located: Located) -> None:
+    """Compare every file of the fetched models with what the run recorded.
+
+    Raises:
+        RunError: one differs; the sentence names it.
+    """
+    for key, model in located.models.items():
+        recorded = known.get(key, {}).get("files", {})
+        files = hashes(Path(model["folder"]))
+        changed = sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name))
+        if changed:
+            raise RunError(
+                f"{key}: {changed[0]} of {model['source']} in {model['folder']} is not the file that this run began "
+                f"with: remove that folder, so that it is fetched again, or put the file back"
+            )

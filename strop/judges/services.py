@@ -74,7 +74,7 @@ class ComparingService(RewardService, Protocol):
 
 
 class Services:
-    """See strop.rewards.service.Services."""
+    """All services of a pool, which ask its functions too."""
 
     def __init__(self, config: RewardConfig, functions: Workers | None, *, rank: int, count: int) -> None:
         """Args:
@@ -112,8 +112,8 @@ class Services:
             self._services[name].tell_spent(amount)
 
     async def score(self, prompt: Prompt, trajectory: Trajectory, text: str, *, fresh: bool) -> Outcome:
-        """Ask services and functions, at the same time; the first of them that fails decides. What compares speaks once
-        all answers to the prompt are there."""
+        """What services and functions say of one answer, asked at the same time; the first of them that fails decides.
+        What compares speaks once all answers to the prompt are there. `fresh`: nothing is taken from a cache."""
         services = [one for one in self._services.values() if not one.compares]
         if not services:
             if self._functions is None:

@@ -19,6 +19,8 @@ covariance.py       clip_cov, kl_cov: tokens chosen by statistics of the whole o
 
 choosing.py         samples chosen for training; resampling.py: PF-PPO, drawn by their scores; choice_settings.py
 answers.py          columns that gigpo, gdpo and remax take; anchors.py: answers that were given in the same state
+measures.py         what is measured on the rows of a step
+reward_kl.py        a KL penalty on each token, in the reward; reward_kl_settings.py
 correction.py       tis, icepop, mis: weights and rejections where rollout and trainer disagree; correction_settings.py
 
 The rules of strop.algorithms.advantages and strop.algorithms.losses hold here too.

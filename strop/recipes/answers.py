@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
+from strop.algorithms.stream_functions.groups import penalized
 from strop.border import finite
 from strop.protocol import DataProto
 from strop.recipes.anchors import anchor_ids
@@ -123,8 +124,9 @@ def greedy_baselines(
         sampling: of its samples.
     """
 
-    def measured(reports: Sequence[EpisodeReport]) -> dict[str, float]:
-        return training_rewards(reports, config.reward, max_response_tokens=sampling.max_tokens)
+    def measured(reports: Sequence[EpisodeReport]) -> Mapping[str, float]:
+        plain = training_rewards(reports, weight=config.reward.weight)
+        return penalized(config.reward, reports, plain, sampling.max_tokens)
 
     played = roles.play(prompts, 1, replace(sampling, temperature=0.0, top_p=1.0, top_k=0)).reports
     rewards = measured(played)

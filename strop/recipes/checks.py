@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.sections import section_on
+from strop.algorithms.stream_functions.settings import OverlongSettings, ShapingSettings
+from strop.base.sections import section_of, section_on
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -46,7 +47,7 @@ def _check_reward_parts(config: Config) -> None:
         "gdpo": "it takes the parts of the reward, and no penalty is one of them",
         "maxrl": "it divides by the mean reward, which a penalty can make negative",
     }
-    if config.algorithm.use_kl_in_reward and config.algorithm.adv_estimator in ignores_kl:
+    if config.penalizes_kl and config.algorithm.adv_estimator in ignores_kl:
         raise ValueError(
             f"algorithm.use_kl_in_reward does not go with algorithm.adv_estimator="
             f"{config.algorithm.adv_estimator}: {ignores_kl[config.algorithm.adv_estimator]}. Use "
@@ -74,8 +75,8 @@ def _check_answers(config: Config) -> None:
 def _check_whole_rewards(config: Config) -> None:
     algorithm = config.algorithm
     for key, is_set in (
-        ("algorithm.reward_shaping", algorithm.reward_shaping),
-        ("reward.overlong_buffer", config.reward.overlong_buffer),
+        ("algorithm.reward_shaping", section_of(algorithm, ShapingSettings).reward_shaping),
+        ("reward.overlong_buffer", section_of(config.reward, OverlongSettings).overlong_buffer),
         ("reward.weight", config.reward.weight != 1),
         ("reward_model.path", "reward_model" in config.roles),
     ):

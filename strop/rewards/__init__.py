@@ -9,9 +9,9 @@
     worker.py      the parent's side of one worker process
     wire.py        the lines between them (JSON)
     child.py       the worker process; functions.py loads and calls the user's function there
-    budget.py      what grading one answer may cost; waiting.py: time that a deadline does not count
+    waiting.py     time that a deadline does not count
     printed.py     what reward functions print
-    managers.py    names that reward managers import
+    managers.py, budget.py  names that reward files import, and guests offer
 
 Nothing here imports torch: a worker process starts in a fraction of a second.
 """

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le
 
-from strop.base.field_types import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Share
+from strop.base.field_types import FiniteFloat, PositiveInt, Share
 from strop.base.guests import targets
 from strop.base.sections import code_of_guests, guest_sections, section
 from strop.base.trust import Named
@@ -84,10 +84,6 @@ class RewardConfig:
     weight: Annotated[FiniteFloat, "0 leaves the function out"] = 1.0
     """What the function's score is multiplied with in training. 0 leaves the reward to a reward model; pass
     rates are still those of the function."""
-    overlong_buffer: Annotated[NonNegativeInt, "0 tokens are no penalty"] = 0
-    """DAPO's soft penalty on long responses: it begins this many tokens below data.max_response_tokens; 0: none."""
-    overlong_penalty: Annotated[NonNegativeFloat, "it is taken off the reward"] = 1.0
-    """The full penalty, at the limit, in reward units."""
     num_workers: Annotated[int, Ge(1), Le(MAX_WORKERS), "that many processes are started"] = 2
     """Processes that score at the same time."""
     timeout_s: TimeLimit = 10.0
@@ -113,11 +109,6 @@ class RewardConfig:
     def __post_init__(self) -> None:
         self._check_functions()
         self._check_on_failure()
-        if self.overlong_penalty != 1.0 and self.overlong_buffer == 0:
-            raise ValueError(
-                f"reward.overlong_penalty is {self.overlong_penalty}, but reward.overlong_buffer is 0, so there is no "
-                f"penalty: set the buffer to some tokens, or remove the penalty"
-            )
         _check_function("reward", self.path, self.name)
 
     def _check_functions(self) -> None:

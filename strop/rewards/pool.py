@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from strop.base.guests import needed
 from strop.base.trust import ask
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
-from strop.rewards.service import Services
 from strop.rewards.workers import Workers
 from strop.trajectory import Prompt, Trajectory
 
@@ -54,7 +53,7 @@ class RewardPool:
         self._workers = (
             Workers(config, tokenizer=tokenizer, log_file=log_file) if config.uses_functions else None
         )
-        self._services: Services | None = None
+        self._services: Any = None
         if config.services:
             made = needed("services of a reward", "a section below reward scores as well")
             self._services = made(config, self._workers, rank=rank, count=count)
@@ -130,7 +129,9 @@ class RewardPool:
         on_failure, usage = self.config.on_failure, dict[str, float]()
         for attempt in range(self.config.retries + 1):
             if self._services is not None:
-                outcome = await self._services.score(prompt, trajectory, solution_str, fresh=attempt > 0)
+                outcome: Outcome = await self._services.score(
+                    prompt, trajectory, solution_str, fresh=attempt > 0
+                )
             else:
                 assert self._workers is not None, "functions score where no service does"
                 outcome = await self._workers.score(prompt, trajectory, solution_str)
@@ -151,7 +152,8 @@ class RewardPool:
         """
         if self._services is None:
             return [outcome for _, outcome in answers]
-        return await self._services.compare(prompt, answers)
+        compared: list[Outcome] = await self._services.compare(prompt, answers)
+        return compared
 
     async def preflight(self, prompts: Sequence[Prompt], solutions: Sequence[str]) -> list[Outcome]:
         """Score a few probes before training; at most four are used.

@@ -12,6 +12,7 @@ prime.py            the estimator that takes them, and what it is judged by
 estimators.py       both estimators
 declarations.py     what they ask for; checks.py: settings that do not go with these roles (both torch-free)
 
+measures.py         what they gave, as metrics
 settings.py         their sections of the configuration (torch-free)
 
 spec(), check() and update() of a module are what the core calls.

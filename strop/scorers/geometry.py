@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from strop.rewards.budget import noted
+from strop.scorers.budget import noted
 from strop.scorers.math_boxed import MAX_CHARACTERS, compare, last_boxed
 
 _DEGREES = re.compile(

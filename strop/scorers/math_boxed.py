@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from strop.rewards.budget import bounded, noted
+from strop.scorers.budget import bounded, noted
 
 MAX_CHARACTERS = 2000
 """Of an answer that is compared as mathematics."""

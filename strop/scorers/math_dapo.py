@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from strop.rewards.budget import noted
+from strop.scorers.budget import noted
 from strop.scorers.math_boxed import compare, last_boxed
 
 _TAIL_CHARACTERS = 300

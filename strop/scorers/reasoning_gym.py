@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from strop.border import usable
-from strop.rewards.budget import bounded, noted
+from strop.scorers.budget import bounded, noted
 from strop.scorers.tags import last_tagged
 
 PREFIX = "reasoning_gym/"

@@ -73,8 +73,8 @@ def run(args: argparse.Namespace) -> int:
 def _write_card(args: argparse.Namespace, folder: Path, exported: Exported) -> None:
     from strop.config.save import to_flat_dict
     from strop.explaining.describe import describe
+    from strop.hub.commits import read_models
     from strop.sharing.card import CARD, CardFacts, model_card
-    from strop.trainer.models import read_models
     from strop.view.records import RunRecords
 
     records = RunRecords(folder)

@@ -131,8 +131,9 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
     import torch
 
     from strop.engines.config import LoraConfig
+    from strop.hub.commits import read_models
     from strop.sharing.role_export import export_role
-    from strop.trainer.models import locate, read_models
+    from strop.trainer.models import locate
 
     located = config
     if (

@@ -1,5 +1,6 @@
 """Trackers: the terminal, and those of other people, which a run does not depend on.
 
+tally.py    how far generation is, while a step lasts
 console.py  a bar with the time left, and the numbers that people watch
 behind.py   a tracker that is told from a thread of its own
 story.py    what a run tells: its name, settings, samples of validations, its curve

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from strop.algorithms.registry import STEP_COLUMNS
-from strop.base.guests import needed
+from strop.base.guests import all_joined, needed
 from strop.base.metrics import Metric
 from strop.data.drawing import Drawn, draw
 from strop.protocol import DataProto
@@ -41,10 +41,9 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
         sampling: how they were played.
     """
     played, limit = episodes.reports, sampling.max_tokens
-    rewards = training_rewards(played, config.reward, max_response_tokens=limit)
-    if config.algorithm.reward_shaping:
-        shaped = needed("reward shaping", "algorithm.reward_shaping is set")
-        rewards = shaped(config.algorithm, played, rewards, limit)
+    rewards = training_rewards(played, weight=config.reward.weight)
+    for shaped in all_joined("reward shaping").values():
+        rewards = shaped(config, played, rewards, limit)
     kept = episodes.take([number for number, one in enumerate(played) if one.id in rewards])
     column = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
     given = kept.rows.union(DataProto.from_dict({"reward": column}))

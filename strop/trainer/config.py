@@ -9,9 +9,9 @@ from typing import Protocol
 from strop.agents.config import AgentConfig
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
-from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, STEP_COLUMNS
+from strop.algorithms.registry import STEP_COLUMNS
 from strop.base.guests import targets
-from strop.base.sections import section, section_on
+from strop.base.sections import guest_sections, section, section_on
 from strop.data.config import DataConfig
 from strop.data.sampler import is_sampler
 from strop.engines.config import EngineConfig, ModelConfig
@@ -101,14 +101,13 @@ class Config:
 
     def _has_known_names(self) -> bool:
         """Every function that is named is built in, or was registered in this process."""
-        algorithm = self.algorithm
+        algorithm, of_guests = self.algorithm, guest_sections(self.algorithm, "algorithm").values()
         return (
             algorithm.adv_estimator in ADV_DECLARATIONS
             and algorithm.policy_loss in LOSS_DECLARATIONS
             and is_sampler(self.data.sampler)
-            and (not algorithm.filter_groups.filter or algorithm.filter_groups.filter in FILTERS)
             and is_known(self.rollout.engine)
-            and (not algorithm.reward_shaping or algorithm.reward_shaping in REWARD_SHAPINGS)
+            and all(getattr(one, "has_known_names", True) for one in (algorithm, *of_guests))
         )
 
     def check(self) -> None:
@@ -145,7 +144,7 @@ class Config:
     @property
     def open_end(self) -> str:
         """Why nobody knows how many steps the epochs make; empty where that is known."""
-        if self.algorithm.filter_groups.enable:
+        if section_on(self.algorithm, "filter_groups") is not None:
             return "algorithm.filter_groups asks for prompts until enough groups can teach"
         if self.data.datagen.path:
             return "data.datagen adds rows"
@@ -202,10 +201,14 @@ class Config:
         return getattr(self.algorithm, "chooses_samples", False)
 
     @property
+    def penalizes_kl(self) -> bool:
+        """A penalty on the distance to the reference is taken off the rewards, by the settings of a guest."""
+        return getattr(self.algorithm, "use_kl_in_reward", False)
+
+    @property
     def uses_reference(self) -> bool:
         """Something compares the policy with a frozen reference."""
-        algorithm = self.algorithm
-        return algorithm.use_kl_loss or algorithm.use_kl_in_reward or self.needs("ref_log_prob")
+        return self.algorithm.use_kl_loss or self.penalizes_kl or self.needs("ref_log_prob")
 
     @property
     def samples_per_step(self) -> int:

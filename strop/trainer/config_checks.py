@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.algorithms.declarations import check_estimator, check_loss_settings
-from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, check_settings
 from strop.base.guests import all_joined, needed
 from strop.data.sampler import sees_results
 from strop.engines.config import EngineConfig
@@ -91,28 +90,6 @@ def _check_ahead(config: Config) -> None:
         needed("generation ahead", f"{key} is set", "check")(config)
 
 
-def _check_ending(config: Config) -> None:
-    """What ends a run by its validations needs some."""
-    for key, value in (
-        ("target_pass_rate", config.trainer.target_pass_rate), ("patience", config.trainer.patience)
-    ):  # fmt: skip
-        if value is not None and not (config.data.val_files and config.eval.every):
-            lacking = "eval.every is 0" if config.data.val_files else "data.val_files is empty"
-            raise ValueError(
-                f"trainer.{key} is {value}, but {lacking}, so no validation can end the run: set it, or remove "
-                f"trainer.{key}"
-            )
-
-
-def _check_penalty(config: Config) -> None:
-    buffer, limit = config.reward.overlong_buffer, config.data.max_response_tokens
-    if buffer > limit:
-        raise ValueError(
-            f"reward.overlong_buffer is {buffer}, but data.max_response_tokens is {limit}: the penalty begins that "
-            f"many tokens below the limit, so set it to at most {limit}, or 0"
-        )
-
-
 def _check_sampler(config: Config) -> None:
     if not sees_results(config.data.sampler) and config.data.reorder_every:
         raise ValueError(
@@ -120,21 +97,6 @@ def _check_sampler(config: Config) -> None:
             f"at results, so the order would stay: use easy_first, hard_first, near_half or one of your own, or "
             f"remove it"
         )
-
-
-def _check_stream_functions(config: Config) -> None:
-    algorithm = config.algorithm
-    if algorithm.filter_groups.filter:
-        FILTERS[algorithm.filter_groups.filter]  # an unknown name fails here, with the known ones
-    if algorithm.reward_shaping:
-        shaping = algorithm.reward_shaping
-        declaration = REWARD_SHAPINGS.declaration(shaping)
-        check_settings(REWARD_SHAPINGS.kind, shaping, declaration, algorithm.shaping_settings)
-
-
-def _check_filter(config: Config) -> None:
-    if config.algorithm.filter_groups.enable:
-        needed("dynamic sampling", "algorithm.filter_groups.enable is set", "check")(config)
 
 
 def _check_epochs(config: Config) -> None:
@@ -154,16 +116,12 @@ def _check_replicas(config: Config) -> None:
 
 _CHECKS = (
     _check_sampler,
-    _check_stream_functions,
-    _check_filter,
     _check_replicas,
-    _check_penalty,
     _check_epochs,
     _check_budgets,
     _check_roles,
     _check_ranks,
     _check_services,
-    _check_ending,
     _check_ahead,
 )
 """In the order in which they speak, after those of guests."""

@@ -19,12 +19,9 @@ from strop.trainer.continuing import Continuation, roll_back, settings_to_contin
 from strop.trainer.loading import with_extensions
 from strop.trainer.models import (
     MODEL_PATHS,
-    check_models_same,
     locate,
     models_elsewhere,
-    read_models,
-    with_data,
-    write_models,
+    records_of_fetched,
 )
 
 logger = logging.getLogger(__name__)
@@ -81,12 +78,15 @@ def start_run(
     if beginning is not None:
         config = beginning.configured(config, folder)
         keys = [key for key in MODEL_PATHS if key not in beginning.taken_keys(config)]
-    located = with_data(locate(config, say=say, keys=keys, known=known), command[1:2], say=say, known=known)
+    located, records = locate(config, say=say, keys=keys, known=known), records_of_fetched()
+    if records is not None:
+        located = records.with_data(located, command[1:2], say=say, known=known)
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
-        write_models(run.path, located.models)
+        if records is not None:
+            records.write_models(run.path, located.models)
         for line in () if beginning is None else beginning.take_over(run, config):
             say(line)
         if not trust.record(text):
@@ -145,10 +145,12 @@ def resume_run(
         checkpoint, lines = None, [_FINISHED.format(run=run.path)]
         if not is_finished:
             _check_inputs(run.path, config, text)
-            known = read_models(run.path)
+            records = records_of_fetched()
+            known = {} if records is None else records.read_models(run.path)
             located = locate(config, say=say, known=known)
-            check_models_same(known, located)
-            located = with_data(located, run.info["command"][1:2], say=say, known=known)
+            if records is not None:
+                records.check_models_same(known, located)
+                located = records.with_data(located, run.info["command"][1:2], say=say, known=known)
             config = located.config
             checkpoint, lines = roll_back(run, continuation)
             lines += continuation.lines(0 if checkpoint is None else checkpoint.step)

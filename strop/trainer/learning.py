@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strop.algorithms.kl_control import KlController
-from strop.base.guests import needed
-from strop.base.metrics import Metric
+from strop.base.guests import needed, optional
 from strop.protocol import DataProto
 from strop.protocol.schema import labels_for
 from strop.trainer.config import Config
@@ -23,11 +21,8 @@ from strop.trainer.roles import JoinedRole, Roles
 from strop.trainer.stages import Stages
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update, updates_of
-from strop.workers.summary import REWARD_KL, BatchSummary
+from strop.workers.summary import BatchSummary
 
-REWARD_KL_COEF = Metric(
-    "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"
-)
 REJECTED = "rollout correction rejected every token of it"
 """Why a sample was filtered."""
 
@@ -62,11 +57,18 @@ class LearnerResult:
 class Learner:
     """Updates the policy, and other roles that learn; holds what the algorithm carries from step to step."""
 
-    def __init__(self, config: Config, roles: Roles, kl: KlController) -> None:
+    def __init__(self, config: Config, roles: Roles, facts: Mapping[str, Any] | None) -> None:
+        """`facts` are those of the checkpoint that the run goes on from (method `facts`); None where it starts."""
         self._config = config
         self._roles = roles
-        self.kl = kl
-        """Coefficient of the KL penalty in the reward."""
+        penalties = optional("penalties on tokens")
+        self._control = None if penalties is None else penalties.Control(config.algorithm)
+        if self._control is not None and facts is not None:
+            self._control.load_state(facts.get("kl", {}))
+
+    def facts(self) -> dict[str, Any]:
+        """What a continuation needs of the algorithm."""
+        return {} if self._control is None else {"kl": self._control.state()}
 
     def learn(self, experience: Experience, step: int, stages: Stages) -> LearnerResult:
         """One step of the algorithm on these samples.
@@ -74,7 +76,8 @@ class Learner:
         Raises:
             StaleSamples: some are of an older policy, and no correction is on.
         """
-        config, context = self._config, StepContext(self._config, self._roles, self.kl.value)
+        config, control = self._config, self._control
+        context = StepContext(config, self._roles, 0.0 if control is None else control.value)
         check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
         wanted = wanted_before_updates(config, len(experience.sample_starts))
         taken_first = {name for one in self._learners("before").values() for name in one.update_takes}
@@ -96,12 +99,13 @@ class Learner:
                 experience = experience.union(before, "log_probs", "entropys")
         with stages.stage("summary"):
             summary = self._summary(experience)
+        used = {} if control is None else control.follow(summary.metrics, len(summary.advantages))
         return LearnerResult(
             experience=experience,
             summary=summary,
             steps=tuple(steps),
             left_out=left_out,
-            metrics={**trained.metrics, **self._control_kl(summary)},
+            metrics={**trained.metrics, **used},
         )
 
     def _learners(self, when: str) -> dict[str, Any]:
@@ -140,14 +144,6 @@ class Learner:
     def _summary(self, experience: Experience) -> BatchSummary:
         every_column = experience.rows.select(None, labels_for("advantages"))
         return self._roles.actor.call.summarize_batch(every_column)
-
-    def _control_kl(self, summary: BatchSummary) -> dict[str, float]:
-        """Move the coefficient of the KL penalty towards its target; what it was."""
-        if not self._config.algorithm.use_kl_in_reward:
-            return {}
-        used: dict[str, float] = {REWARD_KL_COEF: self.kl.value}
-        self.kl.update(summary.metrics[REWARD_KL], len(summary.advantages))
-        return used
 
 
 def of_samples(updates: Sequence[Update], part: Experience) -> Update:

@@ -21,11 +21,11 @@ from typing import Any, Protocol
 
 import torch
 
-from strop.algorithms.kl_control import KlController
 from strop.base.garbage import settled
 from strop.base.guests import all_joined, needed, optional
 from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
+from strop.base.sections import section_on
 from strop.controller import CallTimeout, WorkerFailed, as_list
 from strop.data.sampler import visit_uid
 from strop.engines.config import ModelConfig
@@ -35,7 +35,7 @@ from strop.run import Checkpoint, RunFolder
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
-from strop.trainer.ending import Ending, TrainResult, is_best, machine_end, result_of
+from strop.trainer.ending import TrainResult, ending_of, is_best, machine_end, result_of
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
 from strop.trainer.listening import Listeners
@@ -148,7 +148,8 @@ class Trainer:
                 name=self.config.trainer.experiment_name,
             )
             trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
-            self.roles.watch.show = trackers.note
+            if self.roles.watch is not None:
+                self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
                 for alarm in self._alarms:
@@ -157,7 +158,7 @@ class Trainer:
                 self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
             step = self._start_step
-            self._ending = Ending(self.config.trainer, self._run, num_steps=last_step)
+            self._ending = ending_of(self.config.trainer, self._run, num_steps=last_step)
             while step < self.data.num_steps and not self._ending.reason:
                 step += 1
                 with self._stop.step(), doing(f"step {step}"):
@@ -250,19 +251,17 @@ class Trainer:
             optimizer=optimizer_of(self._run, self._checkpoint),
             costs=self._costs,
         )
-        kl = KlController(config.algorithm.kl_ctrl)
-        if self._checkpoint is not None:
-            kl.load_state(self._checkpoint.manifest.facts.get("kl", {}))
-        self.learner = Learner(config, self.roles, kl)
+        facts = None if self._checkpoint is None else self._checkpoint.manifest.facts
+        self.learner = Learner(config, self.roles, facts)
         sampling = sampling_of(config, config.rollout, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
         if key := config.ahead_by:
             make = needed("generation ahead", f"{key} is set", "collector")
             recorded = {} if self._recorded is None else self._recorded.steps
             self.collector: RolloutCollector = make(*parts, start_step=self._start_step, recorded=recorded)
-        elif config.algorithm.filter_groups.enable or config.rollout.longest_first:
+        elif section_on(config.algorithm, "filter_groups") is not None or config.rollout.longest_first:
             why = "algorithm.filter_groups or rollout.longest_first is on"
-            self.collector = needed("dynamic sampling", why, "collector")(*parts)
+            self.collector = needed("dynamic sampling", why)(*parts)
         else:
             self.collector = RolloutCollector(*parts)
         self._checkpointer = Checkpointer(
@@ -351,14 +350,15 @@ class Trainer:
         if self._saves_samples:
             decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "filtered", "validation"))
             self.roles.write_samples(step, episodes, decided, split="val")
-        low, high = validation.interval()
+        ends = (
+            dict(zip(("low", "high"), validation.interval(), strict=True)) if validation.has_interval else {}
+        )
         self._run.events.append(  # last: what it stands for was written
             "validation",
             step,
             fsync=True,
             pass_rate=validation.pass_rate,
-            low=low,
-            high=high,
+            **ends,
             num_answers=validation.num_answers,
             num_unscored=validation.num_unscored,
             metrics=validation.metrics,
@@ -379,7 +379,7 @@ class Trainer:
 
     def _facts(self) -> dict[str, Any]:
         """What a continuation needs of the algorithm."""
-        return {"kl": self.learner.kl.state(), "curriculum": self.data.sampler.curriculum()}
+        return {**self.learner.facts(), "curriculum": self.data.sampler.curriculum()}
 
     def _metrics(self, record: StepRecord, stages: Stages) -> dict[str, float]:
         """All numbers of a step that do not depend on what follows it."""

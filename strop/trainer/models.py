@@ -1,26 +1,14 @@
-"""The models that a configuration names, in folders of this machine, and what a run remembers of those it fetched.
-
-`models.json` in the run folder says for each key where its model came from: the revision that was resolved, and size
-and SHA-256 of every file. A run that goes on uses exactly these. Data sets of the hub stand there too, with their
-commit, under keys such as `data hub:openai/gsm8k`, one for each set and revision.
-"""
+"""The models that a configuration names, in folders of this machine."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from strop.base.durable import replace_text
 from strop.base.elsewhere import elsewhere, folder_here, is_model_elsewhere
-from strop.base.foreign_files import read_json
 from strop.base.guests import joined, needed, targets
-from strop.run import RunError
 from strop.trainer.config import Config
-
-MODELS_FILE = "models.json"
 
 Say = Callable[[str], None]
 
@@ -107,7 +95,7 @@ def named_models(config: Config) -> Iterator[tuple[str, str]]:
     for key in MODEL_PATHS:
         value: Any = config
         for part in key.split("."):
-            value = getattr(value, part)
+            value = getattr(value, part, "")  # sections of guests that are not there name none
         if value:
             yield key, value
 
@@ -122,102 +110,10 @@ def models_elsewhere(config: Config) -> Iterator[tuple[str, str]]:
             continue
 
 
-def with_data(
-    located: Located,
-    command: Sequence[str],
-    *,
-    say: Say,
-    known: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Located:
-    """The same with every data set of a hub at a commit.
-
-    Args:
-        located: of a run that starts or goes on.
-        command: the word of the command that made the run, which tells what data it reads.
-        say: hears of a hub that does not answer.
-        known: what an earlier part of the run resolved.
-
-    Raises:
-        ValueError: the commit of one cannot be known; the sentence says why.
-        UntrustedCode: received settings name it.
-    """
-    if "commits" not in targets("elsewhere"):
-        return located  # who reads such a set is told that it cannot be had
-    found: Located = joined("elsewhere", "commits").with_data(located, command, say=say, known=known)
-    return found
-
-
-def data_as_recorded(config: Config, run: Path) -> Config:
-    """The settings of a command on a run, with each data set that the run has read at the commit it was read at.
-
-    Args:
-        config: of the command.
-        run: folder of the run; what it did not read stays as it is.
-
-    Raises:
-        RunError: its records cannot be read.
-    """
-    if "commits" not in targets("elsewhere"):
-        return config
-    found: Config = joined("elsewhere", "commits").as_recorded(config, run)
-    return found
-
-
-def write_models(run: Path, models: Mapping[str, Mapping[str, Any]]) -> None:
-    """Record what was fetched, with the hash of every file; nothing where none was; data sets have no folder.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    if models:
-        records = {
-            key: {**model, "files": _hashes(key, model["folder"])} if "folder" in model else model
-            for key, model in models.items()
-        }
-        replace_text(run / MODELS_FILE, json.dumps(records, indent=2) + "\n")
-
-
-def read_models(run: Path) -> dict[str, dict[str, Any]]:
-    """What `write_models` recorded; empty where all models are folders.
-
-    Raises:
-        RunError: the file cannot be used.
-    """
-    path = run / MODELS_FILE
-    if not path.is_file():
-        return {}
-    try:
-        found = read_json(path)
-        return {str(key): dict(model) for key, model in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise RunError(
-            f"{path} cannot be read, so it is not known which revision of its model the run uses ({error}): restore it"
-        ) from error
-
-
-def check_models_same(known: Mapping[str, Mapping[str, Any]], located: Located) -> None:
-    """Compare every file of the fetched models with what the run recorded.
-
-    Raises:
-        RunError: one differs; the sentence names it.
-    """
-    for key, model in located.models.items():
-        recorded = known.get(key, {}).get("files", {})
-        files = _hashes(key, model["folder"])
-        changed = sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name))
-        if changed:
-            raise RunError(
-                f"{key}: {changed[0]} of {model['source']} in {model['folder']} is not the file that this run began "
-                f"with: remove that folder, so that it is fetched again, or put the file back"
-            )
-
-
-def _hashes(key: str, folder: str) -> Mapping[str, Mapping[str, int | str]]:
-    """Size and SHA-256 of every file of a fetched model, by its name."""
-    found: Mapping[str, Mapping[str, int | str]] = elsewhere("models", f"{key} was fetched").hashes(
-        Path(folder)
-    )
-    return found
+def records_of_fetched() -> Any:
+    """The module that records what a run has fetched, models and data sets (place "elsewhere", commits); None where
+    nothing here fetches: who reads such a model or set is told that it cannot be had."""
+    return joined("elsewhere", "commits") if "commits" in targets("elsewhere") else None
 
 
 def _replaced(config: Any, key: str, value: str) -> Any:

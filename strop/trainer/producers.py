@@ -100,7 +100,7 @@ def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
     return (
         config.samples_per_update(config.actor) < num_samples
         or config.actor.epochs > 1
-        or config.algorithm.use_kl_in_reward
+        or config.penalizes_kl
         or config.trainer.critic_warmup > 0
         or section_on(config.algorithm, "correction") is not None
         or config.chooses_samples

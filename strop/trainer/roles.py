@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from strop.base.device import device_name
-from strop.base.guests import needed
+from strop.base.guests import needed, optional
 from strop.controller import (
     InlineRuntime,
     Mesh,
@@ -41,7 +41,6 @@ from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.rollout import Playing, RolloutWorker
 from strop.workers.rows import Update
-from strop.workers.tally import PlayWatch
 
 _POLICY = ("actor", "rollout")
 """Roles whose model is that of model.path."""
@@ -56,8 +55,8 @@ class Roles:
     costs: Any
     """Counts what services of the reward cost; generation is told before it works and asked after it. None where none
     has a price."""
-    watch: PlayWatch
-    """Shows how far generation is."""
+    watch: Any
+    """Shows how far generation is; None where nothing does."""
     sync: PolicySync
     """Has generation use the actor's weights."""
     reference: WorkerGroup[ReferenceWorker] | None = None
@@ -102,6 +101,13 @@ class Roles:
         if self.offloads_idle and (group := self.groups.get(name)) is not None:
             group.call.offload()
 
+    @contextlib.contextmanager
+    def playing(self, num_samples: int) -> Iterator[None]:
+        """While generation plays so many samples."""
+        watched = contextlib.nullcontext() if self.watch is None else self.watch.playing(num_samples)
+        with self.active("rollout"), watched:
+            yield
+
     def play(
         self,
         prompts: Sequence[Prompt],
@@ -120,7 +126,7 @@ class Roles:
             RewardError: the scorers cannot go on.
         """
         played, asked = None, prompts if first is None else first(prompts)
-        with self.active("rollout"), self.watch.playing(len(prompts) * samples_per_prompt):
+        with self.playing(len(prompts) * samples_per_prompt):
             for num_heals in range(MAX_HEALS + 1):
                 rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
                 made = self.rollout.call.play(rows, samples_per_prompt, sampling)
@@ -327,6 +333,7 @@ def make_roles(
     )
     for name in apart:
         groups |= runtime.groups({name: specs[name]}, pool=name)
+    watch = optional("progress of generation")
     of_run = {name: one for name, one in config.further_roles.items() if name in groups}
     roles = Roles(
         actor=groups["actor"],
@@ -342,7 +349,7 @@ def make_roles(
             version=playing.version,
         ),
         costs=costs or costs_of(config, None),
-        watch=PlayWatch(playing.logs),
+        watch=watch and watch.PlayWatch(playing.logs),
         offloads_idle=config.resources.offload_idle,
     )
     roles.sync.begin()

@@ -29,12 +29,6 @@ class TrainerConfig:
     """Visits of each prompt."""
     max_steps: PositiveInt | None = None
     """Stop after this many steps, if the epochs are not over before."""
-    max_hours: PositiveFloat | None = None
-    """End after this much training time, all continuations together, with a last validation and checkpoint."""
-    target_pass_rate: PositiveShare | None = None
-    """End at the first validation that reaches this pass rate."""
-    patience: PositiveInt | None = None
-    """End when so many validations in a row were no better than the best one before them."""
     critic_warmup: NonNegativeInt = 0
     """Steps at the start in which only the critic is trained; 0: the actor is trained from the first step."""
     clock: Literal["wall", "virtual"] = "wall"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from strop.agents.registry import AGENTS_IN_A_WORLD
 from strop.agents.setup import AgentSetup
@@ -20,11 +20,9 @@ from strop.data.sampler import PromptSampler, val_uid
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
-from strop.protocol import DataProto
 from strop.rewards import RewardPool, summarize
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
-from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.sections import EvalConfig
@@ -43,8 +41,8 @@ class TrainingData:
     val_prompts: list[Prompt]
     sampler: PromptSampler
     num_steps: int
-    growth: Growth | None
-    """What adds rows while the run goes on; None: nothing."""
+    growth: Any
+    """What adds rows while the run goes on (strop.data.growing.growth.Growth); None: nothing."""
     visits_per_step: float
     """How often a step visits each prompt; below 1, some prompts wait for a later step."""
 
@@ -121,7 +119,7 @@ def load_training_data(
 
 def _training_prompts(
     config: Config, data: DataConfig, tokenizer: Any, setup: AgentSetup
-) -> tuple[TrainingPrompts, Growth | None]:
+) -> tuple[TrainingPrompts, Any]:
     """The training prompts, and what adds rows to them while the run goes on."""
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
     is_growing = _grows(data, rows)
@@ -139,24 +137,8 @@ def _training_prompts(
     if not is_growing:
         return train, None
     grow = needed("rows that come later", "data.datagen, or on_batch_end of a dataset class, adds rows")
-    growth: Growth = grow(data, rows, train, tokenizer, lambda new: setup.shown_rows(new, "train"))
+    growth = grow(data, rows, train, tokenizer, lambda new: setup.shown_rows(new, "train"))
     return growth.prompts, growth
-
-
-class Growth(Protocol):
-    """Adds rows to the training data while a run goes on."""
-
-    prompts: TrainingPrompts
-    """Those that there are so far."""
-
-    def restore(self, run: RunFolder, step: int, sampler: PromptSampler) -> None:
-        """Add the rows that came up to this step; called before the sampler is restored, and before anything else."""
-
-    def begin(self) -> None:
-        """The first rows, before the first step."""
-
-    def after(self, step: int, batch: DataProto | None) -> Mapping[str, float]:
-        """Rows that come after a step; metrics."""
 
 
 def _grows(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> bool:

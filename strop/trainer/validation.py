@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strop.algorithms.intervals import clustered_interval
-from strop.base.guests import optional
+from strop.base.guests import needed, optional, targets
 from strop.workers.reports import EpisodeReport
 
 
@@ -34,15 +33,21 @@ class Validation:
         for report in self.reports:
             answers[report.uid] += 1
             passed[report.uid] += report.passes
-        return clustered_interval([passed[uid] for uid in answers], list(answers.values()))
+        interval = needed("interval of a rate", "an interval of a pass rate is asked for")
+        low, high = interval([passed[uid] for uid in answers], list(answers.values()))
+        return low, high
+
+    @property
+    def has_interval(self) -> bool:
+        """There is what gives intervals."""
+        return bool(targets("interval of a rate"))
 
     def describe(self) -> str:
         """`pass rate 91.0 % (95 % interval 86.2 to 94.2) on 200 answers`."""
-        low, high = self.interval()
-        line = (
-            f"pass rate {100 * self.pass_rate:.1f} % (95 % interval {100 * low:.1f} to {100 * high:.1f}) "
-            f"on {self.num_answers} answers"
-        )
+        line = f"pass rate {100 * self.pass_rate:.1f} %"
+        if self.has_interval:
+            line += " (95 % interval {:.1f} to {:.1f})".format(*(100 * end for end in self.interval()))
+        line += f" on {self.num_answers} answers"
         num_prompts = len({report.uid for report in self.reports})
         if num_prompts < self.num_answers:
             line += f" to {num_prompts} prompts"

@@ -12,6 +12,6 @@ pictures.py           images in files (Pillow)
 video_settings.py     which frames of a video, at which size, with which values
 pixels.py             pixels, made once: what all image processors have in common
 sight.py              the vision side of a loaded model: what all families have in common
-seam.py               what the core asks; inputs.py: what it finds
+inputs.py             what the core finds of all this
 probe.py              a loaded model on packed prompts with images, compared with its own forward pass
 """

@@ -1,4 +1,4 @@
-"""What the core finds of models with images and videos (`strop.engines.media.MediaModels`)."""
+"""What the core finds of models with images and videos (place "model with media")."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from strop.vision.families import (
     vision_of,
     written_template,
 )
-from strop.vision.seam import MediaReader
-from strop.vision.sight import Vision
+from strop.vision.sight import Reader, Vision
 
 __all__ = [
     "AUTO_CLASS", "copy_settings", "media_inputs", "media_reader", "media_token_ids", "takes_media", "written_template",
@@ -36,7 +35,7 @@ def media_inputs(module: Any, folder: str) -> Vision | None:
     return vision_of(module, load_media_processor(folder) if folder else None)
 
 
-def media_reader(config: Any, folder: str) -> MediaReader | None:
+def media_reader(config: Any, folder: str) -> Reader | None:
     """How the models of a folder read media without a model; None where that takes the model.
 
     Raises:

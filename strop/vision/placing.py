@@ -67,7 +67,7 @@ class Measured:
 
 
 class RowMedia:
-    """The media of a row; see `strop.data.media.RowMedia`."""
+    """The media of a row, counted in tokens."""
 
     def __init__(self, processor: MediaProcessor, media: Sequence[Measured], where: str) -> None:
         self._processor, self._media, self._where = processor, media, where

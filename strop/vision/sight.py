@@ -20,10 +20,9 @@ from strop.trajectory import Media
 from strop.vision.pixels import MediaProcessor
 from strop.vision.placing import ToolImages
 from strop.vision.probe import MediaProbe, Trial
-from strop.vision.seam import MediaInputs, MediaReader
 
 
-class Reader(MediaReader):
+class Reader:
     """Pictures in token ids, and their pixels, without a model."""
 
     def __init__(
@@ -80,10 +79,11 @@ class Reader(MediaReader):
         return self.processor
 
 
-class Vision(Reader, MediaInputs, ABC):
+class Vision(Reader, ABC):
     """The vision side of one model; a subclass for each way to read pictures."""
 
     hidden: Callable[..., Any] | None = None
+    """Called as the model's base is, with media among its arguments, for a model whose base does not take them."""
     tower: nn.Module | None
 
     def __init__(

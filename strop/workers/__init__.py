@@ -13,6 +13,6 @@ batch).
 
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
 process; the guest agents/: episodes in processes of their own), episodes.py (Episode, and its training rows),
-reports.py (episodes without their tokens), tally.py (how far a call is), metrics.py (numbers of episodes). The guest
+reports.py (episodes without their tokens), metrics.py (numbers of episodes). The guest
 strop/ahead plays episodes over several calls.
 """

@@ -12,9 +12,12 @@ from torch import Tensor
 
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.kl_control import reward_kl, token_level_rewards
-from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
-from strop.base.guests import needed
+from strop.algorithms.sequence_credit import (
+    episode_representatives,
+    spread_over_sequences,
+    with_answer_scores,
+)
+from strop.base.guests import needed, optional
 from strop.base.sections import section_on
 from strop.protocol import DataProto, columns
 
@@ -61,7 +64,7 @@ def batch_advantages(
 ) -> dict[str, Tensor]:
     """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step.
 
-    The formulas are those of `token_level_rewards`, of the estimator, and of `sequence_credit`.
+    The formulas are those of the penalties on tokens, of the estimator, and of `sequence_credit`.
 
     Args:
         tensors: response_mask and token_level_scores [B, R~]; loss_mask [B, R~] where the rollout was corrected: what
@@ -77,14 +80,9 @@ def batch_advantages(
     """
     mask = padded(tensors, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
     lengths = columns.row_lengths(tensors["response_mask"])
-    rewards = token_level_rewards(
-        padded(tensors, "token_level_scores"),
-        mask,
-        lengths,
-        answer_scores=tensors.get("rm_scores"),
-        kl=kl_of_tokens(tensors, algorithm, mask)[0] if algorithm.use_kl_in_reward else None,
-        kl_coef=kl_coef,
-    )
+    rewards = with_answer_scores(padded(tensors, "token_level_scores"), lengths, tensors.get("rm_scores"))
+    if (penalties := optional("penalties on tokens")) is not None:
+        rewards = penalties.penalized(rewards, tensors, algorithm, mask, kl_coef)
     representatives = episode_representatives(episode_ids, mask)
     if representatives is None:
         advantages, returns = _estimated(tensors, algorithm, rewards, mask, uids, slice(None))
@@ -132,21 +130,6 @@ def _estimated(
         uids=uids,
     )
     return advantages.to(rewards.dtype), returns.to(rewards.dtype)
-
-
-def kl_of_tokens(
-    tensors: Mapping[str, Tensor], algorithm: AlgorithmConfig, mask: Tensor
-) -> tuple[Tensor, Tensor]:
-    """KL per token [B, R], and its mean."""
-    missing = [name for name in ("old_log_probs", "ref_log_prob") if name not in tensors]
-    if missing:
-        raise ValueError(
-            f"algorithm.use_kl_in_reward needs the columns {' and '.join(missing)}, but the batch has "
-            f"{', '.join(sorted(tensors))}"
-        )
-    return reward_kl(
-        padded(tensors, "old_log_probs"), padded(tensors, "ref_log_prob"), mask, kind=algorithm.kl_penalty
-    )
 
 
 def padded(tensors: Mapping[str, Tensor], name: str) -> Tensor:

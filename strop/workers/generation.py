@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from strop.base.guests import needed
 from strop.engines.causal_lm import CausalLM
@@ -187,22 +187,6 @@ class Serving:
         await self._engine.close()
 
 
-class EnginesApart(Protocol):
-    """What a guest does for engines that are not the native one."""
-
-    async def serving(self, place: Place) -> Serving:
-        """The engines that `rollout.engine` and `rollout.replicas` ask for; raises as `make_serving`."""
-        ...
-
-    async def loaded(self, place: Place) -> Generation:
-        """One of them with the weights of the model folder; raises as `strop.evaluation.alone.load_generation`."""
-        ...
-
-    def client(self, engine: RolloutEngine, *, timeout_s: float) -> GenerateClient:
-        """Asks such an engine."""
-        ...
-
-
 async def make_serving(place: Place) -> Serving:
     """The engines that `rollout.engine` and `rollout.replicas` ask for.
 
@@ -211,14 +195,14 @@ async def make_serving(place: Place) -> Serving:
     """
     if place.rollout.engine == NATIVE:
         return Serving(native_generation(place), timeout_s=place.rollout.timeout_s)
-    return await engines_apart(place.rollout).serving(place)
+    made: Serving = await engines_apart(place.rollout).serving(place)
+    return made
 
 
-def engines_apart(rollout: RolloutConfig) -> EnginesApart:
-    """What makes and asks engines that are not the native one.
+def engines_apart(rollout: RolloutConfig) -> Any:
+    """What makes and asks engines that are not the native one (strop.rollout.processes.joining).
 
     Raises:
         ValueError: nothing here does.
     """
-    found: EnginesApart = needed("engines apart", f"rollout.engine={rollout.engine} is not the native one")
-    return found
+    return needed("engines apart", f"rollout.engine={rollout.engine} is not the native one")

@@ -49,30 +49,6 @@ PlayEpisode = Callable[[Prompt, int, Sampling], Awaitable[tuple[Trajectory, ...]
 """Gives the sequences of a sample of this number, played once."""
 
 
-class AgentProcesses(Protocol):
-    """Processes that play episodes, as a guest brings them (place "agent processes")."""
-
-    async def start(self) -> None:
-        """Have as many of them as there should be; those that live stay.
-
-        Raises:
-            ValueError, RuntimeError: the agents cannot be loaded there.
-        """
-        ...
-
-    async def play(self, prompt: Prompt, sample_index: int, sampling: Sampling) -> tuple[Trajectory, ...]:
-        """As `play_episode`; SPANS hear what happened there.
-
-        Raises:
-            EpisodeFailed: it failed there.
-        """
-        ...
-
-    def close(self) -> None:
-        """End the processes; a second call does nothing."""
-        ...
-
-
 class EpisodeObserver(Protocol):
     """Hears of every episode, with what happened in it; it raises nothing and waits for nothing."""
 
@@ -86,18 +62,6 @@ class EpisodeObserver(Protocol):
 
     def close(self) -> None:
         """Nothing more is played; a second call does nothing."""
-        ...
-
-
-class Recording(Protocol):
-    """Samples of another run in place of those that would be played (place "recorded samples")."""
-
-    def episode(self, prompt: Prompt, sample_index: int) -> Episode:
-        """That of this prompt with this number.
-
-        Raises:
-            RunError: there is none.
-        """
         ...
 
 
@@ -131,8 +95,8 @@ class Player:
         setup: AgentSetup | None = None,
         observers: Sequence[EpisodeObserver] = (),
         max_episodes: int | None = None,
-        recording: Recording | None = None,
-        workers: AgentProcesses | None = None,
+        recording: Any = None,
+        workers: Any = None,
     ) -> None:
         """Start what the agents need, such as a sandbox.
 
@@ -257,7 +221,8 @@ class Player:
             RewardError: the scorers cannot go on.
         """
         if self._recording is not None and is_visit(prompt.uid):
-            return self._recording.episode(prompt, sample_index)
+            recorded: Episode = self._recording.episode(prompt, sample_index)
+            return recorded
         spans, start, failure = list[Span](), time.time(), None
         sequences: tuple[Trajectory, ...] = ()
         token = SPANS.set(spans if self._observers else None)
@@ -341,7 +306,7 @@ def make_player(
     setup: AgentSetup,
     rollout: RolloutConfig,
     seed: int,
-    recording: Recording | None = None,
+    recording: Any = None,
 ) -> Player:
     """The player of engines of this process.
 
@@ -373,7 +338,7 @@ def make_player(
 
 def agent_workers(
     setup: AgentSetup, client: GenerateClient, model: ModelConfig, scorers: Scorers | None, *, seed: int
-) -> AgentProcesses | None:
+) -> Any:
     """The processes that agent.num_workers asks for (place "agent processes"), not started; None for 0.
 
     Args:
@@ -393,8 +358,7 @@ def agent_workers(
         )
     reward = None if scorers is None else scorers.config
     processes = needed("agent processes", f"agent.num_workers is {count}")
-    made: AgentProcesses = processes(setup, client, model, reward=reward, seed=seed)
-    return made
+    return processes(setup, client, model, reward=reward, seed=seed)
 
 
 def check_observers(rollout: RolloutConfig) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from strop.algorithms.shaping import shaped_score
 from strop.border import finite
-from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
 from strop.rollout.client import NoEngine
 from strop.workers.episodes import Episode, row_id
@@ -183,30 +181,12 @@ def report_of(episode: Episode) -> EpisodeReport:
     )
 
 
-def training_rewards(
-    reports: Sequence[EpisodeReport], reward: RewardConfig, *, max_response_tokens: int
-) -> dict[str, float]:
-    """By sample id, what each sample is trained with: its weighted score, less what a long response loses.
+def training_rewards(reports: Sequence[EpisodeReport], *, weight: float) -> dict[str, float]:
+    """By sample id, what each sample is trained with before guests change it: its weighted score.
 
     Samples that are left out of training are not in it.
-
-    Args:
-        reports: the samples.
-        reward: weight and penalty.
-        max_response_tokens: where the penalty is full.
     """
-    return {
-        report.id: shaped_score(
-            score,
-            report.num_response_tokens,
-            weight=reward.weight,
-            max_tokens=max_response_tokens,
-            buffer_tokens=reward.overlong_buffer,
-            factor=reward.overlong_penalty,
-        )
-        for report in reports
-        if (score := report.reward()) is not None
-    }
+    return {report.id: weight * score for report in reports if (score := report.reward()) is not None}
 
 
 def check_failed_episodes(reports: Sequence[EpisodeReport]) -> None:

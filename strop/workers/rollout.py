@@ -12,7 +12,7 @@ reward.timeout_s.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.algorithms.registry import load_extensions
 from strop.base.call_loop import CallRunner, Runner
-from strop.base.guests import needed
+from strop.base.guests import needed, optional
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
@@ -40,7 +40,6 @@ from strop.workers.generation import Generation, Place, make_serving
 from strop.workers.models import TrainedWorker
 from strop.workers.player import Player, Scorers, make_player
 from strop.workers.reports import report_of
-from strop.workers.tally import Tally
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +111,11 @@ class RolloutWorker(Worker):
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=playing.logs
         )
         self._pool_runs = self._is_closed = False
-        self._tally = Tally(playing.logs, rank=self.rank)
+        progress = optional("progress of generation")
+        self._tally = progress and progress.Tally(playing.logs, rank=self.rank)
         self._player = self._make_player(model, media)
+        self._after: Callable[[Episode], Awaitable[None]] | None = None
+        """Lets samples that are played end; None: at once."""
 
     def _make_runner(self) -> Runner:
         """Runs the loop of the agents, the engine and the scorers."""
@@ -188,11 +190,19 @@ class RolloutWorker(Worker):
         self._refuse_media(asked, "prompts have images", "the images")
         with self._generating():
             work = self._player.play(
-                asked, samples_per_prompt=samples_per_prompt, sampling=sampling, on_episode=self._tally.add
+                asked,
+                samples_per_prompt=samples_per_prompt,
+                sampling=sampling,
+                on_episode=self._hear_played,
+                after=self._after,
             )
             episodes = self._runner.run(work)
         reports = [report_of(episode) for episode in episodes]
         return DataProto.from_dict({}, non_tensors={"report": reports, "episode": episodes})
+
+    def _hear_played(self, episode: Episode) -> None:
+        if self._tally is not None:
+            self._tally.add(episode)
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
@@ -204,7 +214,8 @@ class RolloutWorker(Worker):
                 self._pool_runs = True
             self._engines.begin()
             self._runner.run(self._engines.wake_up())
-            self._tally.begin()
+            if self._tally is not None:
+                self._tally.begin()
             yield
 
     def _refuse_media(self, seen: Iterable[Prompt | Trajectory], what: str, other: str) -> None:

@@ -11,13 +11,13 @@ from torch import Tensor
 from references import losses as reference
 from strop.algorithms.aggregation import (
     BatchTotals,
-    agg_loss,
     batch_totals,
     token_weights,
     valid_tokens_per_row,
     weighted_sum,
 )
 from strop.algorithms.names import AGGREGATION_MODES
+from strop.compat.aggregation import agg_loss
 
 SCALE = {mode: 16.0 if mode.endswith("norm") else None for mode in AGGREGATION_MODES}
 Rows = list[tuple[list[float], list[int]]]
@@ -176,10 +176,13 @@ def test_a_rejected_token_leaves_numerator_and_denominator() -> None:
     assert weighted_sum(terms, weights).item() == 3.5
 
 
-def test_totals_of_ranks_add_up() -> None:
+def test_totals_are_counted_in_either_layout() -> None:
     left = batch_totals(torch.tensor([[1, 1, 0], [0, 0, 0]]))
     right = batch_totals(torch.tensor([1, 0, 1]), row_lengths=torch.tensor([2, 1]))
-    assert left.merge(right) == BatchTotals(num_tokens=4, num_samples=3)
+    assert (left, right) == (
+        BatchTotals(num_tokens=2, num_samples=1),
+        BatchTotals(num_tokens=2, num_samples=2),
+    )
 
 
 def test_a_micro_batch_without_valid_tokens_adds_zero() -> None:

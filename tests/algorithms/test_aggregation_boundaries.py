@@ -10,7 +10,6 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import (
     BatchTotals,
-    agg_loss,
     batch_totals,
     row_numbers,
     token_weights,
@@ -18,6 +17,7 @@ from strop.algorithms.aggregation import (
     weighted_sum,
 )
 from strop.algorithms.names import AGGREGATION_MODES
+from strop.compat.aggregation import agg_loss
 from strop.engines.sharding.balance import (
     UNBALANCE,
     _halves,
@@ -154,11 +154,6 @@ def test_rows_of_a_flat_layout() -> None:
     for flat in (mask, mask[None, None]):
         with pytest.raises(ValueError, match="is flat: pass row_lengths, the tokens of each row"):
             valid_tokens_per_row(flat)
-
-
-def test_totals_of_parts_add_up() -> None:
-    merged = BatchTotals(num_tokens=5, num_samples=2).merge(BatchTotals(num_tokens=7, num_samples=4))
-    assert merged == BatchTotals(num_tokens=12, num_samples=6)
 
 
 # ------------------------------------------------------------------------------------- rows over ranks

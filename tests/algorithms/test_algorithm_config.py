@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig
+from strop.algorithms.config import AlgorithmConfig
+from strop.trainer.rounds.settings import FilterGroupsConfig
 
 
 def test_clip_ratio_alone_sets_both_sides() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig, KlControlConfig
+from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.distillation.settings import DistillationConfig
 from strop.recipes.correction_settings import STATISTICS, CorrectionConfig, read_rule
+from strop.recipes.reward_kl_settings import KlControlConfig
+from strop.trainer.rounds.settings import FilterGroupsConfig
 
 TINY = 1e-12
 NAN, INF = math.nan, math.inf

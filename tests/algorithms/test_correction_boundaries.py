@@ -15,11 +15,11 @@ from strop.algorithms.batch_metrics import (
     doubles,
     group_metrics,
     mismatch_metrics,
-    off_policy_metrics,
     spread,
 )
 from strop.recipes.correction import Correction, correct
 from strop.recipes.correction_settings import CorrectionConfig
+from strop.recipes.measures import off_policy_metrics
 
 P = "rollout_corr"
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from strop.algorithms.config import AlgorithmConfig, FilterGroupsConfig
+from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.distillation.settings import DistillationConfig
 from strop.recipes.correction_settings import CorrectionConfig
+from strop.trainer.rounds.settings import FilterGroupsConfig
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,17 @@ import torch
 from torch import Tensor
 
 from references import critics as reference
-from strop.algorithms.config import KlControlConfig
-from strop.algorithms.kl_control import KlController, reward_kl, token_level_rewards
+from strop.algorithms.config import AlgorithmConfig
+from strop.recipes.reward_kl import Control, less_kl, reward_kl
+from strop.recipes.reward_kl_settings import KlControlConfig
 
 
 def double(values: object) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def controller_of(config: KlControlConfig) -> Control:
+    return Control(AlgorithmConfig(use_kl_in_reward=True, kl_ctrl=config))
 
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
@@ -27,7 +32,7 @@ def test_the_penalty_by_hand() -> None:
     # k1 is old - ref: 0.5 and -1 in row 0, 0.25 in row 1. Coefficient 2.
     kl, mean = reward_kl(OLD, REF, MASK, kind="kl")
     scores = double([[0.0, 0.0, 7.0], [1.0, 5.0, 0.0], [0.0, 0.0, 3.0]])
-    rewards = token_level_rewards(scores, MASK, torch.tensor([3, 2, 1]), kl=kl, kl_coef=2.0)
+    rewards = less_kl(scores, MASK, kl, 2.0)
     # The scores of tokens that were not sampled stay, and no NaN comes from them.
     torch.testing.assert_close(rewards, double([[-1.0, 2.0, 7.0], [0.5, 5.0, 0.0], [0.0, 0.0, 3.0]]))
     # Row means -0.25 and 0.25; the row without a sampled token has none.
@@ -48,7 +53,7 @@ def test_every_estimator_can_be_the_penalty(kind: str, row_0: float, row_1: floa
 
 
 def test_a_fixed_coefficient_stays() -> None:
-    controller = KlController(KlControlConfig(kl_coef=0.3))
+    controller = controller_of(KlControlConfig(kl_coef=0.3))
     controller.update(100.0, 512)
     assert controller.value == 0.3
     assert controller.state() == {}
@@ -57,7 +62,7 @@ def test_a_fixed_coefficient_stays() -> None:
 def test_an_adaptive_coefficient_by_hand() -> None:
     # Target 0.1, horizon 100, 10 samples a step: at most 2 % per step.
     #   KL 0.11: error 0.1 -> factor 1.01. KL 5: error capped at 0.2 -> 1.02. KL 0: capped at -0.2 -> 0.98.
-    controller = KlController(KlControlConfig(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
+    controller = controller_of(KlControlConfig(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
     for kl, expected in ((0.11, 1.01), (5.0, 1.01 * 1.02), (0.0, 1.01 * 1.02 * 0.98)):
         controller.update(kl, 10)
         assert controller.value == pytest.approx(expected, rel=1e-12)
@@ -65,7 +70,7 @@ def test_an_adaptive_coefficient_by_hand() -> None:
 
 def test_an_adaptive_coefficient_equals_the_reference_and_moves_towards_the_target() -> None:
     kls = [0.05, 0.3, 0.101, 0.099, -0.2, 0.1]
-    controller = KlController(KlControlConfig(type="adaptive", kl_coef=0.02, horizon=1000, target_kl=0.1))
+    controller = controller_of(KlControlConfig(type="adaptive", kl_coef=0.02, horizon=1000, target_kl=0.1))
     seen = []
     for kl in kls:
         before = controller.value
@@ -77,9 +82,9 @@ def test_an_adaptive_coefficient_equals_the_reference_and_moves_towards_the_targ
 
 def test_a_restored_controller_goes_on_where_it_was() -> None:
     config = KlControlConfig(type="adaptive", kl_coef=0.02, horizon=100)
-    first = KlController(config)
+    first = controller_of(config)
     first.update(3.0, 40)
-    second = KlController(config)
+    second = controller_of(config)
     second.load_state(json.loads(json.dumps(first.state())))
     assert second.value == first.value != 0.02
     first.update(0.0, 40)
@@ -90,7 +95,7 @@ def test_a_restored_controller_goes_on_where_it_was() -> None:
 
 
 def test_what_no_coefficient_can_follow_is_refused() -> None:
-    controller = KlController(KlControlConfig(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
+    controller = controller_of(KlControlConfig(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
     with pytest.raises(ValueError, match="the KL of the policy to the reference is nan"):
         controller.update(math.nan, 10)
     with pytest.raises(

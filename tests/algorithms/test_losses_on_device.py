@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, policy_loss_terms
 from strop.algorithms.names import AGGREGATION_MODES
+from strop.compat.aggregation import agg_loss
 from strop.recipes.sequence import row_means
 
 SETTINGS = {"clip_low": 0.2, "clip_high": 0.3, "clip_c": 3.0}

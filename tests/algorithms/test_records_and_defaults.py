@@ -16,22 +16,23 @@ import strop.recipes
 from strop.algorithms import (
     batch_metrics,
     declarations,
-    intervals,
-    kl_control,
     masked,
-    shaping,
 )
 from strop.algorithms.advantages import group_relative, returns
-from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.distillation import terms as distillation
 from strop.algorithms.losses import terms
+from strop.algorithms.stream_functions import shaping
 from strop.checks.functions import estimators, policy_losses
+from strop.compat.aggregation import agg_loss
+from strop.evaluation import intervals
 from strop.recipes import (
     batch_whitened,
     covariance,
     group_baselines,
+    measures,
     resampling,
+    reward_kl,
     sequence,
     smooth,
     token_baseline,
@@ -97,7 +98,6 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     (batch_metrics.group_metrics, {"lowest": 0.0, "highest": 1.0}),
     (intervals.wilson_interval, {"confidence": 0.95}),
     (intervals.clustered_interval, {"confidence": 0.95}),
-    (kl_control.token_level_rewards, {"answer_scores": None, "kl": None, "kl_coef": 0.0}),
     (shaping.overlong_penalty, {"factor": 1.0}),
     (resampling.pf_ppo_weights, {"power": 2.0}),
     (
@@ -119,10 +119,10 @@ def test_numbers_that_nobody_sets(function: Callable[..., object], defaults: dic
 
 
 def test_bounds_of_exponents_and_small_numbers_beside_divisors() -> None:
-    assert terms.LOG_RATIO_BOUND == batch_metrics.LOG_RATIO_BOUND == 20.0
+    assert terms.LOG_RATIO_BOUND == measures.LOG_RATIO_BOUND == 20.0
     assert sequence.SEQUENCE_LOG_RATIO_MAX == 10.0
     assert masked.WHITEN_EPS == trust_region.BINARY_KL_EPS == distillation.TAIL_EPS == 1e-8
-    assert kl_control.MAX_RELATIVE_ERROR == 0.2
+    assert reward_kl.MAX_RELATIVE_ERROR == 0.2
 
 
 def test_an_algorithm_without_settings_is_grpo_with_ppos_clip() -> None:

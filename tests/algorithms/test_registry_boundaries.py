@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.aggregation import BatchTotals, agg_loss
+from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.registry import (
     Declaration,
@@ -22,9 +22,10 @@ from strop.algorithms.registry import (
     settings_for,
     with_own_settings,
 )
-from strop.algorithms.shaping import overlong_penalty
+from strop.algorithms.stream_functions.shaping import overlong_penalty
 from strop.base.randomness import random_key, uniforms
 from strop.base.registry import name_of
+from strop.compat.aggregation import agg_loss
 from strop.compat.user_functions import (
     UserLoss,
     VerlConfig,

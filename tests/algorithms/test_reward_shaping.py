@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.shaping import overlong_penalty
+from strop.algorithms.stream_functions.shaping import overlong_penalty
 from strop.base.randomness import random_key
 from strop.recipes.resampling import drawn_rows, pf_ppo_weights, resample_rows
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from strop.algorithms.config import FilterGroupsConfig
-from strop.algorithms.kl_control import token_level_rewards
-from strop.algorithms.sequence_credit import episode_representatives, spread_over_sequences
-from strop.algorithms.shaping import shaped_score
+from strop.algorithms.sequence_credit import (
+    episode_representatives,
+    spread_over_sequences,
+    with_answer_scores,
+)
 from strop.algorithms.stream_functions import SampleGroup
+from strop.algorithms.stream_functions.groups import penalized
+from strop.recipes.reward_kl import less_kl
+from strop.rewards import Outcome, RewardConfig
 from strop.trainer.rounds.causes import EASY, EQUAL, FAILED, HARD, SOLVED, UNSCORED, left_out_for
+from strop.trainer.rounds.settings import FilterGroupsConfig
+from strop.workers.reports import EpisodeReport, training_rewards
 
 
 def test_a_reward_model_adds_on_the_last_token_and_the_penalty_acts_on_trained_ones() -> None:
@@ -19,16 +27,24 @@ def test_a_reward_model_adds_on_the_last_token_and_the_penalty_acts_on_trained_o
     lengths = torch.tensor([3, 1])
     kl = torch.tensor([[0.5, 9.0, 1.0], [2.0, torch.nan, torch.nan]])
     answers = torch.tensor([10.0, -10.0])
-    assert torch.equal(token_level_rewards(scores, mask, lengths), scores)
-    found = token_level_rewards(scores, mask, lengths, answer_scores=answers, kl=kl, kl_coef=0.5)
+    assert torch.equal(with_answer_scores(scores, lengths, None), scores)
+    found = less_kl(with_answer_scores(scores, lengths, answers), mask, kl, 0.5)
     assert found.tolist() == [[-0.25, 0.0, 10.5], [-9.0, 0.0, 0.0]]
 
 
 def test_a_long_response_loses_after_the_weight() -> None:
     # The penalty begins at 8 of 10 tokens and is full, 2, at 10.
-    penalty = {"weight": 3.0, "max_tokens": 10, "buffer_tokens": 2, "factor": 2.0}
-    assert [shaped_score(2.0, length, **penalty) for length in (8, 9, 10, 12)] == [6.0, 5.0, 4.0, 4.0]  # type: ignore[arg-type]
-    assert shaped_score(2.0, 12, **(penalty | {"buffer_tokens": 0})) == 6.0  # type: ignore[arg-type]
+    reports = [
+        EpisodeReport(
+            uid="e0-000000", sample_index=number, data_source="", num_prompt_tokens=1, num_response_tokens=length,
+            num_sampled_tokens=length, outcome=Outcome(kind="score", score=2.0),
+        )
+        for number, length in enumerate((8, 9, 10, 12))
+    ]  # fmt: skip
+    plain = training_rewards(reports, weight=3.0)
+    reward: Any = RewardConfig(overlong_buffer=2, overlong_penalty=2.0)  # type: ignore[call-arg]
+    assert list(penalized(reward, reports, plain, 10).values()) == [6.0, 5.0, 4.0, 4.0]
+    assert list(penalized(RewardConfig(), reports, plain, 10).values()) == [6.0] * 4
 
 
 def test_the_last_trained_sequence_speaks_for_its_episode() -> None:

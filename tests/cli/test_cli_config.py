@@ -118,7 +118,8 @@ def test_keys_of_other_libraries_and_of_other_places_are_known(word: str, senten
     ("key", "module"),
     [
         ("algorithm.filter_groups.max_rounds", "strop.trainer.rounds.collector"),
-        ("reward.overlong_buffer", "strop.workers.reports"),
+        ("reward.overlong_buffer", "strop.algorithms.stream_functions.groups"),
+        ("algorithm.use_kl_in_reward", "strop.recipes.reward_kl"),
         ("algorithm.extensions", "strop.trainer.config"),
         ("algorithm.clip_ratio", "strop.algorithms.losses.spec"),  # through the property clip_low
     ],

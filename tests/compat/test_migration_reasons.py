@@ -16,7 +16,7 @@ from test_migration_tables import TABLES
 from test_migration_truth import CALLED, KEY
 from torch import nn
 
-from strop.algorithms.shaping import shaped_score
+from strop.algorithms.stream_functions.shaping import overlong_penalty
 from strop.engines.config import OptimizerConfig
 from strop.engines.optimizer import Optimizer, learning_rate
 from strop.evaluation.validation_metrics import validation_metrics
@@ -245,5 +245,5 @@ def test_a_step_of_adam_does_not_grow_with_its_loss() -> None:
 
 def test_a_missing_end_costs_what_trl_takes_off() -> None:
     """`missing_eos_penalty` p is overlong_buffer=1 with overlong_penalty=p: off full responses, and no other."""
-    ours = {"weight": 1.0, "max_tokens": 53, "buffer_tokens": 1, "factor": 2.0}
-    assert [shaped_score(0.5, length, **ours) for length in (1, 52, 53)] == [0.5, 0.5, -1.5]
+    taken_off = overlong_penalty(torch.tensor([1, 52, 53]), max_tokens=53, buffer_tokens=1, factor=2.0)
+    assert taken_off.tolist() == [0.0, 0.0, -2.0]

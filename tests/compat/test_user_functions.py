@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.aggregation import agg_loss, batch_totals, token_weights, weighted_sum
+from strop.algorithms.aggregation import batch_totals, token_weights, weighted_sum
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses.clipped import clipped_policy_loss
 from strop.algorithms.masked import masked_mean
 from strop.algorithms.names import AGGREGATION_MODES
+from strop.compat.aggregation import agg_loss
 from strop.compat.user_functions import (
     VerlConfig,
     adv_config,

@@ -12,7 +12,7 @@ from strop.data.readers import load_rows
 from strop.evaluation.models import find_model
 from strop.trainer.config import Config
 from strop.trainer.loading import load
-from strop.trainer.models import locate, models_elsewhere, with_data
+from strop.trainer.models import locate, models_elsewhere, records_of_fetched
 
 MISSING = "is missing from this installation: give a file or folder of this machine"
 
@@ -32,7 +32,7 @@ def test_models_are_folders(core_alone: None, tmp_path: Path) -> None:
     folder.mkdir()
     located = locate(settings(str(folder)), say=print)
     assert (located.config.model.path, located.models) == (str(folder), {})
-    assert with_data(located, ["train"], say=print) is located
+    assert records_of_fetched() is None
     assert not is_model_elsewhere("Qwen/Qwen2.5-0.5B", "MODEL")
     assert list(models_elsewhere(settings("Qwen/Qwen2.5-0.5B"))) == []
     with pytest.raises(ValueError, match=f"model.path 'Qwen/Qwen2.5-0.5B' is not a folder, .*{MISSING}"):

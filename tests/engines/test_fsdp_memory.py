@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import log_probs_of
-from strop.engines import offloading
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.gradients import local
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
+from strop.engines.sharding import offloading
 from strop.engines.sharding.fsdp import shard
 from strop.engines.training import TrainEngine
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from references import votes as reference
-from strop.algorithms.intervals import student_quantile, wilson_interval
+from strop.evaluation.intervals import student_quantile, wilson_interval
 from strop.evaluation.votes import (
     best_at_k,
     maj_at_k,
@@ -106,11 +106,16 @@ def test_the_vote_of_all_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("freedom", "quantile"),
-    [(1, 12.7062), (2, 4.30265), (3, 3.18245), (5, 2.57058), (10, 2.22814), (50, 2.00856), (1000, 1.96234)],
-)
-def test_quantiles_of_students_distribution_are_those_of_the_tables(freedom: int, quantile: float) -> None:
-    assert student_quantile(freedom, 0.95) == pytest.approx(quantile, rel=8e-3 if freedom == 3 else 1e-3)
+    ("freedom", "quantile", "error"),
+    [
+        (1, 12.7062, 1e-5), (2, 4.30265, 1e-5), (3, 3.18245, 8e-3), (5, 2.570582, 1e-3), (10, 2.2281389, 3e-5),
+        (20, 2.0859634, 1e-6), (50, 2.0085591, 1e-7), (1000, 1.9623391, 1e-7),
+    ],
+)  # fmt: skip
+def test_quantiles_of_students_distribution_are_those_of_the_tables(
+    freedom: int, quantile: float, error: float
+) -> None:
+    assert student_quantile(freedom, 0.95) == pytest.approx(quantile, rel=error)
 
 
 def test_no_random_state_is_touched() -> None:

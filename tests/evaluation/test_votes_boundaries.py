@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strop.algorithms.intervals import clustered_interval, wilson_interval
+from strop.evaluation.intervals import clustered_interval, wilson_interval
 from strop.evaluation.votes import (
     Moments,
     best_at_k,

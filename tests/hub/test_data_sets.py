@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from strop.data import DataConfig
+from strop.hub.commits import as_recorded
 from strop.run import RunError
 from strop.trainer.config import Config
-from strop.trainer.models import data_as_recorded
 
 
 def settings(*files: str) -> Config:
@@ -29,7 +29,7 @@ def test_a_set_is_read_where_the_run_read_it_and_others_as_they_are_named(tmp_pa
         "hub:me/sums:hard@test", "hub:me/sums@test#main", "modelscope:me/sums@val#v1", "modelscope:me/sums",
         "hub:you/sums", "rows.jsonl",
     )  # fmt: skip
-    found = data_as_recorded(settings(*named), tmp_path).data
+    found = as_recorded(settings(*named), tmp_path).data
     assert found.train_files == (
         f"hub:me/sums:hard@test#{commit}", "hub:me/sums@test#main", "modelscope:me/sums@val#v1/files-0a",
         "modelscope:me/sums", "hub:you/sums", "rows.jsonl",
@@ -39,7 +39,7 @@ def test_a_set_is_read_where_the_run_read_it_and_others_as_they_are_named(tmp_pa
 
 def test_a_run_without_records_changes_nothing_and_damaged_ones_are_told(tmp_path: Path) -> None:
     config = settings("hub:me/sums")
-    assert data_as_recorded(config, tmp_path) is config
+    assert as_recorded(config, tmp_path) is config
     (tmp_path / "models.json").write_text("[")
     with pytest.raises(RunError, match=r"models\.json cannot be read"):
-        data_as_recorded(config, tmp_path)
+        as_recorded(config, tmp_path)

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from reward_cases import make_prompt, write_reward
 
-from strop.rewards import Outcome, RewardConfig, RewardPool, budget, default_compute_score
+from strop.rewards import Outcome, RewardConfig, RewardPool, default_compute_score
+from strop.scorers import budget
 from strop.scorers.tags import last_tagged
 
 pytestmark = pytest.mark.timeout(280)

@@ -122,7 +122,7 @@ def test_a_long_step_of_two_rollout_workers_shows_how_far_it_is(
         def close(self) -> None: ...
 
     monkeypatch.setitem(trackers, "notes", lambda setup: Notes())
-    monkeypatch.setattr("strop.workers.tally.PERIOD_S", 0.1)
+    monkeypatch.setattr("strop.tracking.tally.PERIOD_S", 0.1)
     reward = tmp_path / "slow.py"
     reward.write_text(
         "import time\n\n\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"

@@ -17,10 +17,10 @@ from tiny_runs import Done, Project, check_records, resume_in, train_in
 
 from strop.ahead.pacing import Pace
 from strop.ahead.replacing import FILE, Replacing
-from strop.algorithms.config import FilterGroupsConfig
 from strop.run import CheckpointError, RunFolder
 from strop.trainer.collecting import TooFewGroups
 from strop.trainer.rounds.collector import SURPLUS
+from strop.trainer.rounds.settings import FilterGroupsConfig
 
 HALF = """
 import zlib

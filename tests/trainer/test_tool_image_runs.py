@@ -186,12 +186,15 @@ def test_a_reward_model_of_text_is_not_asked_about_images_of_tools(
     dataset = PromptDataset(rows, tokenizer, config.data, "val")
     prompts = [dataset.prompt(row, f"val-{row:06d}") for row in dataset.row_numbers]
     try:
+        played = worker.play(
+            DataProto.from_dict({}, non_tensors={"prompt": prompts}),
+            2,
+            sampling_of(config, config.rollout, tokenizer),
+        )
+        episodes = list(played.non_tensor_batch["episode"])
+        rewards = {"reward": torch.zeros(len(episodes))}
         with pytest.raises(ValueError, match="a tool gave images, which the reward model would not see"):
-            worker.play(
-                DataProto.from_dict({}, non_tensors={"prompt": prompts}),
-                2,
-                sampling_of(config, config.rollout, tokenizer),
-            )
+            worker.rows(DataProto.from_dict(rewards, non_tensors={"episode": episodes}))
     finally:
         worker.close()
 

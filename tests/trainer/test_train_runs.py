@@ -14,16 +14,16 @@ from torch import Tensor
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
 from strop.base.metrics import metric_values
 from strop.engines import model as model_loading
-from strop.engines import offloading
 from strop.engines.causal_lm import CausalLM
+from strop.engines.sharding import offloading
 from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
 from strop.replay.comparing import compare
 from strop.roles import value_models
 from strop.run import RunFolder
+from strop.tracking.tally import ended_and_scored
 from strop.trainer.policy_sync import PolicySync
 from strop.workers.reports import StaleSamples
-from strop.workers.tally import ended_and_scored
 
 # ---------------------------------------------------------------------------- exact zeros
 

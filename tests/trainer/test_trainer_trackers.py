@@ -20,11 +20,11 @@ from rich.console import Console
 from strop.rewards import Outcome
 from strop.run import RunError
 from strop.tracking.console import ConsoleTracker, duration, headline
+from strop.tracking.tally import PlayWatch, Tally
 from strop.trainer.curve import find
 from strop.trainer.trackers import JsonlTracker, TrackerGroup, TrackerSetup, read_metrics, trackers
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
-from strop.workers.tally import PlayWatch, Tally
 
 METRICS = {
     "critic/rewards/mean": 0.5314, "critic/score/mean": 9.0, "val-core/a/b/acc/mean@1": 0.5,
@@ -131,7 +131,7 @@ def test_on_a_terminal_the_line_below_the_bar_says_how_far_a_step_is() -> None:
 def test_what_workers_note_is_shown_while_samples_are_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strop.workers.tally.PERIOD_S", 0.01)
+    monkeypatch.setattr("strop.tracking.tally.PERIOD_S", 0.01)
     shown: queue.SimpleQueue[str] = queue.SimpleQueue()
     watch = PlayWatch(tmp_path)
     prompt = Prompt(uid="a", row=0, token_ids=(1,), messages=(), data_source="x", ground_truth=None)
@@ -344,7 +344,7 @@ def test_every_tracker_is_closed_also_when_one_fails(
 def test_unknown_tracker_lists_the_known_ones_before_any_starts(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError,
-        match="unknown tracker 'wandbb'; known: clearml, comet, console, jsonl, .*tensorboard, trackio, wandb",
+        match="unknown tracker 'wandbb'; known: clearml, comet, console, jsonl, .*tensorboard, .*trackio, wandb",
     ):
         TrackerGroup(["jsonl", "wandbb"], setup(tmp_path))
     assert list(tmp_path.iterdir()) == []

@@ -23,7 +23,7 @@ from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings
 from strop.rollout.vllm.pictures import SharedPictures
 from strop.vision.limits import check_engine
-from strop.vision.seam import MediaReader
+from strop.vision.sight import Reader
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reader(folder: Path) -> MediaReader:
+def reader(folder: Path) -> Reader:
     found = media_reader(AutoConfig.from_pretrained(folder), str(folder))
     assert found is not None
     return found
@@ -48,7 +48,7 @@ def opened(told: dict[str, Any]) -> torch.Tensor:
 
 
 def test_patches_are_those_of_the_trainer_and_are_shared_by_the_requests_that_need_them(
-    folder: Path, reader: MediaReader
+    folder: Path, reader: Reader
 ) -> None:
     shared = SharedPictures(reader)
     prompt = prompts_of(folder)[2]  # two images
@@ -71,7 +71,7 @@ def test_patches_are_those_of_the_trainer_and_are_shared_by_the_requests_that_ne
     assert not Path(told[0]["path"]).exists()
 
 
-def test_a_picture_is_known_by_what_a_model_sees_of_it(folder: Path, reader: MediaReader) -> None:
+def test_a_picture_is_known_by_what_a_model_sees_of_it(folder: Path, reader: Reader) -> None:
     """A file that is another, but has the same pixels, is the same; one pixel makes another."""
     spot = picture(24, 16, RED)
     spot.putpixel((23, 15), BLUE)
@@ -87,7 +87,7 @@ def test_a_picture_is_known_by_what_a_model_sees_of_it(folder: Path, reader: Med
 
 
 def test_time_stamps_between_the_patches_of_a_video_are_no_places_for_patches(
-    folder: Path, reader: MediaReader
+    folder: Path, reader: Reader
 ) -> None:
     prompt = prompts_of(folder, videos=True)[4]
     with SharedPictures(reader).of(prompt.token_ids, prompt.media) as told:
@@ -98,7 +98,7 @@ def test_time_stamps_between_the_patches_of_a_video_are_no_places_for_patches(
     assert 0 in video["places"]
 
 
-def test_vllm_is_told_how_large_media_are(folder: Path, reader: MediaReader) -> None:
+def test_vllm_is_told_how_large_media_are(folder: Path, reader: Reader) -> None:
     """64 x 64 pixels are 8 x 8 tokens."""
     settings = Settings(
         model=str(folder), dtype="float32", device="cpu", max_tokens=64, max_running=8, num_threads=1,

@@ -9,6 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics, spread
+from strop.algorithms.config import AlgorithmConfig
+from strop.protocol import DataProto
+from strop.protocol.columns import from_padded
+from strop.recipes.measures import of_batch, off_policy_metrics
 from strop.workers.metrics import (
     TURNS,
     length_metrics,
@@ -156,9 +160,16 @@ def test_reward_outcomes_are_counted() -> None:
     }
 
 
+def all_mismatch(train: torch.Tensor, rollout: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    """Of tokens and of samples, which are the rows of the mask."""
+    valid = mask.bool()
+    rows = torch.arange(mask.shape[0])[:, None].expand(mask.shape)[valid]
+    return mismatch_metrics(train, rollout, mask) | off_policy_metrics(train[valid], rollout[valid], rows)
+
+
 def test_equal_log_probs_have_no_mismatch() -> None:
     log_probs = -torch.rand(3, 4, generator=torch.Generator().manual_seed(0))
-    metrics = mismatch_metrics(log_probs, log_probs.clone(), torch.ones(3, 4))
+    metrics = all_mismatch(log_probs, log_probs.clone(), torch.ones(3, 4))
     for name in ("probs_diff_max", "probs_diff_mean", "probs_diff_std", "log_probs_diff_max"):
         assert metrics[f"training/rollout_{name}"] == 0.0
     for name in ("kl", "k3_kl", "chi2_token", "chi2_seq", "log_ppl_diff", "log_ppl_abs_diff"):
@@ -172,7 +183,7 @@ def test_mismatch_by_hand() -> None:
     ln2 = math.log(2)
     train = torch.tensor([[-ln2, -2 * ln2], [-3 * ln2, math.nan]], dtype=torch.float64)
     rollout = torch.tensor([[-2 * ln2, -2 * ln2], [-ln2, 0.0]], dtype=torch.float64)
-    metrics = mismatch_metrics(train, rollout, torch.tensor([[1, 1], [1, 0]]))
+    metrics = all_mismatch(train, rollout, torch.tensor([[1, 1], [1, 0]]))
     expected = {
         "training/rollout_probs_diff_valid": 1.0,
         "training/rollout_probs_diff_max": 3 / 8,
@@ -207,8 +218,12 @@ def test_flat_and_padded_layouts_give_the_same_mismatch() -> None:
     inside = torch.arange(4)[None, :] < lengths[:, None]
     mask = inside & (torch.rand(3, 4, generator=generator) > 0.3)
     padded = mismatch_metrics(train, rollout, mask)
-    flat = mismatch_metrics(train[inside], rollout[inside], mask[inside], row_lengths=lengths)
+    flat = mismatch_metrics(train[inside], rollout[inside], mask[inside])
     assert flat == pytest.approx(padded, abs=1e-12)
+    columns = {"log_probs": train, "rollout_log_probs": rollout, "response_mask": mask}
+    rows = {name: from_padded(column, inside) for name, column in columns.items()}
+    made = of_batch(DataProto.from_dict(rows | {"responses": rows["response_mask"]}), AlgorithmConfig())
+    assert made | padded == pytest.approx(all_mismatch(train, rollout, mask), abs=1e-12)
 
 
 def test_a_constant_side_has_no_correlation() -> None:
@@ -217,7 +232,7 @@ def test_a_constant_side_has_no_correlation() -> None:
 
 
 def test_huge_differences_stay_finite() -> None:
-    metrics = mismatch_metrics(torch.tensor([[-5e3, 0.0]]), torch.tensor([[0.0, -5e3]]), torch.ones(1, 2))
+    metrics = all_mismatch(torch.tensor([[-5e3, 0.0]]), torch.tensor([[0.0, -5e3]]), torch.ones(1, 2))
     assert metrics["training/rollout_log_probs_diff_max"] == 5e3
     for name in ("k3_kl", "chi2_token", "chi2_seq"):
         assert math.isfinite(metrics[f"rollout_corr/{name}"])

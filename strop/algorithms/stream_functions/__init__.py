@@ -6,6 +6,7 @@
 Both are called once per prompt, with all its samples, so what they return depends on no cut of the batch. This module
 needs no torch.
 
+settings.py  what a user sets; shaping.py: the penalty on long responses
 calls.py   how they are called, and what may come back
 groups.py  the samples of a step by prompt, and their rewards after shaping
 """

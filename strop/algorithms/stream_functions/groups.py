@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.stream_functions import SampleGroup
 from strop.algorithms.stream_functions.calls import shaped_rewards
+from strop.algorithms.stream_functions.settings import OverlongSettings, ShapingSettings
+from strop.algorithms.stream_functions.shaping import overlong_penalty
+from strop.base.sections import section_of
+from strop.rewards.config import RewardConfig
+from strop.trainer.config import Config
 from strop.workers.reports import EpisodeReport
 
 
@@ -41,6 +48,48 @@ def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
     return groups
 
 
+def shaped(
+    config: Config, reports: Sequence[EpisodeReport], plain: Mapping[str, float], max_response_tokens: int
+) -> Mapping[str, float]:
+    """By sample id, what each sample is trained with: less what a long response loses, then as
+    algorithm.reward_shaping has it.
+
+    Args:
+        config: of the run.
+        reports: samples, those of a prompt with the same uid.
+        plain: their `training_rewards`.
+        max_response_tokens: limit of a response, which penalties on long ones refer to.
+    """
+    rewards = plain
+    if section_of(config.reward, OverlongSettings).overlong_buffer:
+        rewards = penalized(config.reward, reports, rewards, max_response_tokens)
+    if section_of(config.algorithm, ShapingSettings).reward_shaping:
+        rewards = shaped_by_group(config.algorithm, reports, rewards, max_response_tokens)
+    return rewards
+
+
+def penalized(
+    reward: RewardConfig,
+    reports: Sequence[EpisodeReport],
+    plain: Mapping[str, float],
+    max_response_tokens: int,
+) -> Mapping[str, float]:
+    """The rewards, less what long responses lose by reward.overlong_buffer; arguments as of `shaped`."""
+    penalty = section_of(reward, OverlongSettings)
+    if not penalty.overlong_buffer:
+        return plain
+    trained = [report for report in reports if report.id in plain]
+    penalties = overlong_penalty(
+        torch.tensor([report.num_response_tokens for report in trained]),
+        max_tokens=max_response_tokens,
+        buffer_tokens=penalty.overlong_buffer,
+        factor=penalty.overlong_penalty,
+    )
+    return {
+        report.id: plain[report.id] + less for report, less in zip(trained, penalties.tolist(), strict=True)
+    }
+
+
 def shaped_by_group(
     algorithm: AlgorithmConfig,
     reports: Sequence[EpisodeReport],
@@ -55,7 +104,7 @@ def shaped_by_group(
         plain: their `training_rewards`.
         max_response_tokens: limit of a response, which penalties on long ones refer to.
     """
-    ids: dict[str, list[str]] = {}
+    settings, ids = section_of(algorithm, ShapingSettings), dict[str, list[str]]()
     for report in reports:
         if report.id in plain:
             ids.setdefault(report.uid, []).append(report.id)
@@ -64,11 +113,11 @@ def shaped_by_group(
         members = ids.get(group.uid, [])
         if members:
             rewards = shaped_rewards(
-                algorithm.reward_shaping,
+                settings.reward_shaping,
                 group,
                 [plain[member] for member in members],
                 max_response_tokens=max_response_tokens,
-                settings=algorithm.shaping_settings,
+                settings=settings.shaping_settings,
             )
             shaped |= dict(zip(members, rewards, strict=True))
     return shaped

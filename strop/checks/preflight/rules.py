@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from strop.algorithms.intervals import wilson_interval
 from strop.checks.preflight.tokens import TokenFacts, examine_tokens
 from strop.checks.preflight.verdict import Check
+from strop.evaluation.intervals import wilson_interval
 from strop.evaluation.votes import pass_at_k
 from strop.workers.reports import PASS_THRESHOLD, EpisodeReport
 

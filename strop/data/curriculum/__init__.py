@@ -105,7 +105,7 @@ def _form_of_classes(name: str) -> Any:
 
 
 class ResultsOrder:
-    """The order of one sampler in a run; see strop.data.sampler.RowOrder."""
+    """The order of one sampler in a run, where it follows from results or is a user's own."""
 
     def __init__(self, name: str, rows: Sequence[int], data: Any) -> None:
         """Args:

@@ -1,8 +1,9 @@
-"""One model on several ranks: their process group, and its parameters in shards.
+"""A model that is large for one device: several ranks with its parameters in shards, or tensors that leave the device.
 
-ranks.py    the process group, joined and left
-fsdp.py     parameters sharded with FSDP2, and gathered for generation
-balance.py  which rows each rank gets
+ranks.py       the process group, joined and left
+fsdp.py        parameters sharded with FSDP2, and gathered for generation
+balance.py     which rows each rank gets
+offloading.py  what leaves the device for a while
 """
 
 from strop.engines.sharding.balance import balanced_rows

@@ -186,7 +186,11 @@ class Prefill:
         for request in requests:
             if request.given_key in self._done:
                 continue
-            start, prefix, states = self._found(request)
+            prefix, states = self._begun.pop(request.given_key, (None, ()))
+            if prefix is None and self._kept is not None and not request.media:
+                prefix = self._kept.find(request)
+                self.num_reused += 0 if prefix is None else prefix.shape[3]
+            start = 0 if prefix is None else prefix.shape[3]
             size = len(request.given_ids) - start
             if size > room and request.media and pieces:
                 break
@@ -197,17 +201,6 @@ class Prefill:
                 break
         if pieces:
             self._compute(pieces)
-
-    def _found(self, request: Request) -> tuple[int, Tensor | None, States]:
-        """How many first tokens of a request are computed, their keys and values, and the states behind them."""
-        begun = self._begun.pop(request.given_key, None)
-        if begun is not None:
-            return begun[0].shape[3], *begun
-        found = None if self._kept is None or request.media else self._kept.find(request)
-        if found is None:
-            return 0, None, ()
-        self.num_reused += found.shape[3]
-        return found.shape[3], found, ()
 
     def _compute(self, pieces: Sequence[_Piece]) -> None:
         """One forward pass over these pieces."""

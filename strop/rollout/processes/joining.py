@@ -1,4 +1,4 @@
-"""How the core asks engines that are not its own (strop.workers.generation.EnginesApart)."""
+"""How the core asks engines that are not its own (place "engines apart")."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Runs that outlive the processes and machines that they have.
+"""Runs that outlive the processes and machines that they have, and what ends them.
 
 healing.py   worker processes that die: all of them are made again (run.max_restarts)
+limits.py    hours, pass rate, patience (settings.py: what a user sets)
 machine.py   a machine that is about to be taken away: the run is saved before (run.save_before)
 """

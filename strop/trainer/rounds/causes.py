@@ -5,9 +5,9 @@ Source: Yu et al. 2025, arXiv:2503.14476, section 3.2, for groups of equal rewar
 
 from __future__ import annotations
 
-from strop.algorithms.config import FilterGroupsConfig
 from strop.algorithms.stream_functions import SampleGroup
 from strop.algorithms.stream_functions.calls import filter_cause
+from strop.trainer.rounds.settings import FilterGroupsConfig
 
 SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED = (
     "solved by every sample",

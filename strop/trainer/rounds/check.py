@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from strop.algorithms.registry import FILTERS
+from strop.base.sections import section_of
 from strop.trainer.config import Config
+from strop.trainer.rounds.settings import FilterGroupsConfig
 
 
 def check(config: Config) -> None:
-    """Refuse a run whose groups are filtered, and that has nothing to compare.
+    """Refuse a filter that there is not, and a run whose groups are filtered, and that has nothing to compare.
 
     Raises:
         ValueError: the sentence says which setting, and what to do.
     """
-    if config.rollout.samples_per_prompt < 2:
+    settings = section_of(config.algorithm, FilterGroupsConfig)
+    if settings.filter:
+        FILTERS[settings.filter]  # an unknown name fails here, with the known ones
+    if settings.enable and config.rollout.samples_per_prompt < 2:
         raise ValueError(
             "algorithm.filter_groups compares the samples of a prompt: set rollout.samples_per_prompt to at "
             "least 2"

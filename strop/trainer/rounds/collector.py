@@ -16,6 +16,7 @@ from pathlib import Path
 
 from strop.algorithms.stream_functions.groups import sample_groups
 from strop.base.metrics import Metric
+from strop.base.sections import section_of
 from strop.data.sampler import parse_visit_uid
 from strop.rollout.types import Sampling
 from strop.run import RunFolder
@@ -26,6 +27,7 @@ from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles
 from strop.trainer.rounds.causes import CAUSES, FAILED, SOLVED, left_out_for
 from strop.trainer.rounds.lengths import Lengths
+from strop.trainer.rounds.settings import FilterGroupsConfig
 from strop.trainer.setup import TrainingData
 from strop.trainer.stages import Stages
 from strop.workers.reports import EpisodeReport
@@ -51,6 +53,7 @@ class RoundsCollector(RolloutCollector):
     ) -> None:
         """As RolloutCollector."""
         super().__init__(config, run, data, roles, sampling)
+        self._filtering = section_of(config.algorithm, FilterGroupsConfig)
         self._lengths = Lengths() if config.rollout.longest_first else None
         if self._lengths is not None:
             self._first = partial(self._lengths.longest_first, ranks=roles.rollout.world_size)
@@ -78,7 +81,7 @@ class RoundsCollector(RolloutCollector):
         Raises:
             TooFewGroups: filter_groups.at_limit is stop, and the limit was reached.
         """
-        settings = self._config.algorithm.filter_groups
+        settings = self._filtering
         if not settings.enable:
             return self._round(step, stages, num_prompts)
         wanted = self._config.data.prompts_per_step
@@ -123,7 +126,7 @@ class RoundsCollector(RolloutCollector):
 
     def _filter(self, reports: Sequence[EpisodeReport], *, at_most: int) -> dict[str, str]:
         """By uid of each group of a round, why it is left out (empty: it is not); the sampler hears of it."""
-        settings = self._config.algorithm.filter_groups
+        settings = self._filtering
         causes: dict[str, str] = {}
         num_kept = 0
         for group in sample_groups(reports):
@@ -151,7 +154,7 @@ class RoundsCollector(RolloutCollector):
             FILTER.of("discarded_surplus_samples"): float(surplus),
             FILTER.of("discarded_surplus_tokens"): float(tokens),
         }
-        own = self._config.algorithm.filter_groups.filter
+        own = self._filtering.filter
         for cause in [*CAUSES, *([f"filter {own}"] if own else []), *causes]:
             counts[FILTER.of(re.sub(r"[^0-9A-Za-z]+", "_", cause))] = float(causes[cause])
         return counts

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from probing import ratio, terms
 from torch import Tensor
 
-from strop.algorithms.aggregation import agg_loss
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms
 from strop.algorithms.names import AGGREGATION_MODES
 from strop.checks.functions.policy_losses import check_policy_loss
+from strop.compat.aggregation import agg_loss
 from strop.compat.user_functions import VerlConfig
 
 NAMES = sorted({function: name for name, function in reversed(POLICY_LOSS_REGISTRY.items())}.values())

@@ -11,7 +11,7 @@ from probing import CLAIMS, broken, ratio, sentences, terms
 from torch import Tensor
 
 from strop.algorithms.advantages import get_adv_estimator_fn
-from strop.algorithms.aggregation import agg_loss, batch_totals
+from strop.algorithms.aggregation import batch_totals
 from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
@@ -28,6 +28,7 @@ from strop.checks.functions.loss_probe import (
     gap_between,
 )
 from strop.checks.functions.policy_losses import _subject
+from strop.compat.aggregation import agg_loss
 
 
 def shown(rule: str, seed: int) -> tuple[Batch, list[Batch]]:

@@ -12,44 +12,71 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from strop.algorithms.config import KlControlConfig
+from strop.algorithms.batch_metrics import REWARD_KL, Metrics
+from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.kl import kl_penalty
 from strop.algorithms.masked import masked_mean
+from strop.base.metrics import Metric
+from strop.base.sections import section_of
+from strop.protocol import DataProto
+from strop.recipes.reward_kl_settings import RewardKlSettings
+from strop.workers.estimates import padded
 
+REWARD_KL_COEF = Metric(
+    "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"
+)
 MAX_RELATIVE_ERROR = 0.2
 """Bound on the relative distance from the target that one update answers to."""
 
 
-def token_level_rewards(
-    token_level_scores: Tensor,
-    response_mask: Tensor,
-    row_lengths: Tensor,
-    *,
-    answer_scores: Tensor | None = None,
-    kl: Tensor | None = None,
-    kl_coef: float = 0.0,
+def penalized(
+    rewards: Tensor, tensors: Mapping[str, Tensor], algorithm: AlgorithmConfig, mask: Tensor, kl_coef: float
 ) -> Tensor:
-    """Rewards per token [B, R]: the scores, with a reward model's on the last token, less the KL penalty.
-
-        token_level_scores + answer_scores on the last response token - kl_coef * KL
+    """Rewards per token [B, R] less the penalty that the settings ask for.
 
     Args:
-        token_level_scores: [B, R], in reward units.
-        response_mask: [B, R], true on tokens that are trained on.
-        row_lengths: [B] int64, tokens of each response.
-        answer_scores: [B], a reward model's word on the whole answer; None without one.
-        kl: [B, R], estimate of the KL at each token, in nats; any value outside the mask; None without a penalty.
+        rewards: [B, R], in reward units.
+        tensors: columns old_log_probs and ref_log_prob [B, R~].
+        algorithm: the settings.
+        mask: [B, R], true on tokens that are trained on.
         kl_coef: reward per nat.
 
-    Source: of the penalty: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
+    Raises:
+        ValueError: a column is missing.
     """
-    rewards = token_level_scores
-    if answer_scores is not None:
-        is_last = torch.arange(rewards.shape[1])[None] == row_lengths[:, None] - 1  # [B, R]
-        rewards = rewards + torch.where(is_last, answer_scores.to(rewards.dtype)[:, None], 0.0)
-    if kl is not None:
-        rewards = rewards - kl_coef * torch.where(response_mask.bool(), kl, torch.zeros_like(kl))
-    return rewards
+    if not section_of(algorithm, RewardKlSettings).use_kl_in_reward:
+        return rewards
+    return less_kl(rewards, mask, _kl_of_tokens(tensors, algorithm, mask)[0], kl_coef)
+
+
+def less_kl(rewards: Tensor, mask: Tensor, kl: Tensor, kl_coef: float) -> Tensor:
+    """Rewards [B, R] - kl_coef * KL, on tokens of the mask; `kl` [B, R] in nats may be anything outside of it.
+
+    Source: Ziegler et al. 2019, arXiv:1909.08593, eq. 2.
+    """
+    return rewards - kl_coef * torch.where(mask.bool(), kl, torch.zeros_like(kl))
+
+
+def kl_metrics(rows: DataProto, algorithm: AlgorithmConfig) -> Metrics:
+    """REWARD_KL of a step, where it is in the reward."""
+    if not section_of(algorithm, RewardKlSettings).use_kl_in_reward:
+        return {}
+    tensors = rows.tensors()
+    return {REWARD_KL: float(_kl_of_tokens(tensors, algorithm, padded(tensors, "response_mask").bool())[1])}
+
+
+def _kl_of_tokens(
+    tensors: Mapping[str, Tensor], algorithm: AlgorithmConfig, mask: Tensor
+) -> tuple[Tensor, Tensor]:
+    """KL per token [B, R], and its mean."""
+    missing = [name for name in ("old_log_probs", "ref_log_prob") if name not in tensors]
+    if missing:
+        raise ValueError(
+            f"algorithm.use_kl_in_reward needs the columns {' and '.join(missing)}, but the batch has "
+            f"{', '.join(sorted(tensors))}"
+        )
+    kind = section_of(algorithm, RewardKlSettings).kl_penalty
+    return reward_kl(padded(tensors, "old_log_probs"), padded(tensors, "ref_log_prob"), mask, kind=kind)
 
 
 def reward_kl(
@@ -65,7 +92,7 @@ def reward_kl(
     return kl, masked_mean(per_sample, response_mask.bool().any(dim=-1))
 
 
-class KlController:
+class Control:
     """A coefficient that is fixed, or that grows while the KL is above its target and shrinks while it is below.
 
         coef <- coef * (1 + clip(kl / target - 1, -0.2, 0.2) * num_samples / horizon)
@@ -75,15 +102,25 @@ class KlController:
     Source: Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
     """
 
-    def __init__(self, config: KlControlConfig) -> None:
-        self._config = config
-        self.value = config.kl_coef
+    def __init__(self, algorithm: AlgorithmConfig) -> None:
+        settings = section_of(algorithm, RewardKlSettings)
+        self._is_used = settings.use_kl_in_reward
+        self._config = settings.kl_ctrl
+        self.value = self._config.kl_coef
         """The coefficient of the next step."""
 
     @property
     def is_adaptive(self) -> bool:
         """Whether it follows the KL."""
         return self._config.type == "adaptive"
+
+    def follow(self, metrics: Mapping[str, float], num_samples: int) -> Metrics:
+        """Move towards the target by the numbers of a step of `num_samples` samples; what the coefficient was in it."""
+        if not self._is_used:
+            return {}
+        used: Metrics = {REWARD_KL_COEF: self.value}
+        self.update(metrics[REWARD_KL], num_samples)
+        return used
 
     def update(self, current_kl: float, num_samples: int) -> None:
         """Take note of the KL of a step of `num_samples` samples.

@@ -47,27 +47,3 @@ def overlong_penalty(
     share = (response_lengths.to(torch.float64) - free) / buffer_tokens
     # Subtracting from 0 keeps a response without a penalty at 0, not at -0.
     return (0.0 - factor * share.clamp(0.0, 1.0)).to(dtype)
-
-
-def shaped_score(
-    score: float,
-    num_response_tokens: int,
-    *,
-    weight: float,
-    max_tokens: int,
-    buffer_tokens: int,
-    factor: float,
-) -> float:
-    """What a sample is trained with: its weighted score, less what a long response loses (`overlong_penalty`).
-
-    Args:
-        score: of the sample.
-        num_response_tokens: its length.
-        weight: of the score.
-        max_tokens, buffer_tokens, factor: of the penalty; a buffer of 0 is none.
-    """
-    if not buffer_tokens:
-        return weight * score
-    lengths = torch.tensor([num_response_tokens])
-    penalty = overlong_penalty(lengths, max_tokens=max_tokens, buffer_tokens=buffer_tokens, factor=factor)
-    return weight * score + float(penalty)

@@ -74,11 +74,8 @@ def _on_device(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 @contextlib.contextmanager
-def activations_on_host(model: CausalLM, *, enabled: bool) -> Iterator[None]:
+def activations_on_host(model: CausalLM) -> Iterator[None]:
     """What the forward pass keeps for the backward pass lies in host memory; parameters stay where they are."""
-    if not enabled:
-        yield
-        return
     pinned = model.device.type != "cpu"
 
     def pack(tensor: Tensor) -> tuple[torch.device, Tensor] | Tensor:

@@ -8,19 +8,11 @@ so a folder with several splits is read only when one of them is named: `FOLDER@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
+from strop.data.readers import some_of
+
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev|eval)(?=[-_.])")
-
-
-def split_entry(entry: str) -> tuple[Path, str]:
-    """The folder and split of `FOLDER@split`; the path and "" of all else."""
-    path = Path(entry).expanduser()
-    head, at, split = entry.rpartition("@")
-    if at and not path.exists() and split and "/" not in split and Path(head).expanduser().is_dir():
-        return Path(head).expanduser(), split
-    return path, ""
 
 
 def folder_files(folder: Path, split: str) -> list[Path]:
@@ -86,9 +78,3 @@ def _data_files(folder: Path) -> list[Path]:
 
 def _is_data(path: Path) -> bool:
     return path.suffix in (".parquet", ".jsonl", ".json") and not path.name.startswith(".") and path.is_file()
-
-
-def some_of(names: Sequence[str], limit: int = 8) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
