@@ -59,7 +59,7 @@ def test_a_word_is_typed_and_its_page_is_found(browser: Any, address: str) -> No
     with watched_tab(browser) as tab:
         tab.goto(f"{address}/index.html")
         assert tab.title() == "strop"
-        tab.get_by_role("textbox", name="Search").fill("bubblewrap")
+        tab.get_by_role("textbox", name="Search").press_sequentially("bubblewrap")
         first = tab.locator(".md-search-result__link").first
         first.wait_for()
         assert "bubblewrap" in tab.locator(".md-search-result__list").inner_text().lower()
