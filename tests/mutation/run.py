@@ -299,7 +299,8 @@ def _of_file(recorded: dict[str, Any], file: str) -> dict[str, Any]:
 def listed_mutants(path: Path) -> list[tuple[Mutant, str]]:
     """The mutants of a file, from a cache while the file and the operators are the same."""
     package = TREE / "strop"
-    cache = WORK / f"mutants-{digest([path, HERE / 'operators.py', HERE / 'mutants.py'])}.jsonl"
+    made_of = digest([path, HERE / "operators.py", HERE / "mutants.py"])
+    cache = WORK / f"mutants-{module_name(path, package)}-{made_of}.jsonl"  # a file that moves keeps what it holds
     if not cache.exists():
         lines = [
             json.dumps([vars(mutant) | {"lines": [mutant.lines.start, mutant.lines.stop]}, source])
