@@ -300,7 +300,7 @@ def listed_mutants(path: Path) -> list[tuple[Mutant, str]]:
     """The mutants of a file, from a cache while the file and the operators are the same."""
     package = TREE / "strop"
     made_of = digest([path, HERE / "operators.py", HERE / "mutants.py"])
-    cache = WORK / f"mutants-{module_name(path, package)}-{made_of}.jsonl"  # a file that moves keeps what it holds
+    cache = WORK / f"mutants-{module_name(path, package)}-{made_of}.jsonl"
     if not cache.exists():
         lines = [
             json.dumps([vars(mutant) | {"lines": [mutant.lines.start, mutant.lines.stop]}, source])
