@@ -10,6 +10,7 @@ from pathlib import Path
 
 import coverage
 import pytest
+from run import FORMULAS
 from server import PYTEST, settle
 
 AT_IMPORT = "(import)"
@@ -43,15 +44,7 @@ def main() -> None:
     cov = coverage.Coverage(
         data_file=None,
         config_file=False,
-        include=[
-            "*/strop/algorithms/*",
-            "*/strop/recipes/*",
-            "*/strop/roles/*",
-            "*/strop/engines/sharding/balance.py",
-            "*/strop/run/samples/selection.py",
-            "*/strop/checks/functions/*",
-            "*/strop/evaluation/votes.py",
-        ],
+        include=[f"*/strop/{name.replace('**/*.py', '*')}" for name in FORMULAS],
         messages=False,
     )
     cov.start()
