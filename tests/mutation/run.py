@@ -38,7 +38,8 @@ SESSION = WORK / "session.jsonl"
 EQUIVALENT = HERE / "equivalent.txt"
 FORMULAS = (
     "algorithms/**/*.py", "recipes/**/*.py", "roles/gae.py", "roles/value_loss.py", "engines/sharding/balance.py",
-    "run/samples/selection.py", "checks/functions/**/*.py", "evaluation/votes.py", "evaluation/intervals.py", "compat/aggregation.py",
+    "run/samples/selection.py", "checks/functions/**/*.py", "evaluation/votes.py", "evaluation/intervals.py",
+    "compat/aggregation.py",
 )  # fmt: skip
 TESTS = (
     "tests/algorithms", "tests/checks/functions", "tests/cli/test_cli_check.py", "tests/workers/test_metrics.py",
