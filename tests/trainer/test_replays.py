@@ -49,7 +49,7 @@ def train_across(folder: Path, config: Config) -> Done:
 
     Whether one does is a matter of time; where the machine was too quick or too busy for it, another run is recorded.
     """
-    for number in range(5):
+    for number in range(20):
         done = train_in(folder / f"run-{number}", config)
         if num_spans(done) > 0:
             break
