@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
+import yaml
 
 from strop.config import ConfigError
 from strop.trainer.config import Config
@@ -72,7 +75,10 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], sentence: st
     ],
 )
 def test_what_does_is_taken(overrides: list[str]) -> None:
-    config(*overrides)
+    made = config(*overrides)
+    for key, value in (one.split("=", 1) for one in overrides):
+        found = attrgetter(key)(made)
+        assert (list(found) if isinstance(found, tuple) else found) == yaml.safe_load(value)
 
 
 @pytest.mark.parametrize(
