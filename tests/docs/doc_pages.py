@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
+import strop
 from strop.algorithms.losses.policy import STATISTIC
 from strop.base.metrics import METRICS, Metric
 from strop.cli.main import main
@@ -191,13 +192,14 @@ def _stand_in_order(parts: list[str], line: str) -> bool:
     return True
 
 
+@cache
 def declared_metrics() -> Mapping[str, Metric]:
-    """All metrics, by name."""
-    trainers = ("strop.trainer.loop", "strop.supervised.trainer", "strop.preferences.trainer")
-    parts = ("strop.ahead.joining", "strop.data.growing.growth", "strop.roles.critic", "strop.roles.prm")
-    measured = ("strop.recipes.choosing", "strop.recipes.correction", "strop.evaluation.validation_metrics")
-    for module in (*trainers, *parts, *measured):
-        importlib.import_module(module)
+    """All metrics, by name: of every module that declares some, whatever else has been imported."""
+    package = Path(strop.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        if re.search(r"^\w+ = Metric\(", path.read_text(), re.MULTILINE):
+            parts = path.relative_to(package.parent).with_suffix("").parts
+            importlib.import_module(".".join(parts).removesuffix(".__init__"))
     return METRICS
 
 
