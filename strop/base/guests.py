@@ -120,7 +120,9 @@ HOOKS = {
     "strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
     "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
     "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
-    "end of the machine": "a class as strop.trainer.restarts.machine.MachineEnd, for run.save_before",
+    "requests to end": "a strop.trainer.outside.StopRequest",
+    "watch of checkpoints": "a function (run, step, say=, limit_s=) that gives a context in which the checkpoint of "
+    "the step is written, within so many seconds",
     "limits of a run": "a class as strop.trainer.restarts.limits.LimitedEnding: what ends a run before its last step",
     "repeated run": "a function (run folder) that gives what the run in it repeats, with last_step and steps (by "
     "step, what generation ahead takes as `recorded`), or None",

@@ -34,11 +34,10 @@ from strop.supervised.worker import LOSS, TEACHER, SupervisedWorker
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.config_checks import check_ranks
-from strop.trainer.ending import machine_end
 from strop.trainer.launch import Say, optimizer_of
+from strop.trainer.outside import StopRequest, stop_request
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stages import Stages
-from strop.trainer.stopping import StopRequest
 from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
 from strop.workers.metrics import THROUGHPUT, TIMING
 from strop.workers.models import Learning
@@ -68,9 +67,8 @@ class SupervisedTrainer:
         stop: StopRequest | None = None,
     ) -> None:
         self._config, self._run, self._say = config, run, say
-        self._stop = stop or StopRequest()
-        self._stop.grace_s = config.run.grace_s
-        self._machine = machine_end(config.run)
+        self._stop = stop or stop_request()
+        self._stop.begin(config.run)
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         say(threads.line())
@@ -100,8 +98,7 @@ class SupervisedTrainer:
             restore_position(run, checkpoint, self._sampler)
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
-        if self._machine is not None:
-            self._machine.tell(run, self._start_step, say)
+        self._stop.tell(run, self._start_step, say)
 
     def _order(self) -> PromptSampler:
         """Which rows a step visits."""
@@ -174,7 +171,7 @@ class SupervisedTrainer:
         if is_last or is_due(step, self._config.run.save_every):
             self._checkpointer.save(step, None, facts={}, is_last=is_last)
         self._checkpointer.poll()
-        self._stop.look_at(self._machine, self._say)
+        self._stop.look(self._say)
         self._checkpointer.save_before_the_end(self._stop, step, facts={})
 
     def _start_worker(self, stack: ExitStack) -> None:
@@ -358,6 +355,6 @@ def fine_tune(
     trainer: type[SupervisedTrainer] = SupervisedTrainer,
 ) -> SftResult:
     """Run a fine-tuning, or what `trainer` does, to its end; other arguments as those of `strop.trainer.loop.train`."""
-    stop = stop or StopRequest()
+    stop = stop or stop_request()
     with stop.listening():
         return trainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()

@@ -23,7 +23,8 @@ Numbers
 validation.py       answers on held-out prompts
 trackers.py         where numbers go
 
-checkpointing.py    what a checkpoint holds, for every kind of training, and how long it takes to write
-ending.py           what ends a run, and how it ended; stopping.py: signals that ask it to end; listening.py: functions
-                    of a caller that hear of it; the guest restarts/: processes and machines that are lost
+checkpointing.py    what a checkpoint holds, for every kind of training
+ending.py           what ends a run, and how it ended
+outside.py          who asks a run to end, and who hears of it; the guest restarts/: signals, and processes, machines
+                    and disks that are lost
 """

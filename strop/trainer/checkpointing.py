@@ -1,33 +1,24 @@
-"""What a training checkpoint holds, for every kind of training: enough for a resume to be a continuation.
-
-A checkpoint that takes long to write is said, and one that takes too long ends the process: nothing interrupts a write
-that a disk or a file server does not answer, so a thread beside it looks at the time.
-"""
+"""What a training checkpoint holds, for every kind of training: enough for a resume to be a continuation."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from strop.base.background import every
 from strop.base.elsewhere import elsewhere
+from strop.base.guests import optional
 from strop.controller import WorkerGroup, as_list
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
-from strop.trainer.stopping import StopRequest
+from strop.trainer.outside import StopRequest
 
 SETTLE_S = 600.0
 """Longest wait for a checkpoint that is being sealed when a run fails."""
-SLOW_S = 60.0
-"""From when on it is said that one is still being written, and how often, in seconds."""
-EXIT_CODE = 1
-"""Of a process whose disk does not answer."""
 
 
 class Checkpointer:
@@ -67,7 +58,8 @@ class Checkpointer:
             on_sealed: called with each checkpoint that is whole.
         """
         self._texts, self._on_sealed = texts, on_sealed
-        self._watched = partial(watched, run, say=say, limit_s=limit_s)
+        watched = optional("watch of checkpoints")
+        self._watch = None if watched is None else partial(watched, run, say=say, limit_s=limit_s)
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
         self._copier: Any = None
@@ -129,6 +121,10 @@ class Checkpointer:
         self.finish()
         self._run.events.append("interrupted", step, fsync=True, phase="", error=stop.reason)
 
+    def _watched(self, step: int) -> AbstractContextManager[None]:
+        """While the checkpoint of a step is being written."""
+        return contextlib.nullcontext() if self._watch is None else self._watch(step)
+
     def poll(self) -> None:
         """Bring the checkpoint that is being written one stage on, if it can be; never waits for files."""
         pending = self._writing
@@ -189,46 +185,6 @@ class Checkpointer:
         """The policy as an ordinary Hugging Face folder."""
         policy = next(iter(self._trained.values()))
         write_model(policy, folder, tokenizer=self._tokenizer, source=self._source_model)
-
-
-@contextlib.contextmanager
-def watched(run: RunFolder, step: int, *, say: Callable[[str], None], limit_s: float) -> Iterator[None]:
-    """While the checkpoint of a step is being written; event `slow_disk` afterwards, if it took long.
-
-    Args:
-        run: written into.
-        step: of the checkpoint.
-        say: takes lines for the person who watches.
-        limit_s: seconds after which the process ends.
-    """
-    begun = time.monotonic()
-
-    def look() -> None:
-        seconds = time.monotonic() - begun
-        if seconds >= limit_s:
-            _end(run.path, step, seconds)
-        say(
-            f"the checkpoint of step {step} has been written for {seconds:.0f} s: is the disk of {run.path} slow? The "
-            f"run waits for up to resources.call_timeout_s = {limit_s:g} s"
-        )
-
-    with every(min(SLOW_S, limit_s), look, name="disk"):
-        yield
-    seconds = time.monotonic() - begun
-    if seconds >= SLOW_S:
-        run.events.append("slow_disk", step, seconds=seconds)
-
-
-def _end(folder: Path, step: int, seconds: float) -> None:
-    """End the process, whatever its main thread waits for; worker processes notice and end by themselves."""
-    text = (
-        f"\nthe checkpoint of step {step} could not be written within resources.call_timeout_s ({seconds:.0f} s): the "
-        f"disk of {folder} does not answer. The run ends here; the checkpoint before is intact, and "
-        f"`strop train --resume {folder}` goes on from it once the disk answers\n"
-    )
-    with contextlib.suppress(OSError):  # a terminal that closed
-        os.write(2, text.encode())
-    os._exit(EXIT_CODE)
 
 
 def write_model(policy: WorkerGroup[Any], folder: Path, *, tokenizer: Any, source: str | Path) -> None:

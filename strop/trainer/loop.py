@@ -35,10 +35,10 @@ from strop.run import Checkpoint, RunFolder
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
-from strop.trainer.ending import TrainResult, ending_of, is_best, machine_end, result_of
+from strop.trainer.ending import TrainResult, ending_of, is_best, result_of
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
-from strop.trainer.listening import Listeners
+from strop.trainer.outside import Listeners, StopRequest, stop_request
 from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
 from strop.trainer.sections import ResourcesConfig
@@ -50,7 +50,6 @@ from strop.trainer.setup import (
     sampling_of,
 )
 from strop.trainer.stages import Stages
-from strop.trainer.stopping import StopRequest
 from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
@@ -94,12 +93,11 @@ class Trainer:
         self._run = run
         self._say = say
         self._force = force
-        self._stop = stop or StopRequest()
+        self._stop = stop or stop_request()
         self._listeners = listeners or Listeners()
-        self._stop.grace_s = config.run.grace_s
+        self._stop.begin(config.run)
         self.has_begun = False
         """All roles are there."""
-        self._machine = machine_end(config.run)
         check_trackers(config.trainer.trackers)
         check_observers(config.rollout)
         check_models(config)
@@ -123,8 +121,7 @@ class Trainer:
             *self.data.report(), config.arithmetic(), precision, threads, config.placement()
         ]:  # fmt: skip
             say(line)
-        if self._machine is not None:
-            self._machine.tell(run, self._start_step, say)
+        self._stop.tell(run, self._start_step, say)
 
     def fit(self) -> TrainResult:
         """Train to the last step; the run folder then holds everything."""
@@ -164,7 +161,7 @@ class Trainer:
                 with self._stop.step(), doing(f"step {step}"):
                     self._run_step(step, trackers)
                     if not self._ending.reason:  # the last step needs no other one
-                        self._stop.look_at(self._machine, self._say)
+                        self._stop.look(self._say)
                     self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
             self._checkpointer.finish()
         if step < self.data.num_steps:
@@ -451,7 +448,7 @@ def train(
         Terminated: the process was asked to end by SIGTERM or SIGHUP; what it had is saved.
         WorkerFailed, CallTimeout: workers raised an error, or died and did so again (run.max_restarts).
     """
-    stop = stop or StopRequest()
+    stop = stop or stop_request()
     mending, step = optional("mending of a run"), 0 if checkpoint is None else checkpoint.step
     healing = None if mending is None else mending(config, run, step=step, say=say)
     with stop.listening():

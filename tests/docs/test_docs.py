@@ -62,7 +62,7 @@ from strop.run.samples import COLUMNS
 from strop.tracking.console import HEADLINES
 from strop.trainer.config import Config
 from strop.trainer.curve import _CURVES
-from strop.trainer.stopping import Terminated
+from strop.trainer.restarts.signals import Terminated
 from strop.trainer.trackers import TrackerGroup, TrackerSetup
 from strop.workers.reports import EpisodeReport, StaleSamples, check_versions
 
