@@ -93,6 +93,14 @@ Optimizer([], OptimizerConfig(name="muon"), total_steps=None)
 """,
         "optim.name is muon, but the part of strop for that is missing",
     ),
+    "received settings": (
+        """
+from pathlib import Path
+from strop.cli.settings import admission
+admission(Path("runs/a/config.yaml"), [])
+""",
+        "somebody else may have written runs/a/config.yaml (--trust-code: use it all the same), but the part of strop",
+    ),
     "adapters": (
         """
 from strop.engines.adapters import adapters

@@ -118,6 +118,8 @@ HOOKS = {
     "beginning of a run": "a class as strop.trainer.beginning.Beginning, for --from",
     "settings given anew": "a function (config.yaml of a run, overrides, its settings, text=) that gives the "
     "strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
+    "received settings": "a module as strop.received.settings: load(), which lets no settings of others run what they "
+    "name, note() and note_again() for a user's own, and check_inputs() of a run that is continued",
     "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
     "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
     "requests to end": "a strop.trainer.outside.StopRequest",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base import trust
 from strop.base.durable import replace_text
-from strop.config import read_settings, to_dict, to_flat_dict
+from strop.base.guests import optional
+from strop.config import read_settings, to_dict
 from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder, is_run
@@ -20,7 +20,6 @@ from strop.trainer.loading import with_extensions
 from strop.trainer.models import (
     MODEL_PATHS,
     locate,
-    models_elsewhere,
     records_of_fetched,
 )
 
@@ -78,6 +77,7 @@ def start_run(
     if beginning is not None:
         config = beginning.configured(config, folder)
         keys = [key for key in MODEL_PATHS if key not in beginning.taken_keys(config)]
+    received = optional("received settings")
     located, records = locate(config, say=say, keys=keys, known=known), records_of_fetched()
     if records is not None:
         located = records.with_data(located, command[1:2], say=say, known=known)
@@ -89,11 +89,8 @@ def start_run(
             records.write_models(run.path, located.models)
         for line in () if beginning is None else beginning.take_over(run, config):
             say(line)
-        if not trust.record(text):
-            logger.warning(
-                "there is no private folder where strop could note that this run is yours (XDG_STATE_HOME), so "
-                "commands that run its code will ask for --trust-code"
-            )
+        if received is not None:
+            received.note(text)
     except OSError as error:
         run.close()
         raise RunError(
@@ -137,6 +134,7 @@ def resume_run(
     text = read_settings(path)
     if admit is not None:
         admit(text)
+    received = optional("received settings")
     continuation = settings_to_continue(path, overrides, text=text)
     config = continuation.config
     run = RunFolder.open(folder, settings=config.run)
@@ -144,7 +142,8 @@ def resume_run(
         is_finished = bool(run.events.read("finished")) and not continuation.is_longer
         checkpoint, lines = None, [_FINISHED.format(run=run.path)]
         if not is_finished:
-            _check_inputs(run.path, config, text)
+            if received is not None:
+                received.check_inputs(run.path, config, text)
             records = records_of_fetched()
             known = {} if records is None else records.read_models(run.path)
             located = locate(config, say=say, known=known)
@@ -169,8 +168,9 @@ def _keep_settings(run: RunFolder, continuation: Continuation, before: str) -> N
     if not continuation.after or text == before:
         return
     replace_text(run.path / CONFIG_FILE, text)
-    if trust.made_in(before):
-        trust.record(text)
+    received = optional("received settings")
+    if received is not None:
+        received.note_again(text, before=before)
 
 
 def _of_models(run: RunFolder, models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -178,36 +178,6 @@ def _of_models(run: RunFolder, models: Mapping[str, Mapping[str, Any]]) -> Itera
     for key, model in models.items():
         run.events.append("model", 0, key=key, source=model["source"], revision=model["revision"])
         yield f"{key}: {model['source']}, revision {model['revision']}"
-
-
-def _check_inputs(folder: Path, config: Config, text: str) -> None:
-    """What the run reads is here, before anything is rolled back: relative paths may be meant from elsewhere.
-
-    Args:
-        folder, config: of the run.
-        text: its config.yaml.
-
-    Raises:
-        RunError: something is not.
-    """
-    homes = [Path(home) for home in sorted(trust.made_in(text))]
-    elsewhere = dict(models_elsewhere(config))
-    named = [("model.path", config.model.path), ("reward.path", config.reward.path)]
-    named = [(key, path) for key, path in named if key not in elsewhere]
-    for key, files in to_flat_dict(config).items():
-        if key.endswith((".train_files", ".val_files")):
-            named += [(key, file) for file in files]
-    for key, path in named:
-        if not path or Path(path).expanduser().exists():
-            continue
-        home = next((one for one in homes if (one / path).exists()), None)
-        if home is not None:
-            raise RunError(
-                f"{folder} reads {key}={path}, which is in {home}, where it was started, and not here: continue it "
-                f"from there, with --resume {folder.resolve()}"
-            )
-        if key == "model.path":
-            raise RunError(f"{folder} reads {key}={path}, which does not exist; put it back, then continue")
 
 
 def _without_config(folder: Path) -> RunError:
