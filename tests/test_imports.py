@@ -35,6 +35,7 @@ RANKS = (
         "border/control",
         "chat_template/bounded",
         "cli/unread",
+        "cpu",
         "data/cache",
         "data/curriculum",
         "health",
@@ -91,7 +92,7 @@ RANKS = (
 )
 GUESTS = (
     "ahead", "algorithms/distillation", "algorithms/stream_functions", "border/control", "chat_template/bounded",
-    "checks", "cli/unread", "compat", "controller/ray", "data/cache", "data/command", "data/curriculum",
+    "checks", "cli/unread", "compat", "controller/ray", "cpu", "data/cache", "data/command", "data/curriculum",
     "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor", "engines/carried", "engines/flops",
     "engines/liger", "engines/lora", "engines/optimizers", "engines/options", "engines/sharding", "engines/ulysses",
     "environments", "evaluation", "explaining", "gateway", "health", "hub", "interactions", "judges", "net",

@@ -48,6 +48,8 @@ HOOKS = {
     "media of rows": "a module as strop.vision.rows",
     "adapters": "a module as strop.engines.lora.adapters",
     "kernels": "a function (module, device) that puts its kernels into a model that was just loaded",
+    "products": "a module with linear(), products of layers in place of torch's, and layer_products(parameters), a "
+    "context in which layers multiply by it, where that is faster on a processor (strop.engines.products)",
     "carried models": "a module with check_type(settings, path) and check_family(config, auto_class, path), which "
     "raise a ValueError for models that are known not to run, and check_packed(module, device, by_formula=), which "
     "raises one where a loaded model computes something else on packed tokens than alone",
@@ -81,6 +83,8 @@ HOOKS = {
     "engines apart": "a module as strop.rollout.processes.joining, for engines that are not the native one",
     "decode steps": "a function (model) that gives a strop.rollout.native.batch.OtherSteps, or None for a model that "
     "has none",
+    "compiled decoding": "a module with functions of the native engine, compiled for the processor: a "
+    "strop.rollout.native.compiled.CompiledDecoding",
     "kept prefixes": "a class, called without arguments, of computed tokens that may begin a later request of the "
     "native engine (strop.rollout.native.prefill.KeptPrefixes)",
     "weight transfer": "a module as strop.rollout.sync.transfer.WeightTransfer describes, for rollout workers in "

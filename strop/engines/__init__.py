@@ -14,6 +14,7 @@ recurrent.py        layers that carry a state (linear attention), on packed rows
 packing.py          rows into micro-batches under a hard token budget
 tokens.py           one pass over packed rows, with a function of their tokens
 head.py             log-probs and entropy without a [tokens, vocab] tensor
+products.py         products of layers, by a faster library where a guest knows one
 
 Ranks
 parallel.py         the processes that hold one model, and what they tell each other

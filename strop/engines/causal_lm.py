@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
 from strop.engines.head import Head
-from strop.engines.products import LayerProducts, has_large
+from strop.engines.products import layer_products
 from strop.engines.recurrent import attend_apart
 
 HALF = (torch.bfloat16, torch.float16)
@@ -170,18 +170,18 @@ class CausalLM:
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.compute_dtype in HALF and not self.is_sharded:
             context = torch.autocast(self.device.type, dtype=self.compute_dtype)
-        elif self._has_own_products:
-            context = LayerProducts()
+        elif self._is_computed_here:
+            context = layer_products(self.module.parameters())
         with context:
             yield
 
     @property
-    def _has_own_products(self) -> bool:
-        """Not where layers are computed again, or by a compiler, outside of a forward pass."""
+    def _is_computed_here(self) -> bool:
+        """Layers are not computed again, or by a compiler, outside of a forward pass."""
         later = hasattr(type(self.module), "is_activation_checkpointing")
         name = "is_activation_checkpointing" if later else "is_gradient_checkpointing"
         is_again = self._is_compiled or getattr(self.module, name)
-        return not self.is_sharded and not is_again and has_large(self.module.parameters())
+        return not self.is_sharded and not is_again
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; tied ones once."""

@@ -16,10 +16,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from strop.base.guests import optional
 from strop.base.limits import free_bytes
 from strop.engines.attention import AttentionForm
 from strop.engines.recurrent import Run
-from strop.rollout.native.kernel import decode_kernel
+from strop.rollout.native.compiled import CompiledDecoding
 from strop.rollout.native.states import SlotStates
 
 GROW_TOKENS = 64
@@ -165,6 +166,7 @@ class DecodeAttention:
         states: of layers that carry one.
         """
         self._cache, self._states = cache, states
+        self._compiled: CompiledDecoding | None = optional("compiled decoding")
         self._lengths = lengths
         self._slots = torch.arange(len(lengths), device=lengths.device)
         self._num_tokens = num_tokens
@@ -176,12 +178,10 @@ class DecodeAttention:
         value_dim = value.shape[2]
         keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D]
         fills = keys.shape[1] == kv_heads and keys.shape[3] == dim == value_dim
-        kernel = decode_kernel(query, keys) if form.is_fused and form.chunk is None and fills else None
-        if kernel is not None:
-            out = kernel.attend(
-                query, key, value, keys, values, self._lengths, scaling=form.scaling, window=form.window
-            )
-            return out.to(query.dtype)
+        if self._compiled is not None and form.is_fused and form.chunk is None and fills:
+            out = self._compiled.attend(query, key, value, keys, values, self._lengths, form)
+            if out is not None:
+                return out
         keys, values = keys[:, :kv_heads, :, :dim], values[:, :kv_heads, :, :value_dim]
         keys[self._slots, :, self._lengths] = key.to(keys.dtype)
         values[self._slots, :, self._lengths] = value.to(values.dtype)
