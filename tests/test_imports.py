@@ -39,7 +39,6 @@ RANKS = (
         "data/cache",
         "data/curriculum",
         "health",
-        "received",
         "run/samples",
         "trainer/beginning",
         "trainer/steering",
@@ -69,7 +68,7 @@ RANKS = (
         "trainer/restarts",
         "trainer/rounds",
     },
-    {"replay", "rollout/processes"},
+    {"received", "replay", "rollout/processes"},
     {"rollout/conformance", "rollout/endpoint", "rollout/sglang", "rollout/vllm", "workers/agents"},
     {
         "ahead",

@@ -134,6 +134,7 @@ HOOKS = {
     "step, what generation ahead takes as `recorded`), or None",
     "recorded samples": "a module with check(config, data, first_step=), which refuses those that do not fit the run, "
     "and open_recording(run folder, section reward), a strop.replay.samples.Recording",
+    "inputs of a run": "a module as strop.hub.inputs, for models and data sets that are not of this machine",
     "lines of a fresh run": "a function (config, source=, overrides=) that gives what is said as it begins",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, "
     "at no cost",
@@ -161,7 +162,7 @@ PLACES = {
     "its setup to a strop.rewards.functions.RewardFunction",
     "tracker": "name of a tracker: a strop.trainer.trackers.TrackerFactory, with check(), which raises a ValueError "
     "where what it needs is missing",
-    "elsewhere": "models, rows, commits (of data sets) or runs: the module that fetches, or sends, what names and URLs "
+    "elsewhere": "models, rows or runs: the module that fetches, or sends, what names and URLs "
     "mean that are not of this machine (strop.base.elsewhere)",
     "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
     "self-scoring agent": "name of an agent that is given no tools and scores its episodes itself: as above",

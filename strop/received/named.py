@@ -10,8 +10,8 @@ from strop.agents.config import AgentConfig
 from strop.base.elsewhere import fetched
 from strop.base.sections import code_of_guests
 from strop.base.trust import Named
+from strop.hub.locating import models_elsewhere
 from strop.trainer.config import Config
-from strop.trainer.models import models_elsewhere
 
 
 def code_named(config: Config) -> Iterator[Named]:

@@ -90,8 +90,8 @@ def check_inputs(folder: Path, config: Config, text: str) -> None:
         RunError: something is not.
     """
     from strop.config import to_flat_dict
+    from strop.hub.locating import models_elsewhere
     from strop.run import RunError
-    from strop.trainer.models import models_elsewhere
 
     homes = [Path(home) for home in sorted(made_in(text))]
     elsewhere = dict(models_elsewhere(config))

@@ -132,8 +132,8 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
 
     from strop.engines.config import LoraConfig
     from strop.hub.commits import read_models
+    from strop.hub.locating import locate
     from strop.sharing.role_export import export_role
-    from strop.trainer.models import locate
 
     located = config
     if (

@@ -15,7 +15,7 @@ loading.py          a configuration with the user's own files, checked; what it 
 
 Before the first step
 launch.py           a run is begun or continued; continuing.py: from where, with which settings anew
-models.py           models in folders of this machine, and what a run remembers of those that were fetched
+models.py           models in folders of this machine (the guest hub/: those that are fetched)
 setup.py            data, sampling and what is checked with them; the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
 

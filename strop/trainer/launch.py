@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,7 @@ from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation, roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
-from strop.trainer.models import (
-    MODEL_PATHS,
-    locate,
-    records_of_fetched,
-)
+from strop.trainer.models import local_models
 
 logger = logging.getLogger(__name__)
 
@@ -73,20 +69,22 @@ def start_run(
     """
     config = with_extensions(config)
     check_trainable(config.rollout)
-    keys: Collection[str] = MODEL_PATHS
+    taken: Collection[str] = ()
     if beginning is not None:
         config = beginning.configured(config, folder)
-        keys = [key for key in MODEL_PATHS if key not in beginning.taken_keys(config)]
-    received = optional("received settings")
-    located, records = locate(config, say=say, keys=keys, known=known), records_of_fetched()
-    if records is not None:
-        located = records.with_data(located, command[1:2], say=say, known=known)
+        taken = beginning.taken_keys(config)
+    received, inputs = optional("received settings"), optional("inputs of a run")
+    if inputs is None:
+        located, models = local_models(config, but=taken), {}
+    else:
+        found = inputs.found(config, command[1:2], say=say, but=taken, known=known)
+        located, models = found.config, found.models
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
-        if records is not None:
-            records.write_models(run.path, located.models)
+        if inputs is not None:
+            inputs.write_models(run.path, models)
         for line in () if beginning is None else beginning.take_over(run, config):
             say(line)
         if received is not None:
@@ -96,9 +94,9 @@ def start_run(
         raise RunError(
             f"cannot write {run.path / CONFIG_FILE}: {error.strerror}; choose another --out"
         ) from error
-    for line in _of_models(run, located.models):
+    for line in () if inputs is None else inputs.told(run, models):
         say(line)
-    return Start(run=run, config=located.config, checkpoint=None, is_finished=False)
+    return Start(run=run, config=located, checkpoint=None, is_finished=False)
 
 
 def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:
@@ -134,7 +132,7 @@ def resume_run(
     text = read_settings(path)
     if admit is not None:
         admit(text)
-    received = optional("received settings")
+    received, inputs = optional("received settings"), optional("inputs of a run")
     continuation = settings_to_continue(path, overrides, text=text)
     config = continuation.config
     run = RunFolder.open(folder, settings=config.run)
@@ -144,13 +142,7 @@ def resume_run(
         if not is_finished:
             if received is not None:
                 received.check_inputs(run.path, config, text)
-            records = records_of_fetched()
-            known = {} if records is None else records.read_models(run.path)
-            located = locate(config, say=say, known=known)
-            if records is not None:
-                records.check_models_same(known, located)
-                located = records.with_data(located, run.info["command"][1:2], say=say, known=known)
-            config = located.config
+            config = local_models(config) if inputs is None else inputs.found_again(config, run, say=say)
             checkpoint, lines = roll_back(run, continuation)
             lines += continuation.lines(0 if checkpoint is None else checkpoint.step)
             _keep_settings(run, continuation, text)
@@ -171,13 +163,6 @@ def _keep_settings(run: RunFolder, continuation: Continuation, before: str) -> N
     received = optional("received settings")
     if received is not None:
         received.note_again(text, before=before)
-
-
-def _of_models(run: RunFolder, models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each model that was fetched and each data set of the hub, which the log of the run keeps too."""
-    for key, model in models.items():
-        run.events.append("model", 0, key=key, source=model["source"], revision=model["revision"])
-        yield f"{key}: {model['source']}, revision {model['revision']}"
 
 
 def _without_config(folder: Path) -> RunError:
