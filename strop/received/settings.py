@@ -6,15 +6,17 @@ import dataclasses
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from strop.base import trust
+from strop.base.trust import Named
 from strop.cli.output import say
+from strop.config import to_flat_dict
+from strop.hub.locating import models_elsewhere
+from strop.received.named import code_named, is_elsewhere
 from strop.received.own import made_in, record
-
-if TYPE_CHECKING:
-    from strop.base.trust import Named
-    from strop.trainer.config import Config
+from strop.run import RunError
+from strop.trainer import loading
+from strop.trainer.config import Config
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +36,6 @@ def load(path: Path, text: str, overrides: Sequence[str], needs: Collection[str]
         ConfigError: with every problem found.
         UntrustedCode: the settings are received, and name something that the command needs.
     """
-    from strop.received.named import code_named, is_elsewhere
-    from strop.trainer import loading
-
     folders = made_in(text)
     given = [word.lstrip("+~").split("=", 1)[0] for word in overrides]
     if str(Path.cwd()) in folders:
@@ -89,10 +88,6 @@ def check_inputs(folder: Path, config: Config, text: str) -> None:
     Raises:
         RunError: something is not.
     """
-    from strop.config import to_flat_dict
-    from strop.hub.locating import models_elsewhere
-    from strop.run import RunError
-
     homes = [Path(home) for home in sorted(made_in(text))]
     elsewhere = dict(models_elsewhere(config))
     named = [("model.path", config.model.path), ("reward.path", config.reward.path)]
