@@ -17,9 +17,10 @@ A guest in this room, with a file that says where it joins: ray/ (workers in pro
 
 from __future__ import annotations
 
+from strop.base.lazy_names import lazy_names
 from strop.controller.call import Returns, WorkerCall
 from strop.controller.dispatch import Dispatch, DispatchMode, register_dispatch_mode
-from strop.controller.errors import CallTimeout, Failure, GroupStopped, NotEnoughDevices, WorkerFailed
+from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import ResultFuture, WorkerGroup, as_list
 from strop.controller.inline import InlineRuntime, InlineWorkerGroup
 from strop.controller.mesh import Mesh
@@ -38,12 +39,9 @@ __all__ = [
     "Dispatch",
     "DispatchMode",
     "Execute",
-    "Failure",
-    "GroupStopped",
     "InlineRuntime",
     "InlineWorkerGroup",
     "Mesh",
-    "NotEnoughDevices",
     "Partition",
     "Placement",
     "Registration",
@@ -62,3 +60,5 @@ __all__ = [
     "register_dispatch_mode",
     "role",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, {})

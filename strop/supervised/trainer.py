@@ -22,6 +22,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.flops.threads import set_threads_of_run
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
+from strop.engines.ulysses.settings import check_ranks
 from strop.engines.ulysses.shards import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
@@ -33,7 +34,6 @@ from strop.supervised.rows import read_sft_rows
 from strop.supervised.worker import LOSS, TEACHER, SupervisedWorker
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.config import Config
-from strop.trainer.config_checks import check_ranks
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.outside import StopRequest, stop_request
 from strop.trainer.roles import role_mesh, start_runtime

@@ -44,9 +44,8 @@ from strop.cli.output import Interrupted
 from strop.config import describe, load_config
 from strop.config.schema import current_key
 from strop.config.sources import preset_names
-from strop.controller import NotEnoughDevices, WorkerFailed
-from strop.controller.errors import Failure
 from strop.controller.ray.cluster import Node, _is_on_loopback
+from strop.controller.ray.errors import Failure, NotEnoughDevices, RankFailed
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.health import HealthMonitor
@@ -456,7 +455,7 @@ def bad_processes(folder: Path) -> Iterator[str]:
         choose_nodes(small, [RayResourcePool([4])])
     yield str(too_little.value)
     yield str(
-        WorkerFailed(
+        RankFailed(
             Failure(role="actor", rank=1, node="a", pid=7, method="update_policy", exit_signal="SIGKILL")
         )
     )

@@ -63,4 +63,4 @@ class Healing:
 
 def _has_died(error: WorkerFailed | CallTimeout) -> bool:
     """A process is gone or does not answer; it did not raise an error of its own."""
-    return isinstance(error, CallTimeout) or not error.failure.exception_type
+    return isinstance(error, CallTimeout) or error.has_died
