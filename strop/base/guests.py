@@ -32,7 +32,8 @@ HOOKS = {
     "distance to a teacher": "a function as strop.algorithms.distillation.terms.distance, for algorithm.distillation",
     "reward shaping": "a function (config, reports, rewards by sample id, longest response) that gives the rewards to "
     "train with",
-    "rollout correction": "a function as strop.recipes.correction.correct, for algorithm.correction",
+    "rollout correction": "a function (rows, algorithm) that gives columns of all rows of a step, for "
+    "algorithm.correction",
     "calling convention": "a module with estimate() and loss_of_tokens(), which call estimators and losses written "
     "for verl (strop.algorithms.registry.verl_convention)",
     "limits of graders": "a module with Guard(tell, timeout_s=), which limits comparisons in a process that scores, "
@@ -138,6 +139,8 @@ HOOKS = {
     "lines of a fresh run": "a function (config, source=, overrides=) that gives what is said as it begins",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, "
     "at no cost",
+    "trial of the reward": "a function (config, data, run, say, costs=) that tries the reward of a run before anything "
+    "is loaded, and may refuse it",
     "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will "
     "do, says and records what it finds, and may refuse the run unless somebody forces it",
 }

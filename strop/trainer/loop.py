@@ -11,7 +11,6 @@ that waits: generation (rollout.timeout_s), scoring (reward.timeout_s), calls of
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -27,10 +26,9 @@ from strop.base.heartbeat import SUFFIX, beating, doing
 from strop.base.metrics import Metric
 from strop.base.sections import section_on
 from strop.controller import CallTimeout, WorkerFailed, as_list
-from strop.data.sampler import visit_uid
 from strop.engines.config import ModelConfig
 from strop.engines.model import describe_precision
-from strop.rewards import RewardPool, summarize
+from strop.rewards import summarize
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
@@ -43,10 +41,8 @@ from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
 from strop.trainer.sections import ResourcesConfig
 from strop.trainer.setup import (
-    NUM_PROBES,
     TrainingData,
     load_training_data,
-    probe_scorers,
     sampling_of,
 )
 from strop.trainer.stages import Stages
@@ -126,7 +122,8 @@ class Trainer:
     def fit(self) -> TrainResult:
         """Train to the last step; the run folder then holds everything."""
         start = time.perf_counter()
-        self._probe_reward()
+        if try_reward := optional("trial of the reward"):
+            try_reward(self.config, self.data, self._run, self._say, costs=self._costs)
         with ExitStack() as stack:
             stack.enter_context(beating(self._run.path / "logs" / f"controller{SUFFIX}"))
             with doing("the start of the roles"):
@@ -183,25 +180,6 @@ class Trainer:
         return record
 
     # ------------------------------------------------------------------ around it
-
-    def _probe_reward(self) -> None:
-        """Try the reward function before anything is loaded."""
-        rows = self.data.train.row_numbers[:NUM_PROBES]
-        visited = [self.data.train.prompt(row, visit_uid(0, row)) for row in rows]
-
-        async def probe() -> None:
-            async with RewardPool(
-                self.config.reward, tokenizer=self.config.model.tokenizer_folder, logs=self._run.path / "logs"
-            ) as pool:
-                if self._costs is not None:
-                    pool.tell_spent(self._costs.totals)
-                try:
-                    await probe_scorers(pool, visited, self._say)
-                finally:
-                    if self._costs is not None:
-                        self._costs.add(pool.spent())
-
-        asyncio.run(probe())
 
     def _note_what_is_used(self) -> None:
         """Let guests record what is known of what the run will use."""
