@@ -69,7 +69,7 @@ def test_the_core_alone_trains(core: Path, tiny_model: Path, tiny_task: TaskFile
         (["--version"], f"strop {strop.__version__}\n"),
         (["config", "show"], "there is no command 'config'"),
         (
-            ["train", "--from", "s3://bucket/runs/a"],
+            ["train", "--resume", "s3://bucket/runs/a"],
             "s3://bucket/runs/a is a URL, and the part of strop that fetches",
         ),
         (["replay", "runs/a"], "there is no command 'replay'"),

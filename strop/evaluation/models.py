@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from strop.base.elsewhere import elsewhere
 from strop.base.guests import targets
 from strop.cli.output import UsageError, say
-from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import is_setting
 from strop.run import CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
+from strop.trainer.beginning.naming import choose_checkpoint, run_in
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
