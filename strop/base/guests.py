@@ -180,6 +180,8 @@ PLACES = {
     "remote model": "name in rollout.engine of a server whose weights are not ours: a module as "
     "strop.evaluation.alone.Answering describes; its settings are a section of that name below rollout, a "
     "strop.rollout.config.RemoteModel",
+    "form of a batch": "a form that a strop.protocol.DataProto is brought into and made from: its module "
+    "(strop.protocol.forms)",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
