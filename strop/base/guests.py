@@ -53,6 +53,8 @@ HOOKS = {
     "carried models": "a module with check_type(settings, path) and check_family(config, auto_class, path), which "
     "raise a ValueError for models that are known not to run, and check_packed(module, device, by_formula=), which "
     "raises one where a loaded model computes something else on packed tokens than alone",
+    "layers with a state": "a function (model of transformers) that gives a strop.engines.recurrence.Recurrence, or "
+    "None for a model whose layers all attend",
     "changes of a model": "a module with import_external(config), overridden(given, known, override) and "
     "template_text(chosen), for settings of model that change what is read from its folder, and "
     "use_exact_norms(module), for model.dtype=float64",
