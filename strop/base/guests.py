@@ -54,6 +54,8 @@ HOOKS = {
     "carried models": "a module with check_type(settings, path) and check_family(config, auto_class, path), which "
     "raise a ValueError for models that are known not to run, and check_packed(module, device, by_formula=), which "
     "raises one where a loaded model computes something else on packed tokens than alone",
+    "layers with a state": "a function (model of transformers) that gives a strop.engines.recurrence.Recurrence, or "
+    "None for a model whose layers all attend",
     "changes of a model": "a module with import_external(config), overridden(given, known, override) and "
     "template_text(chosen), for settings of model that change what is read from its folder, and "
     "use_exact_norms(module), for model.dtype=float64",
@@ -189,6 +191,8 @@ PLACES = {
     "remote model": "name in rollout.engine of a server whose weights are not ours: a module as "
     "strop.evaluation.alone.Answering describes; its settings are a section of that name below rollout, a "
     "strop.rollout.config.RemoteModel",
+    "form of a batch": "a form that a strop.protocol.DataProto is brought into and made from: its module "
+    "(strop.protocol.forms)",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "

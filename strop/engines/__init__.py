@@ -10,7 +10,7 @@ adapters.py         what is asked of a guest that knows adapters
 
 The forward pass
 attention.py        attention over packed sequences, shared prompts counted once
-recurrent.py        layers that carry a state (linear attention), on packed rows
+recurrence.py       what is asked of a guest that knows layers that carry a state
 packing.py          rows into micro-batches under a hard token budget
 tokens.py           one pass over packed rows, with a function of their tokens
 head.py             log-probs and entropy without a [tokens, vocab] tensor

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
 from strop.engines.head import Head
 from strop.engines.products import layer_products
-from strop.engines.recurrent import attend_apart
+from strop.engines.recurrence import recurrence_of
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -45,8 +45,8 @@ class CausalLM:
         self._banned: Tensor | None = None
         self._is_compiled = False
         self.device = self._head.weight.device
-        self.num_recurrent = attend_apart(module)
-        """Layers that carry a state from token to token."""
+        self.recurrence = recurrence_of(module)
+        """Layers that carry a state from token to token; None where all attend."""
         _disable_randomness(module)
 
     @property
@@ -129,6 +129,8 @@ class CausalLM:
             context: which token looks at which.
             media: of the tokens, in their order (`strop.vision.sight.Vision.arguments`).
         """
+        if self.recurrence is not None:
+            context = self.recurrence.packed(context)
         if self._is_compiled:
             context = _Uncompiled(context)
         with self.precision():
@@ -210,7 +212,8 @@ class _Uncompiled:
 
     def __init__(self, context: AttentionContext) -> None:
         self.attend: Any = torch.compiler.disable(context.attend)  # type: ignore[no-untyped-call]
-        self.recur: Any = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
+        if hasattr(context, "recur"):  # of a model with layers that carry a state
+            self.recur: Any = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
 
 
 def use_packed_attention(module: Any, media: Any, *, by_formula: bool) -> None:

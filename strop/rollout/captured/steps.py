@@ -181,7 +181,7 @@ def static_step(model: CausalLM) -> StaticStep | None:
 
     Layers with a state keep it in tensors that change their address, and sharded parameters are gathered anew.
     """
-    if model.device.type != "cuda" or model.is_sharded or model.num_recurrent:
+    if model.device.type != "cuda" or model.is_sharded or model.recurrence is not None:
         return None
     return StaticStep(model, cuda_graphs())
 

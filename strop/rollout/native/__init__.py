@@ -4,7 +4,6 @@ sampling.py  the next token of many rows, from counter-based random numbers
 request.py   one sequence: what was asked, and the tokens so far
 prefill.py   computes what requests begin with, in pieces of bounded size
 cache.py     keys and values of the running sequences, and decode attention over them
-states.py    states of the running sequences in layers that carry one
 compiled.py  what may be compiled for the processor
 batch.py     DecodeBatch: admits, decodes one token for every running sequence, releases
 engine.py    NativeEngine: the asyncio face of a DecodeBatch

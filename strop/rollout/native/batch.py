@@ -23,7 +23,6 @@ from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.prefill import Given, Prefill
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
-from strop.rollout.native.states import SlotStates, num_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class DecodeBatch:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
-        self._states = SlotStates(max_running)
+        self._states = model.recurrence and model.recurrence.slots(max_running)
         self.prefill = Prefill(model, reuses=reuses)
         self._steps = other_steps(model)
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
@@ -109,7 +108,8 @@ class DecodeBatch:
     @property
     def cache_bytes(self) -> int:
         """Memory of the running sequences' keys and values, and of those kept for later requests."""
-        return self._cache.num_bytes + self._states.num_bytes + self.prefill.num_bytes
+        states = self._states.num_bytes if self._states else 0
+        return self._cache.num_bytes + states + self.prefill.num_bytes
 
     def put_back(self) -> None:
         """Forget everything computed: running sequences wait again, first of all, to go on where they are."""
@@ -126,7 +126,8 @@ class DecodeBatch:
         assert not self.running, "running sequences need the cache"
         self.prefill.forget()
         self._cache.free()
-        self._states.free()
+        if self._states:
+            self._states.free()
         if self._steps is not None:
             self._steps.free()
 
@@ -210,7 +211,7 @@ class DecodeBatch:
 
     def _enter(self, group: Sequence[Request], given: Given) -> int:
         """Give slots to requests of which the same is given; how many found room."""
-        self._cache.state_bytes = num_bytes(given.states)
+        self._cache.state_bytes = sum(part.nbytes for parts in given.states for part in parts)
         self._cache.form_like(given.key_values)  # the first time of all, room is known only from here on
         length = len(given.token_ids)
         count = self._num_fitting([length] * len(group))
@@ -218,7 +219,8 @@ class DecodeBatch:
         if not count or not self._cache.reserve(max(self._longest, length), num_slots=slots.stop):
             return 0
         self._cache.write(slots, given.key_values)
-        self._states.write(slots, given.states)
+        if self._states:
+            self._states.write(slots, given.states)
         for slot, request in zip(slots, group, strict=False):
             how = request.sampling
             position = how.position + len(request.token_ids)
@@ -273,8 +275,9 @@ class DecodeBatch:
         positions = lengths + shifts
 
         def own() -> Tensor:
-            attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens, states=self._states)
-            return model.head.logits(model.hidden(ids[None], positions[None], attention))
+            attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
+            context = self._states.decoding(attention) if self._states else attention
+            return model.head.logits(model.hidden(ids[None], positions[None], context))
 
         if self._steps is None or self._steps.is_given_up:
             return own()
@@ -316,7 +319,8 @@ class DecodeBatch:
         last = len(self.running) - 1
         if slot != last:
             self._cache.move(last, slot, int(self._rows["length"][last]))
-            self._states.move(last, slot)
+            if self._states:
+                self._states.move(last, slot)
             self._rows[slot] = self._rows[last]
             self.running[slot] = self.running[last]
         self.running.pop()

@@ -19,9 +19,7 @@ from torch import Tensor
 from strop.base.guests import optional
 from strop.base.limits import free_bytes
 from strop.engines.attention import AttentionForm
-from strop.engines.recurrent import Run
 from strop.rollout.native.compiled import CompiledDecoding
-from strop.rollout.native.states import SlotStates
 
 GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
@@ -156,16 +154,13 @@ class SlotCache:
 class DecodeAttention:
     """One query token per running sequence, over the sequence's own cache."""
 
-    def __init__(
-        self, cache: SlotCache, lengths: Tensor, *, num_tokens: int, states: SlotStates | None = None
-    ) -> None:
+    def __init__(self, cache: SlotCache, lengths: Tensor, *, num_tokens: int) -> None:
         """Args:
         cache: keys and values of the sequences.
         lengths: [B] int64, tokens already in each slot; the new token goes behind them.
         num_tokens: the longest one with its new token.
-        states: of layers that carry one.
         """
-        self._cache, self._states = cache, states
+        self._cache = cache
         self._compiled: CompiledDecoding | None = optional("compiled decoding")
         self._lengths = lengths
         self._slots = torch.arange(len(lengths), device=lengths.device)
@@ -196,11 +191,6 @@ class DecodeAttention:
             probs = form.weights(scores.unsqueeze(3), mask.unsqueeze(3)).squeeze(3)
         output = torch.matmul(probs.to(values.dtype), values)
         return output.view(b, -1, value_dim).to(query.dtype)
-
-    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
-        """Output [B, D] of a layer that carries a state, for one token of each sequence; the states go on."""
-        assert self._states is not None, "a model with such layers has states"
-        return run(hidden[:, None], self._states.layer(layer, len(hidden)))[:, 0]
 
     def _mask(self, form: AttentionForm, like: Tensor) -> Tensor:
         """[B, 1, 1, T]: 0 where a key may be seen, -inf where not; made once per step."""
