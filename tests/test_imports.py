@@ -98,8 +98,8 @@ GUESTS = (
     "environments", "evaluation", "explaining", "gateway", "health", "hub", "interactions", "judges", "net",
     "preferences", "protocol/forms", "python", "quickstart", "received", "recipes", "replay", "roles",
     "rollout/captured", "rollout/conformance", "rollout/endpoint", "rollout/kept", "rollout/processes",
-    "rollout/sglang", "rollout/transfer", "rollout/vllm", "run/samples", "sandbox", "scorers", "sharing", "shell", "supervised",
-    "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/restarts",
+    "rollout/sglang", "rollout/transfer", "rollout/vllm", "run/samples", "sandbox", "scorers", "sharing", "shell",
+    "supervised", "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/restarts",
     "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""

@@ -106,6 +106,7 @@ HOOKS = {
     "folders of rows": "a module with folder_files(folder, split), the files of a folder that are meant",
     "loss scale": "a class as strop.engines.options.loss_scale.LossScale, for models in float16",
     "metrics of a validation": "a function of the reports of scored answers, for val-core/ and val-aux/",
+    "trackers": "a module as strop.tracking.group, for trackers beside the metrics file",
     "progress of generation": "a module with Tally(logs, rank=), which counts samples in a rollout worker, and "
     "PlayWatch(logs), which shows the counts (strop.tracking.tally)",
     "alarms of a run": "a strop.trainer.loop.Alarm, called as (told=, earlier=)",
@@ -166,7 +167,7 @@ PLACES = {
     "reward form": "a parameter that tells a calling convention: (function, as it was loaded, setup) -> the function",
     "reward loader": "what scores in place of a function of the user's (`built-in scorer`, `manager`): a function from "
     "its setup to a strop.rewards.functions.RewardFunction",
-    "tracker": "name of a tracker: a strop.trainer.trackers.TrackerFactory, with check(), which raises a ValueError "
+    "tracker": "name of a tracker: a strop.tracking.group.TrackerFactory, with check(), which raises a ValueError "
     "where what it needs is missing",
     "elsewhere": "models, rows or runs: the module that fetches, or sends, what names and URLs "
     "mean that are not of this machine (strop.base.elsewhere)",

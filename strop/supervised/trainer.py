@@ -38,7 +38,7 @@ from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.outside import StopRequest, stop_request
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stages import Stages
-from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
+from strop.trainer.trackers import Trackers, TrackerSetup, check_trackers, trackers_of
 from strop.workers.metrics import THROUGHPUT, TIMING
 from strop.workers.models import Learning
 from strop.workers.rows import GRAD_NORM, Update, flat_mask, merged_update
@@ -146,7 +146,7 @@ class SupervisedTrainer:
             self._start_worker(stack)
             stack.enter_context(settled())
             self._begin()
-            trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
+            trackers = stack.enter_context(trackers_of(self._config.trainer.trackers, setup))
             if self._val is not None and self._wants_first_validation():
                 trackers.log(0, self._validate(self._val, 0))
             for step in range(self._start_step + 1, self._num_steps + 1):
@@ -161,7 +161,7 @@ class SupervisedTrainer:
     def _begin(self) -> None:
         """What is to be done once with the model at the start, before the first step of this process."""
 
-    def _run_step(self, step: int, trackers: TrackerGroup) -> None:
+    def _run_step(self, step: int, trackers: Trackers) -> None:
         """One step with its records and its checkpoint, which is also written where the run is asked to end."""
         numbers = self._step(step)
         is_last = step == self._num_steps

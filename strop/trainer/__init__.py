@@ -21,7 +21,7 @@ roles.py            the roles of a configuration: which there are, in which proc
 
 Numbers
 validation.py       answers on held-out prompts
-trackers.py         where numbers go
+trackers.py         where numbers go: the metrics file (the guest tracking/: all else)
 
 checkpointing.py    what a checkpoint holds, for every kind of training
 ending.py           what ends a run, and how it ended

@@ -46,7 +46,14 @@ from strop.trainer.setup import (
     sampling_of,
 )
 from strop.trainer.stages import Stages
-from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
+from strop.trainer.trackers import (
+    METRICS_FILE,
+    Trackers,
+    TrackerSetup,
+    check_trackers,
+    read_metrics,
+    trackers_of,
+)
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
@@ -141,7 +148,7 @@ class Trainer:
                 project=self.config.trainer.project_name,
                 name=self.config.trainer.experiment_name,
             )
-            trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
+            trackers = stack.enter_context(trackers_of(self.config.trainer.trackers, setup))
             if self.roles.watch is not None:
                 self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
@@ -255,7 +262,7 @@ class Trainer:
         for line in self.collector.begin_again(checkpoint):
             self._say(line)
 
-    def _run_step(self, step: int, trackers: TrackerGroup) -> None:
+    def _run_step(self, step: int, trackers: Trackers) -> None:
         """One step with its records, validation and checkpoint."""
         stages = Stages(self.roles)
         try:

@@ -59,10 +59,11 @@ from strop.run import CheckpointError, RunFolder
 from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
 from strop.tracking.console import HEADLINES
+from strop.tracking.group import TrackerGroup
 from strop.trainer.config import Config
 from strop.trainer.curve import _CURVES
 from strop.trainer.restarts.signals import Terminated
-from strop.trainer.trackers import TrackerGroup, TrackerSetup
+from strop.trainer.trackers import TrackerSetup
 from strop.workers.reports import EpisodeReport, StaleSamples, check_versions
 
 DOCS = ROOT / "docs"
