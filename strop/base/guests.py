@@ -132,6 +132,7 @@ HOOKS = {
     "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
     "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
     "requests to end": "a strop.trainer.outside.StopRequest",
+    "checkpoints in the background": "a strop.trainer.checkpointing.Checkpointer, for run.async_save",
     "watch of checkpoints": "a function (run, step, say=, limit_s=) that gives a context in which the checkpoint of "
     "the step is written, within so many seconds",
     "limits of a run": "a class as strop.trainer.restarts.limits.LimitedEnding: what ends a run before its last step",

@@ -32,7 +32,7 @@ from strop.supervised.kept import SftExample
 from strop.supervised.result import SftResult, sft_result_of
 from strop.supervised.rows import read_sft_rows
 from strop.supervised.worker import LOSS, TEACHER, SupervisedWorker
-from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
+from strop.trainer.checkpointing import checkpointer, is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.outside import StopRequest, stop_request
@@ -186,7 +186,7 @@ class SupervisedTrainer:
         spec = self._role(learning)
         mesh = role_mesh(config, "actor", sft.engine)
         self._worker: WorkerGroup[Any] = runtime.groups({"actor": spec.on(mesh)})["actor"]
-        self._checkpointer = Checkpointer(
+        self._checkpointer = checkpointer(config.run)(
             self._run,
             {"actor": self._worker},
             settings=config.run,

@@ -10,23 +10,22 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.elsewhere import elsewhere
-from strop.base.guests import optional
-from strop.controller import WorkerGroup, as_list
+from strop.base.guests import needed, optional
+from strop.controller import WorkerGroup
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
 from strop.trainer.outside import StopRequest
 
 SETTLE_S = 600.0
-"""Longest wait for a checkpoint that is being sealed when a run fails."""
+"""Longest wait for copies that are under way at the end."""
 
 
 class Checkpointer:
     """Checkpoints of a run: the sharded state of each trained role, the policy as a Hugging Face folder, and the
     position in the data.
 
-    With run.async_save the roles copy their state and go on; `poll` seals the checkpoint once all files are
-    there. Until then the checkpoint before is the newest one.
+    With run.async_save a guest writes them beside the training (`checkpointer`).
     """
 
     def __init__(
@@ -65,8 +64,6 @@ class Checkpointer:
         self._copier: Any = None
         if settings.copy_to:
             self._copier = elsewhere("runs", "run.copy_to is set").Copier(run, settings.copy_to)
-        self._writing: PendingCheckpoint | None = None
-        self._is_sealing = False
         self._saved_step = 0
 
     def save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:
@@ -83,10 +80,20 @@ class Checkpointer:
             LedgerError: the sample ledger contradicts itself.
         """
         with self._watched(step):
-            self._finish()
-            self._save(step, score, facts=facts, is_last=is_last)
+            pending = self._write(step, score, facts=facts, is_last=is_last)
+            self._finish_roles(pending)
+            self._tell(pending, pending.seal())
 
-    def _save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:
+    def _write(
+        self,
+        step: int,
+        score: float | None,
+        *,
+        facts: Mapping[str, Any],
+        is_last: bool,
+        in_background: bool = False,
+    ) -> PendingCheckpoint:
+        """All files of a checkpoint; in the background, those of roles may still be written afterwards."""
         run = self._run
         run.ledger.check()
         run.events.sync()
@@ -97,8 +104,7 @@ class Checkpointer:
             "chain": run.fingerprints.head,
         }
         pending = run.checkpoints.begin(step, score=score, facts={**facts, **position})
-        self._writing, self._saved_step = pending, step
-        in_background = self._settings.async_save
+        self._saved_step = step
         with pending.writing():
             for group in self._trained.values():
                 group.call.save_checkpoint(pending.folder, in_background=in_background)
@@ -108,8 +114,7 @@ class Checkpointer:
             self._tokenizer.save_pretrained(pending.folder / next(iter(self._trained)) / CONFIG_FOLDER)
             if self._wants_model(is_last):
                 self._save_model(pending.folder / MODEL_FOLDER)
-        if not in_background:
-            self._finish()
+        return pending
 
     def save_before_the_end(self, stop: StopRequest, step: int, *, facts: Mapping[str, Any]) -> None:
         """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
@@ -126,17 +131,7 @@ class Checkpointer:
         return contextlib.nullcontext() if self._watch is None else self._watch(step)
 
     def poll(self) -> None:
-        """Bring the checkpoint that is being written one stage on, if it can be; never waits for files."""
-        pending = self._writing
-        if pending is None:
-            return
-        if self._is_sealing:
-            if pending.done():
-                self.finish()
-        elif all(all(as_list(group.call.is_checkpoint_written())) for group in self._trained.values()):
-            self._finish_roles(pending)
-            pending.seal_after(lambda: None)
-            self._is_sealing = True
+        """Bring a checkpoint that is being written one stage on, if there is one; never waits for files."""
 
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, until it is sealed.
@@ -144,32 +139,20 @@ class Checkpointer:
         Raises:
             CheckpointError: it could not be written; the one before stays valid.
         """
-        if self._writing is not None:
-            with self._watched(self._saved_step):
-                self._finish()
 
-    def _finish(self) -> None:
-        pending = self._writing
-        if pending is None:
-            return
-        if not self._is_sealing:
-            self._finish_roles(pending)
-        sealing, self._is_sealing, self._writing = self._is_sealing, False, None
-        checkpoint = pending.result() if sealing else pending.seal()
+    def settle(self) -> None:
+        """Let what runs in the background end, well or not, where the run has failed too."""
+        if self._copier is not None:
+            self._copier.finish(SETTLE_S)
+
+    def _tell(self, pending: PendingCheckpoint, checkpoint: Checkpoint) -> None:
+        """A checkpoint is whole."""
         self._run.events.append(
             "checkpoint", checkpoint.step, fsync=True, path=checkpoint.path.name, score=pending.score
         )
         if self._copier is not None:
             self._copier.hear(checkpoint)
         self._on_sealed(checkpoint)
-
-    def settle(self) -> None:
-        """Let what runs in the background end, well or not: a seal of a run that failed, and copies."""
-        if self._is_sealing and self._writing is not None:
-            with contextlib.suppress(CheckpointError):
-                self._writing.result(SETTLE_S)
-        if self._copier is not None:
-            self._copier.finish(SETTLE_S)
 
     def _finish_roles(self, pending: PendingCheckpoint) -> None:
         """Every role has written its files, or the checkpoint is given up."""
@@ -185,6 +168,14 @@ class Checkpointer:
         """The policy as an ordinary Hugging Face folder."""
         policy = next(iter(self._trained.values()))
         write_model(policy, folder, tokenizer=self._tokenizer, source=self._source_model)
+
+
+def checkpointer(settings: RunConfig) -> type[Checkpointer]:
+    """What writes the checkpoints of a run."""
+    if not settings.async_save:
+        return Checkpointer
+    made: type[Checkpointer] = needed("checkpoints in the background", "run.async_save is set")
+    return made
 
 
 def write_model(policy: WorkerGroup[Any], folder: Path, *, tokenizer: Any, source: str | Path) -> None:

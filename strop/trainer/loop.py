@@ -30,7 +30,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import describe_precision
 from strop.rewards import summarize
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
+from strop.trainer.checkpointing import checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
 from strop.trainer.ending import TrainResult, ending_of, is_best, result_of
@@ -246,7 +246,7 @@ class Trainer:
             self.collector = needed("dynamic sampling", why)(*parts)
         else:
             self.collector = RolloutCollector(*parts)
-        self._checkpointer = Checkpointer(
+        self._checkpointer = checkpointer(config.run)(
             self._run,
             self.roles.trained(),
             settings=config.run,
