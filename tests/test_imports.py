@@ -38,6 +38,7 @@ RANKS = (
         "cpu",
         "data/cache",
         "data/curriculum",
+        "engines/digests",
         "health",
         "protocol/forms",
         "run/samples",
@@ -93,13 +94,13 @@ RANKS = (
 GUESTS = (
     "ahead", "algorithms/distillation", "algorithms/stream_functions", "border/control", "chat_template/bounded",
     "checks", "cli/unread", "compat", "controller/ray", "cpu", "data/cache", "data/command", "data/curriculum",
-    "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor", "engines/carried", "engines/flops",
-    "engines/liger", "engines/lora", "engines/optimizers", "engines/options", "engines/sharding", "engines/ulysses",
-    "environments", "evaluation", "explaining", "gateway", "health", "hub", "interactions", "judges", "net",
-    "preferences", "protocol/forms", "python", "quickstart", "recipes", "replay", "roles", "rollout/captured",
-    "rollout/conformance", "rollout/endpoint", "rollout/kept", "rollout/processes", "rollout/sglang",
-    "rollout/transfer", "rollout/vllm", "run/samples", "sandbox", "scorers", "sharing", "shell", "supervised",
-    "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/restarts",
+    "data/growing", "data/mixing", "data/streaming", "data/tiny", "doctor", "engines/carried", "engines/digests",
+    "engines/flops", "engines/liger", "engines/lora", "engines/optimizers", "engines/options", "engines/sharding",
+    "engines/ulysses", "environments", "evaluation", "explaining", "gateway", "health", "hub", "interactions",
+    "judges", "net", "preferences", "protocol/forms", "python", "quickstart", "recipes", "replay", "roles",
+    "rollout/captured", "rollout/conformance", "rollout/endpoint", "rollout/kept", "rollout/processes",
+    "rollout/sglang", "rollout/transfer", "rollout/vllm", "run/samples", "sandbox", "scorers", "sharing", "shell",
+    "supervised", "sweep", "tools", "tracing", "tracking", "trainer/beginning", "trainer/curve", "trainer/restarts",
     "trainer/rounds", "trainer/steering", "view", "vision", "workers/agents",
 )  # fmt: skip
 """Rooms that use the core and are never used by it: the core finds what they declare (strop.base.guests)."""
