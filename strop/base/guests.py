@@ -104,6 +104,8 @@ HOOKS = {
     "interval of a rate": "a function (successes, trials), by prompt, that gives the ends of a 95 % interval of "
     "their rate",
     "folders of rows": "a module with folder_files(folder, split), the files of a folder that are meant",
+    "digest of weights": "a function (model) that gives a digest of all its weights, the same on every rank, for the "
+    "fingerprints of steps",
     "loss scale": "a class as strop.engines.options.loss_scale.LossScale, for models in float16",
     "metrics of a validation": "a function of the reports of scored answers, for val-core/ and val-aux/",
     "trackers": "a module as strop.tracking.group, for trackers beside the metrics file",

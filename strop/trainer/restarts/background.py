@@ -104,9 +104,9 @@ class BackgroundCheckpointer(Checkpointer):
         pending, sealing = self._writing, self._sealing
         if pending is None:
             return
+        self._writing = self._sealing = None
         if sealing is None:
             self._finish_roles(pending)
-        self._writing = self._sealing = None
         self._tell(pending, pending.seal() if sealing is None else sealing.result())
 
     def settle(self) -> None:
