@@ -36,6 +36,7 @@ HOOKS = {
     "algorithm.correction",
     "calling convention": "a module with estimate() and loss_of_tokens(), which call estimators and losses written "
     "for verl (strop.algorithms.registry.verl_convention)",
+    "dispatch modes": "a module with mode_named(wanted), for modes by name or as dictionaries",
     "limits of graders": "a module with Guard(tell, timeout_s=), which limits comparisons in a process that scores, "
     "and use(guard) (strop.scorers.budget)",
     "services of a reward": "a class, called as (config, functions, rank=, count=), that asks the sections of place "

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from strop.base.lazy_names import lazy_names
 from strop.controller.call import Returns, WorkerCall
-from strop.controller.dispatch import Dispatch, DispatchMode, register_dispatch_mode
+from strop.controller.dispatch import Dispatch, DispatchMode
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import ResultFuture, WorkerGroup, as_list
 from strop.controller.inline import InlineRuntime, InlineWorkerGroup
@@ -30,12 +30,8 @@ from strop.controller.roles import RoleSpec, meshes_on, role
 from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, placed
 
-Cut = Partition
-"""Its name until 0.2, for those who import it."""
-
 __all__ = [
     "CallTimeout",
-    "Cut",
     "Dispatch",
     "DispatchMode",
     "Execute",
@@ -57,7 +53,6 @@ __all__ = [
     "meshes_on",
     "placed",
     "register",
-    "register_dispatch_mode",
     "role",
 ]
 
