@@ -45,6 +45,7 @@ HOOKS = {
     "class translation": "a function from a dotted path of another library's classes to ours; any other path as it is",
     "chat of agents": "a class (tokenizer, variables of the template) that tells which tokens a chat template puts "
     "between the answers of a conversation (AgentContext.template)",
+    "files of settings": "a module as strop.compat.config_files, for files beside a configuration, as Hydra has them",
     "interpolation": "a class (root, values) whose value(given, key) puts in what ${...} stands for",
     "bound on templates": "a function that has every chat template compiled within limits from then on",
     "media of rows": "a module as strop.vision.rows",

@@ -10,6 +10,7 @@ listed_rewards.py    reward functions of TRL, and for batches, in the worker pro
 agent_loops/         verl's agent loops, played by an adapter
 dispatch_modes.py    dispatch modes that users add, by name or as dictionaries
 folding.py           batches along a second axis, and padded so that their rows divide
+config_files.py      files beside a configuration, as in Hydra
 interpolation.py     `${...}` in settings, as in Hydra's files
 worker_groups.py     RayWorkerGroup, also a detached one, and what it is made of, under verl's names
 """
