@@ -237,6 +237,7 @@ class PackedAttention:
     def __init__(self, segments: Sequence[Segment], *, device: torch.device) -> None:
         self._buckets: list[_Bucket] = []
         tokens, slots, base = [], [], 0
+        self.segments = tuple(segments)
         for group in _group_by_length(segments):
             bucket, valid = _make_bucket(group, device)
             self._buckets.append(bucket)
