@@ -34,15 +34,21 @@ def make_rows(
     return DataProto.from_dict(tensors, non_tensors={} if media is None else {"media": list(media)})
 
 
-def token_rows(data: DataProto) -> list[tuple[Tensor, Tensor, tuple[Media, ...]]]:
-    """Prompt [P], response [R] and their images and videos, in order, of every row of a batch.
+def token_rows(
+    data: DataProto, rows: Sequence[int] | None = None
+) -> list[tuple[Tensor, Tensor, tuple[Media, ...]]]:
+    """Of rows of a batch, each: prompt [P], response [R], and their images and videos in order.
 
     Args:
         data: columns prompts [B, P~] and responses [B, R~]; `media`, a tuple per row, where a row has any.
+        rows: their numbers; None: all.
     """
-    prompts, responses = (columns.rows(data.tensors()[name]) for name in ("prompts", "responses"))
+    prompts, responses = (columns.rows(data.tensors()[name], rows) for name in ("prompts", "responses"))
     media = data.non_tensor_batch.get("media")
-    return list(zip(prompts, responses, [()] * len(prompts) if media is None else media, strict=True))
+    shown = [()] * len(prompts)
+    if media is not None:
+        shown = list(media) if rows is None else [media[row] for row in rows]
+    return list(zip(prompts, responses, shown, strict=True))
 
 
 def prompt_key(prompt: Tensor, media: Sequence[Media]) -> Hashable:
@@ -75,9 +81,8 @@ def micro_batches(
     pieces: list[list[int]] = []
     sizes: list[int] = []
     open_piece: dict[Hashable, int] = {}  # of each prompt, the piece that takes its next row
-    every = token_rows(data)
-    for row in range(len(every)) if rows is None else rows:
-        prompt, response, media = every[row]
+    numbers = range(len(data)) if rows is None else rows
+    for row, (prompt, response, media) in zip(numbers, token_rows(data, numbers), strict=True):
         if len(prompt) == 0 or len(response) == 0:
             raise ValueError(
                 f"row {row} has {len(prompt)} prompt and {len(response)} response tokens; each row needs both"

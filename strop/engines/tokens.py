@@ -154,17 +154,17 @@ def pack(
     is_empty = len(data if rows is None else rows) == 0
     if is_empty:
         data, rows = _NOTHING, None
-    every, ends = token_rows(data), columns.row_lengths(data.tensors()["responses"]).cumsum(0).tolist()
-    groups: dict[Hashable, list[int]] = {}
-    for row in range(len(every)) if rows is None else rows:
-        prompt, _, shown = every[row]
-        groups.setdefault(prompt_key(prompt, shown), []).append(row)
+    after = columns.row_lengths(data.tensors()["responses"]).cumsum(0)
+    ends = (after if rows is None else after[list(rows)]).tolist()
+    groups: dict[Hashable, list[tuple[Tensor, Tensor, tuple[Media, ...], int]]] = {}
+    for (prompt, response, shown), end in zip(token_rows(data, rows), ends, strict=True):
+        groups.setdefault(prompt_key(prompt, shown), []).append((prompt, response, shown, end))
     ids, positions, hidden, targets, tokens = [], [], [], [], []
     segments: list[Segment] = []
     media: list[Media] = []
     at = 0
     for group in groups.values():
-        prompt, response, shown = every[group[0]]
+        prompt, response, shown, _ = group[0]
         prompt_start, length, alone = at, len(prompt), len(group) == 1
         asked = tuple(one for one in shown if one.start < length)
         run, in_run = (torch.cat([prompt, response[:-1]]), shown) if alone else (prompt, asked)
@@ -173,8 +173,7 @@ def pack(
         positions.append(placed := _positions(prompt, asked, inputs, "a prompt"))
         media += asked
         at += length
-        for row in group:
-            _, response, shown = every[row]
+        for _, response, shown, end in group:
             suffix, given = response[:-1], shown[len(asked) :]
             ids.append(suffix)
             if given:
@@ -198,7 +197,7 @@ def pack(
             place[0] = prompt_start + length - 1
             hidden.append(place)
             targets.append(_targets(response, given, inputs, start=length))
-            tokens.append(torch.arange(ends[row] - len(response), ends[row]))
+            tokens.append(torch.arange(end - len(response), end))
             at += len(suffix)
     predicting = slice(0) if is_empty else slice(None)
     packed = Tokens(
