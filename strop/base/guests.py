@@ -48,9 +48,13 @@ HOOKS = {
     "media of rows": "a module as strop.vision.rows",
     "adapters": "a module as strop.engines.lora.adapters",
     "kernels": "a function (module, device) that puts its kernels into a model that was just loaded",
+    "products": "a module with linear(), products of layers in place of torch's, and layer_products(parameters), a "
+    "context in which layers multiply by it, where that is faster on a processor (strop.engines.products)",
     "carried models": "a module with check_type(settings, path) and check_family(config, auto_class, path), which "
     "raise a ValueError for models that are known not to run, and check_packed(module, device, by_formula=), which "
     "raises one where a loaded model computes something else on packed tokens than alone",
+    "layers with a state": "a function (model of transformers) that gives a strop.engines.recurrence.Recurrence, or "
+    "None for a model whose layers all attend",
     "changes of a model": "a module with import_external(config), overridden(given, known, override) and "
     "template_text(chosen), for settings of model that change what is read from its folder, and "
     "use_exact_norms(module), for model.dtype=float64",
@@ -81,6 +85,8 @@ HOOKS = {
     "engines apart": "a module as strop.rollout.processes.joining, for engines that are not the native one",
     "decode steps": "a function (model) that gives a strop.rollout.native.batch.OtherSteps, or None for a model that "
     "has none",
+    "compiled decoding": "a module with functions of the native engine, compiled for the processor: a "
+    "strop.rollout.native.compiled.CompiledDecoding",
     "kept prefixes": "a class, called without arguments, of computed tokens that may begin a later request of the "
     "native engine (strop.rollout.native.prefill.KeptPrefixes)",
     "weight transfer": "a module as strop.rollout.sync.transfer.WeightTransfer describes, for rollout workers in "
@@ -97,6 +103,8 @@ HOOKS = {
     "interval of a rate": "a function (successes, trials), by prompt, that gives the ends of a 95 % interval of "
     "their rate",
     "folders of rows": "a module with folder_files(folder, split), the files of a folder that are meant",
+    "digest of weights": "a function (model) that gives a digest of all its weights, the same on every rank, for the "
+    "fingerprints of steps",
     "loss scale": "a class as strop.engines.options.loss_scale.LossScale, for models in float16",
     "metrics of a validation": "a function of the reports of scored answers, for val-core/ and val-aux/",
     "progress of generation": "a module with Tally(logs, rank=), which counts samples in a rollout worker, and "
@@ -176,6 +184,8 @@ PLACES = {
     "remote model": "name in rollout.engine of a server whose weights are not ours: a module as "
     "strop.evaluation.alone.Answering describes; its settings are a section of that name below rollout, a "
     "strop.rollout.config.RemoteModel",
+    "form of a batch": "a form that a strop.protocol.DataProto is brought into and made from: its module "
+    "(strop.protocol.forms)",
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "

@@ -10,10 +10,11 @@ adapters.py         what is asked of a guest that knows adapters
 
 The forward pass
 attention.py        attention over packed sequences, shared prompts counted once
-recurrent.py        layers that carry a state (linear attention), on packed rows
+recurrence.py       what is asked of a guest that knows layers that carry a state
 packing.py          rows into micro-batches under a hard token budget
 tokens.py           one pass over packed rows, with a function of their tokens
 head.py             log-probs and entropy without a [tokens, vocab] tensor
+products.py         products of layers, by a faster library where a guest knows one
 
 Ranks
 parallel.py         the processes that hold one model, and what they tell each other
@@ -24,12 +25,12 @@ optimizer.py        AdamW, learning rates, clipping, refusal of non-finite gradi
 gradients.py        global norm, clipping and non-finite gradients of shards
 
 Weights
-weights.py          the weight map, and weights as a stream of full tensors; digest.py: their digests
+weights.py          the weight map: names, shapes, ties
 checkpoint.py       sharded checkpoints for any number of ranks; saved_tensors.py: one that is read
 role_checkpoint.py  what a role saves
 
-Guests: lora/ (adapters), optimizers/ (Muon, 8-bit AdamW), sharding/ (a model on several ranks),
-ulysses/ (one packed row over several ranks), liger/ (fused
-kernels), flops/ (how much there is to compute), carried/ (which models are computed as they are: refused by name, or
-compared with their own forward pass), options/ (a folder's settings and template changed).
+Guests: lora/ (adapters), optimizers/ (Muon, 8-bit AdamW), sharding/ (a model on several ranks), ulysses/ (one packed
+row over several ranks), liger/ (fused kernels), digests/ (of weights), flops/ (how much there is to compute), carried/
+(which models are computed as they are: refused by name, or compared with their own forward pass; layers that carry a
+state), options/ (a folder's settings and template changed).
 """

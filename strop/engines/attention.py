@@ -25,8 +25,6 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
 
-from strop.engines.recurrent import Run, number_among_attending
-
 ATTENTION_NAME = "strop_packed"
 """Name under which the attention function is registered with transformers."""
 FORMULA_NAME = "strop_packed_formula"
@@ -102,16 +100,6 @@ class AttentionContext(Protocol):
         """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]."""
         ...
 
-    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
-        """Output [N, D] of a layer that carries a state, for packed tokens [N, D].
-
-        Args:
-            layer: number among the layers of this kind.
-            run: the layer.
-            hidden: its input.
-        """
-        ...
-
 
 class NoContext(ValueError):
     """Packed attention was called without its context."""
@@ -159,9 +147,8 @@ def _attention(
         sinks=s_aux,
         by_formula=by_formula,
     )
-    number = number_among_attending(getattr(module, "config", None), layer)
     output = strop_context.attend(
-        number, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), form
+        layer, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), form
     )
     return output.unsqueeze(0), None
 
@@ -219,7 +206,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class _Bucket:
+class Bucket:
     """Index tensors of one attention call: b segments, q query and k key positions each."""
 
     query_index: Tensor  # [b * q], into the packed row; padding repeats token 0
@@ -235,12 +222,13 @@ class PackedAttention:
     """Causal attention within each segment and to the segment it continues."""
 
     def __init__(self, segments: Sequence[Segment], *, device: torch.device) -> None:
-        self._buckets: list[_Bucket] = []
+        self.buckets: list[Bucket] = []
+        """The calls of a layer."""
         tokens, slots, base = [], [], 0
         self.segments = tuple(segments)
         for group in _group_by_length(segments):
             bucket, valid = _make_bucket(group, device)
-            self._buckets.append(bucket)
+            self.buckets.append(bucket)
             at_slot = torch.nonzero(valid.flatten())[:, 0]
             tokens.append(bucket.query_index.cpu()[at_slot])
             slots.append(base + at_slot)
@@ -256,11 +244,11 @@ class PackedAttention:
         # One gather moves keys and values together.
         key_value_rows = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
         outputs = []
-        for number, bucket in enumerate(self._buckets):
+        for number, bucket in enumerate(self.buckets):
             b, q, k = bucket.shape
-            queries = _gather(query_rows, bucket.query_index).view(b, q, heads, dim).transpose(1, 2)
+            queries = gather(query_rows, bucket.query_index).view(b, q, heads, dim).transpose(1, 2)
             index = bucket.query_index if bucket.key_index is None else bucket.key_index
-            gathered = _gather(key_value_rows, index).view(b, k, -1)
+            gathered = gather(key_value_rows, index).view(b, k, -1)
             keys, values = torch.split(gathered, [kv_heads * dim, kv_heads * value_dim], dim=-1)
             keys = keys.view(b, k, kv_heads, dim).transpose(1, 2)
             values = values.view(b, k, kv_heads, value_dim).transpose(1, 2)
@@ -278,23 +266,11 @@ class PackedAttention:
             else:
                 out = _attend_by_formula(queries, keys, values, mask, form)
             outputs.append(out.transpose(1, 2).reshape(b * q, heads * value_dim))
-        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return _gather(joined, self._slot_of_token).view(-1, heads, value_dim)
+        return self.joined(outputs).view(-1, heads, value_dim)
 
-    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
-        """Output [N, D] of a layer that carries a state: each segment by itself, behind what it continues."""
-        outputs = []
-        for bucket in self._buckets:
-            b, q, k = bucket.shape
-            index = bucket.query_index if bucket.key_index is None else bucket.key_index
-            out = run(_gather(hidden, index).view(b, k, -1), None)  # padding is behind all tokens
-            if bucket.key_index is not None:
-                at_query = bucket.prefix + torch.arange(q)[None]  # [b, q]
-                rows = (at_query.clamp(max=k - 1) + k * torch.arange(b)[:, None]).flatten()
-                out = _gather(out.reshape(b * k, -1), rows.to(out.device))
-            outputs.append(out.reshape(b * q, -1))
-        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        return _gather(joined, self._slot_of_token)
+    def joined(self, outputs: list[Tensor]) -> Tensor:
+        """What the tokens have, [N, D], from what the queries of each bucket have, [b * q, D]."""
+        return gather(outputs[0] if len(outputs) == 1 else torch.cat(outputs), self._slot_of_token)
 
     def _mask(self, form: AttentionForm, number: int) -> Tensor:
         """Mask of a bucket for layers with a window or chunks, made once for each size of them."""
@@ -304,7 +280,7 @@ class PackedAttention:
                 _causal_mask(
                     b.prefix, b.lengths, b.shape[1:], b.blocks, window=form.window, chunk=form.chunk
                 ).to(b.query_index.device)
-                for b in self._buckets
+                for b in self.buckets
             ]
         return self._masks[sizes][number]
 
@@ -341,7 +317,7 @@ def _attend_by_formula(
     return torch.cat(parts, dim=-2).view(b, heads, q, -1)
 
 
-def _gather(rows: Tensor, index: Tensor) -> Tensor:
+def gather(rows: Tensor, index: Tensor) -> Tensor:
     """rows[index]. An embedding's backward pass is parallel and deterministic on a CPU; index_select's is serial."""
     return F.embedding(index, rows)
 
@@ -373,7 +349,7 @@ def _group_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
     return groups
 
 
-def _make_bucket(group: list[Segment], device: torch.device) -> tuple[_Bucket, Tensor]:
+def _make_bucket(group: list[Segment], device: torch.device) -> tuple[Bucket, Tensor]:
     """The bucket of these segments, and which of its query slots [b, q] hold a token."""
     table = torch.tensor([(s.start, s.length, s.prefix_start, s.prefix_length) for s in group])
     starts, lengths, prefix_starts, prefix = table[:, :, None].unbind(1)  # [b, 1] each
@@ -389,7 +365,7 @@ def _make_bucket(group: list[Segment], device: torch.device) -> tuple[_Bucket, T
         key_index = torch.where(at_key < prefix + lengths, key_index, 0).flatten().to(device)
     if key_index is not None or blocks is not None:
         mask = _causal_mask(prefix, lengths, (q, k), blocks).to(device)
-    bucket = _Bucket(
+    bucket = Bucket(
         query_index=query_index.flatten().to(device),
         key_index=key_index,
         shape=(len(group), q, k),

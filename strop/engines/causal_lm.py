@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
 from strop.engines.head import Head
-from strop.engines.products import LayerProducts, has_large
-from strop.engines.recurrent import attend_apart
+from strop.engines.products import layer_products
+from strop.engines.recurrence import recurrence_of
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -45,8 +45,8 @@ class CausalLM:
         self._banned: Tensor | None = None
         self._is_compiled = False
         self.device = self._head.weight.device
-        self.num_recurrent = attend_apart(module)
-        """Layers that carry a state from token to token."""
+        self.recurrence = recurrence_of(module)
+        """Layers that carry a state from token to token; None where all attend."""
         _disable_randomness(module)
 
     @property
@@ -129,6 +129,8 @@ class CausalLM:
             context: which token looks at which.
             media: of the tokens, in their order (`strop.vision.sight.Vision.arguments`).
         """
+        if self.recurrence is not None:
+            context = self.recurrence.packed(context)
         if self._is_compiled:
             context = _Uncompiled(context)
         with self.precision():
@@ -170,18 +172,18 @@ class CausalLM:
         context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         if self.compute_dtype in HALF and not self.is_sharded:
             context = torch.autocast(self.device.type, dtype=self.compute_dtype)
-        elif self._has_own_products:
-            context = LayerProducts()
+        elif self._is_computed_here:
+            context = layer_products(self.module.parameters())
         with context:
             yield
 
     @property
-    def _has_own_products(self) -> bool:
-        """Not where layers are computed again, or by a compiler, outside of a forward pass."""
+    def _is_computed_here(self) -> bool:
+        """Layers are not computed again, or by a compiler, outside of a forward pass."""
         later = hasattr(type(self.module), "is_activation_checkpointing")
         name = "is_activation_checkpointing" if later else "is_gradient_checkpointing"
         is_again = self._is_compiled or getattr(self.module, name)
-        return not self.is_sharded and not is_again and has_large(self.module.parameters())
+        return not self.is_sharded and not is_again
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Parameters under their Hugging Face names; tied ones once."""
@@ -210,7 +212,8 @@ class _Uncompiled:
 
     def __init__(self, context: AttentionContext) -> None:
         self.attend: Any = torch.compiler.disable(context.attend)  # type: ignore[no-untyped-call]
-        self.recur: Any = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
+        if hasattr(context, "recur"):  # of a model with layers that carry a state
+            self.recur: Any = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
 
 
 def use_packed_attention(module: Any, media: Any, *, by_formula: bool) -> None:

@@ -5,8 +5,8 @@ columns      dense and jagged tensor columns, and what is done to their rows
 batch        DataProto
 indices      row numbers, masks, equal ranges, mini-batch order
 merging      columns and facts by name: chosen, and of the same name joined or refused
-conversion   a batch as one TensorDict
-disk         a batch as a folder of safetensors and JSON
+
+A guest has a batch in other forms: forms/ (a folder, one TensorDict).
 """
 
 from __future__ import annotations

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
+from strop.base.guests import needed
 from strop.protocol import columns as cols
 from strop.protocol.columns import BatchError
-from strop.protocol.conversion import columns_from_tensordict, tensordict_from_columns
-from strop.protocol.disk import read_batch, write_batch
 from strop.protocol.indices import Rows, balanced_ranges, mini_batch_rows, row_numbers
 from strop.protocol.merging import (
     check_same_columns,
@@ -104,12 +103,17 @@ class DataProto:
     @classmethod
     def from_tensordict(cls, tensordict: TensorDict, meta_info: Mapping[str, Any] | None = None) -> DataProto:
         """A batch from a TensorDict: per-row non-tensors become columns, single ones become meta_info."""
-        tensors, others, facts = columns_from_tensordict(tensordict)
+        form = needed("form of a batch", "a batch is made from a TensorDict", "tensordict")
+        tensors, others, facts = form.columns_from_tensordict(tensordict)
         return cls.from_dict(tensors, others, {**facts, **(meta_info or {})})
 
     def to_tensordict(self) -> TensorDict:
         """One TensorDict with all columns and facts; the inverse of `from_tensordict`."""
-        return tensordict_from_columns(self.tensors(), self.non_tensor_batch, self.meta_info, len(self))
+        form = needed("form of a batch", "a batch becomes a TensorDict", "tensordict")
+        made: TensorDict = form.tensordict_from_columns(
+            self.tensors(), self.non_tensor_batch, self.meta_info, len(self)
+        )
+        return made
 
     # ---------------------------------------------------------------- look
 
@@ -425,13 +429,15 @@ class DataProto:
             BatchError: a value has no JSON form (column and row are named), or `path` holds something
                 else than a batch.
         """
-        write_batch(Path(path), self.__getstate__())
+        form = needed("form of a batch", "a batch is written to a folder", "folder")
+        form.write_batch(Path(path), self.__getstate__())
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> DataProto:
         """Read a batch that `save_to_disk` wrote."""
         data = cls()
-        data.__setstate__(read_batch(Path(path)))
+        form = needed("form of a batch", "a batch is read from a folder", "folder")
+        data.__setstate__(form.read_batch(Path(path)))
         data.check_consistency()
         return data
 

@@ -23,7 +23,8 @@ from strop.rollout.config import RolloutConfig, check_trainable
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.registry import NATIVE
 from strop.rollout.sync.probe import Probe
-from strop.rollout.sync.target import ModuleTarget, WeightTarget
+from strop.rollout.sync.target import WeightTarget
+from strop.rollout.sync.transfer import weight_transfer
 from strop.rollout.types import RolloutEngine
 
 
@@ -95,7 +96,8 @@ def native_generation(place: Place) -> Generation:
         return Generation(engine=native_engine(place, policy), policy=policy, target=None)
     # Weights come with any adapter merged into them.
     policy = load_model(dataclasses.replace(place.model, lora=LoraConfig()), device=place.device)
-    return Generation(engine=native_engine(place, policy), policy=policy, target=ModuleTarget(policy.module))
+    target = weight_transfer().target(policy.module)
+    return Generation(engine=native_engine(place, policy), policy=policy, target=target)
 
 
 def native_engine(place: Place, policy: CausalLM) -> NativeEngine:

@@ -34,7 +34,7 @@ def num_tokens(segments: list[Segment]) -> int:
 
 def shapes_of(segments: list[Segment]) -> list[tuple[int, int, int]]:
     """(segments, queries, keys) of each attention call."""
-    return [bucket.shape for bucket in PackedAttention(segments, device=CPU)._buckets]
+    return [bucket.shape for bucket in PackedAttention(segments, device=CPU).buckets]
 
 
 def padded_and_used(segments: list[Segment]) -> tuple[int, int]:

@@ -24,17 +24,15 @@ from references.rank_processes import Ranks, run_ranks
 from references.weight_digest import slow_digest
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig
-from strop.engines.digest import digest_tensor, finish, word_sum
+from strop.engines.digests.models import combine_digests, digest_weights, weight_digests
+from strop.engines.digests.tensors import digest_tensor, finish, word_sum
 from strop.engines.model import load_model
 from strop.engines.sharding.fsdp import shard
 from strop.engines.weights import (
     TensorMetadata,
     WeightsMetadata,
-    combine_digests,
-    digest_weights,
     hugging_face_name,
     named_weights,
-    weight_digests,
     weights_metadata,
 )
 from strop.rollout.transfer.stream import (

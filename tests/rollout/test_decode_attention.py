@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from strop.cpu import kernel
 from strop.engines.attention import AttentionForm
-from strop.rollout.native import cache, kernel
 from strop.rollout.native.cache import DecodeAttention, SlotCache
 
 LENGTHS = [0, 1, 7, 30, 15, 16, 17]
@@ -87,7 +87,7 @@ def test_without_it_the_result_is_the_same_but_for_rounding(
     outs = []
     for has_kernel in (True, False):
         if not has_kernel:
-            monkeypatch.setattr(cache, "decode_kernel", lambda *_: None)
+            monkeypatch.setattr(kernel, "attend", lambda *_: None)
         attention = DecodeAttention(filled(16, torch.float32), torch.tensor(LENGTHS), num_tokens=32)
         outs.append(attention.attend(1, query, key, value, AttentionForm(scaling=0.3, window=window)))
     assert float((outs[0] - outs[1]).abs().max()) < 1e-5

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strop.base.randomness import random_key, uniforms
+from strop.cpu import kernel
 from strop.engines.head import BANNED_LOGIT
-from strop.rollout.native import sampling
-from strop.rollout.native.kernel import sample_kernel
 from strop.rollout.native.sampling import SEQUENCE, Rows, next_tokens
 
 LOGITS = torch.log(torch.tensor([0.30, 0.05, 0.25, 0.20, 0.15, 0.05], dtype=torch.float64))
@@ -172,36 +171,36 @@ def test_extreme_logits_and_numbers_stay_inside_the_support() -> None:
 def test_compiled_rows_are_those_of_torch(
     monkeypatch: pytest.MonkeyPatch, vocab: int, temperature: float
 ) -> None:
-    assert sample_kernel() is not None, "gcc is here"
+    assert kernel.sample_kernel() is not None, "gcc is here"
     logits = 3 * torch.randn(40, vocab, generator=torch.Generator().manual_seed(vocab))
     logits[:, vocab // 3 : vocab // 2] = BANNED_LOGIT
     given = logits.clone()
     compiled, rows = next_tokens(logits, rows_of(40, temperature=temperature)), rows_of(40)
     assert torch.equal(logits, given)
     rows["temperature"] = temperature
-    monkeypatch.setattr(sampling, "sample_kernel", lambda: None)
+    monkeypatch.setattr(kernel, "sample", lambda *_: None)
     tokens, log_probs = next_tokens(logits.double(), rows)
     assert compiled[0].tolist() == tokens.tolist()
     torch.testing.assert_close(compiled[1].double(), log_probs, atol=1e-5, rtol=1e-6)
 
 
 def test_the_ends_of_the_cumulative_distribution_are_tokens_that_can_be_drawn() -> None:
-    kernel = sample_kernel()
-    assert kernel is not None
+    compiled = kernel.sample_kernel()
+    assert compiled is not None
     logits = torch.zeros(4, 600)
     logits[:, :200] = logits[:, 400:] = (
         BANNED_LOGIT  # blocks of 128 begin and end with such tokens, or have no other
     )
     numbers = np.array([0.0, 2.0**-53, 1 - 2.0**-53, 0.5])
-    tokens, log_probs = kernel.sample(logits, np.ones(4), numbers)
+    tokens, log_probs = compiled.sample(logits, np.ones(4), numbers)
     assert tokens.tolist() == [200, 200, 399, 300]
     torch.testing.assert_close(log_probs, torch.full((4,), -math.log(200)))
 
 
 def test_rounding_of_a_blocks_sum_gives_no_token_that_cannot_be_drawn() -> None:
     """A block is summed in float and gone through in double, which may end below the number that was looked for."""
-    kernel = sample_kernel()
-    assert kernel is not None
+    compiled = kernel.sample_kernel()
+    assert compiled is not None
     logits = torch.randn(50, 384, generator=torch.Generator().manual_seed(0))
     logits[:, 128:140] = logits[:, 256:] = BANNED_LOGIT
     exps = logits.double().exp()
@@ -209,7 +208,7 @@ def test_rounding_of_a_blocks_sum_gives_no_token_that_cannot_be_drawn() -> None:
     for shift in np.linspace(-1e-7, 1e-7, 41):
         for end in ends:
             numbers = np.clip(end.numpy() + shift, 0, 1 - 2.0**-53)
-            tokens, _ = kernel.sample(logits, np.ones(50), numbers)
+            tokens, _ = compiled.sample(logits, np.ones(50), numbers)
             assert bool((logits.gather(1, tokens[:, None]) > BANNED_LOGIT).all())
 
 

@@ -15,6 +15,7 @@ from rollout_cases import tokens
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from strop.cpu import kernel
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.captured.steps import (
     CAPTURE_AFTER,
@@ -24,7 +25,6 @@ from strop.rollout.captured.steps import (
     padded_tokens,
     static_step,
 )
-from strop.rollout.native import cache
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
@@ -36,7 +36,7 @@ KINDS = ("qwen3", "llama", "gpt2", "gemma3")
 @pytest.fixture(autouse=True)
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """No attention in C, whose addresses no trace follows."""
-    monkeypatch.setattr(cache, "decode_kernel", lambda *_: None)
+    monkeypatch.setattr(kernel, "attend", lambda *_: None)
 
 
 def traced(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
@@ -55,7 +55,7 @@ def traced(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
 def decoded(model: CausalLM, static: StaticStep | None, *, count: int = 7, length: int = 16) -> list[Request]:
     """What requests of different lengths become, several in a batch."""
     batch = DecodeBatch(model, max_running=5)
-    batch._fused, batch._static = None, static
+    batch._steps = static
     made = [
         Request(f"r{n}", tuple(tokens(3 + 5 * n, n, vocab=61)), Sampling(key=n, max_tokens=length + n))
         for n in range(count)

@@ -20,8 +20,8 @@ import torch
 from rollout.sync_cases import NUM_TENSORS, Net, Pair, bits, connected, net, side_by_side
 from torch import Tensor, nn
 
-from strop.engines.weights import TensorMetadata, digest_weights
-from strop.rollout.sync.target import ModuleTarget
+from strop.engines.digests.models import digest_weights
+from strop.engines.weights import TensorMetadata
 from strop.rollout.sync.types import (
     Endpoint,
     SyncCorrupted,
@@ -36,6 +36,7 @@ from strop.rollout.transfer.channel import SenderChannel
 from strop.rollout.transfer.receiver import WeightReceiver
 from strop.rollout.transfer.sender import WeightSender
 from strop.rollout.transfer.stream import Bucket
+from strop.rollout.transfer.target import ModuleTarget
 
 TRANSPORTS = ("shared_memory", "collective")
 REFUSAL = "; the rollout worker keeps refusing to generate until a complete sync arrives"
@@ -747,7 +748,7 @@ def test_a_sharded_model_cannot_receive(monkeypatch: pytest.MonkeyPatch) -> None
     class Sharded(Tensor):
         pass
 
-    monkeypatch.setattr("strop.rollout.sync.target.DTensor", Sharded)
+    monkeypatch.setattr("strop.rollout.transfer.target.DTensor", Sharded)
     module = nn.Linear(2, 2)
     module.register_buffer("shard", torch.zeros(2).as_subclass(Sharded))
     with pytest.raises(

@@ -14,14 +14,14 @@ import torch
 from rollout_cases import answers, run, token_ids, tokens, turns
 
 from strop.engines.causal_lm import CausalLM
-from strop.engines.weights import digest_weights
+from strop.engines.digests.models import digest_weights
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.sync.target import ModuleTarget
 from strop.rollout.sync.types import SyncError, SyncRefused, SyncReport, UnverifiedWeights
 from strop.rollout.transfer import shared_memory
 from strop.rollout.transfer.engine import VerifiedEngine
 from strop.rollout.transfer.receiver import WeightReceiver
 from strop.rollout.transfer.sender import WeightSender
+from strop.rollout.transfer.target import ModuleTarget
 from strop.rollout.types import Sampling
 
 PROMPT = tokens(9, seed=1)

@@ -30,7 +30,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.rollout.native.engine import NativeEngine
 from rollout.engine_process.server import EngineServer
-from strop.rollout.sync.target import ModuleTarget
+from strop.rollout.transfer.target import ModuleTarget
 
 folder, version, when, mark = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 torch.set_num_threads(1)
@@ -90,7 +90,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
-from strop.rollout.sync.target import ModuleTarget
+from strop.rollout.transfer.target import ModuleTarget
 from strop.rollout.registry import engines
 from rollout.engine_process.engine import RemoteEngine
 from rollout.engine_process.wire import EngineAddress

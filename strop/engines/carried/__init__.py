@@ -2,6 +2,10 @@
 
 refused.py  model families that are known not to run, and what they do
 packed.py   a loaded model on packed tokens, compared with its own forward pass
+
+Layers that carry a state (linear attention) have no keys:
+recurrent.py  such layers on packed rows
+states.py     a model that has some, and its states in the native engine
 """
 
 from strop.engines.carried.packed import check_packed

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor
 
 from strop.engines.attention import (
+    AttentionContext,
     AttentionForm,
     NoContext,
     PackedAttention,
     Segment,
 )
+from strop.engines.carried.recurrent import LINEAR, Context, Run
+from strop.engines.carried.states import Recurrence
 from strop.engines.causal_lm import CausalLM, logit_form, max_positions, use_packed_attention
 from strop.engines.head import Head
 from strop.engines.media import media_inputs
-from strop.engines.recurrent import LINEAR, Run
 
 PROBE_LENGTHS = (12, 32)
 """Lengths of the two sequences on which a loaded model is compared with its own attention: packed, the short one lies
@@ -43,7 +45,7 @@ _REFUSAL = (
 class _Recorder:
     """Packed attention that notes which layers called it, and with which windows."""
 
-    def __init__(self, attention: PackedAttention) -> None:
+    def __init__(self, attention: AttentionContext) -> None:
         self._attention = attention
         self.layers: list[int] = []
         self.recurrent: list[int] = []
@@ -58,6 +60,7 @@ class _Recorder:
 
     def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
         self.recurrent.append(layer)
+        assert isinstance(self._attention, Context), "a model with such layers has one"
         return self._attention.recur(layer, run, hidden)
 
 
@@ -177,7 +180,8 @@ def _run_packed(model: CausalLM, sequences: Sequence[Tensor]) -> Tensor:
     segments = [
         Segment(start=end - len(ids), length=len(ids)) for end, ids in zip(ends, sequences, strict=True)
     ]
-    recorder = _Recorder(PackedAttention(segments, device=model.device))
+    attention = PackedAttention(segments, device=model.device)
+    recorder = _Recorder(attention if model.recurrence is None else model.recurrence.packed(attention))
     positions = torch.cat([torch.arange(len(ids), device=model.device) for ids in sequences])
     try:
         hidden = model.hidden(torch.cat(list(sequences))[None], positions[None], recorder)
@@ -197,13 +201,15 @@ def _check_layers(model: CausalLM, recorder: _Recorder) -> None:
     name = type(model.module).__name__
     text = model.config.get_text_config()
     num_layers = getattr(text, "num_hidden_layers", len(recorder.layers))
-    num_recurrent = model.num_recurrent
+    num_recurrent, attending = 0, list(range(num_layers))
+    if isinstance(model.recurrence, Recurrence):
+        num_recurrent, attending = model.recurrence.num_layers, list(model.recurrence.numbers)
     if recorder.recurrent != list(range(num_recurrent)):
         raise ValueError(
             f"{name} has {num_recurrent} layers that carry a state, of which {len(set(recorder.recurrent))} were asked "
             f"for packed tokens: {_REFUSAL}"
         )
-    if not recorder.layers or recorder.layers != list(range(num_layers - num_recurrent)):
+    if not recorder.layers or recorder.layers != attending:
         raise ValueError(
             f"{name} attends in {len(set(recorder.layers))} of its {num_layers} layers on packed tokens: {_REFUSAL}"
         )

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
 )
 
-from strop.engines.recurrent import CARRIED, LINEAR
+from strop.engines.carried.recurrent import CARRIED, LINEAR
 
 _ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
 """Kinds of layers, as configurations call them, that attend to earlier tokens and keep nothing else."""

@@ -35,7 +35,6 @@ from torch import Tensor
 
 from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.parallel import exchanged
-from strop.engines.recurrent import CARRIED, Run
 from strop.engines.tokens import Tokens
 
 
@@ -66,7 +65,7 @@ def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, secti
             f"{section}.sequence_parallel is {sp_size}, but the {heads} attention heads of the model do not divide "
             f"over {sp_size} ranks; use sequence_parallel={_choices(world_size, heads)}"
         )
-    if text.model_type in CARRIED:
+    if "linear_attention" in (getattr(text, "layer_types", None) or ()):
         raise ValueError(
             f"{section}.sequence_parallel is {sp_size}, but layers of {text.model_type} carry a state from token to "
             f"token, which no rank can begin in the middle of; use sequence_parallel=1"
@@ -102,10 +101,6 @@ class UlyssesAttention:
         self._num_tokens = num_tokens
         self._group = group
         self._size = dist.get_world_size(group)
-
-    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
-        """No part of a sequence can be run by itself; `check_sequence_parallel` has refused the model."""
-        raise AssertionError("layers that carry a state are never divided over ranks")
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention output [n, H, Dv] for query [n, H, D], key [n, Hkv, D], value [n, Hkv, Dv] of this rank's n tokens.

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
+from strop.rollout.native.batch import agrees
 from strop.rollout.native.cache import DecodeAttention, SlotCache
-from strop.rollout.native.fused import agrees
 
 logger = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ def static_step(model: CausalLM) -> StaticStep | None:
 
     Layers with a state keep it in tensors that change their address, and sharded parameters are gathered anew.
     """
-    if model.device.type != "cuda" or model.is_sharded or model.num_recurrent:
+    if model.device.type != "cuda" or model.is_sharded or model.recurrence is not None:
         return None
     return StaticStep(model, cuda_graphs())
 

@@ -24,8 +24,8 @@ from strop.rollout.conformance.suite import run_checks
 from strop.rollout.conformance.trial import Finding, Start, Subject
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.processes.filling import make_engine
-from strop.rollout.sync.target import ModuleTarget
 from strop.rollout.transfer.stream import parameter_stream
+from strop.rollout.transfer.target import ModuleTarget
 from strop.shell.versions import versions_in
 from strop.workers.generation import Place
 

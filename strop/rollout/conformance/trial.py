@@ -17,7 +17,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 import torch
 from torch import Tensor
 
-from strop.engines.digest import digest_tensor
+from strop.engines.digests.tensors import digest_tensor
 from strop.rollout.conformance.judge import Judge
 from strop.rollout.sync.target import WeightTarget
 from strop.rollout.types import Ability, OnToken, RolloutEngine, Sampling, TokenOutput

@@ -17,16 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strop.base.guests import optional
+from strop.base.guests import all_joined
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.cache import DecodeAttention, SlotCache
-from strop.rollout.native.fused import agrees, fused_step
 from strop.rollout.native.prefill import Given, Prefill
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
-from strop.rollout.native.states import SlotStates, num_bytes
 
 logger = logging.getLogger(__name__)
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Share of the largest logit by which another step may differ from that of the model's own forward pass."""
 
 
 class OtherSteps(Protocol):
@@ -54,6 +55,27 @@ class OtherSteps(Protocol):
         """Give memory back."""
 
 
+def other_steps(model: CausalLM) -> OtherSteps | None:
+    """The first that a guest has for this model; None where it goes through its own forward pass."""
+    for make in all_joined("decode steps").values():
+        steps: OtherSteps | None = make(model)
+        if steps is not None:
+            return steps
+    return None
+
+
+def agrees(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a step gave what the model's own forward pass gives; says so where not."""
+    difference = float((logits - expected).abs().max())
+    if difference <= TOLERANCE.get(dtype, 0.1) * float(expected.abs().max()):
+        return True
+    logger.warning(
+        "decoding goes through the model's own forward pass, which is slower: another way of it differs by %.3g",
+        difference,
+    )
+    return False
+
+
 class DecodeBatch:
     """The running and waiting sequences of one model."""
 
@@ -68,12 +90,9 @@ class DecodeBatch:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._cache = SlotCache(max_running)
-        self._states = SlotStates(max_running)
+        self._states = model.recurrence and model.recurrence.slots(max_running)
         self.prefill = Prefill(model, reuses=reuses)
-        self._fused = fused_step(model)
-        other_steps = optional("decode steps")
-        self._static: OtherSteps | None = None if other_steps is None else other_steps(model)
-        self._is_checked = False  # the joined step gives what the model's own forward pass gives
+        self._steps = other_steps(model)
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
         self._is_short = False  # of memory: nothing enters beside those that run, until one of them ends
         self.num_decoded = 0
@@ -89,7 +108,8 @@ class DecodeBatch:
     @property
     def cache_bytes(self) -> int:
         """Memory of the running sequences' keys and values, and of those kept for later requests."""
-        return self._cache.num_bytes + self._states.num_bytes + self.prefill.num_bytes
+        states = self._states.num_bytes if self._states else 0
+        return self._cache.num_bytes + states + self.prefill.num_bytes
 
     def put_back(self) -> None:
         """Forget everything computed: running sequences wait again, first of all, to go on where they are."""
@@ -98,21 +118,18 @@ class DecodeBatch:
         self.waiting.extendleft(reversed(self.running))
         self.running.clear()
         self.prefill.forget()
-        if self._fused is not None:
-            self._fused.look_again()
-        if self._static is not None:
-            self._static.look_again()
+        if self._steps is not None:
+            self._steps.look_again()
 
     def free(self) -> None:
         """Give the cache's memory back; no request may be running."""
         assert not self.running, "running sequences need the cache"
         self.prefill.forget()
         self._cache.free()
-        self._states.free()
-        if self._fused is not None:
-            self._fused.free()
-        if self._static is not None:
-            self._static.free()
+        if self._states:
+            self._states.free()
+        if self._steps is not None:
+            self._steps.free()
 
     @torch.inference_mode()
     def step(self, version: int) -> None:
@@ -145,8 +162,8 @@ class DecodeBatch:
             self._cache.expect(
                 max(request.max_length for request in itertools.chain(*groups.values(), self.waiting))
             )
-            if self._fused is not None:  # while nothing ran, the weights may have been trained
-                self._fused.look_again()
+            if self._steps is not None:  # while nothing ran, the weights may have been trained
+                self._steps.look_again()
         logits, left = [], []
         for group in groups.values():
             given = self.prefill.get(group[0])
@@ -194,7 +211,7 @@ class DecodeBatch:
 
     def _enter(self, group: Sequence[Request], given: Given) -> int:
         """Give slots to requests of which the same is given; how many found room."""
-        self._cache.state_bytes = num_bytes(given.states)
+        self._cache.state_bytes = sum(part.nbytes for parts in given.states for part in parts)
         self._cache.form_like(given.key_values)  # the first time of all, room is known only from here on
         length = len(given.token_ids)
         count = self._num_fitting([length] * len(group))
@@ -202,7 +219,8 @@ class DecodeBatch:
         if not count or not self._cache.reserve(max(self._longest, length), num_slots=slots.stop):
             return 0
         self._cache.write(slots, given.key_values)
-        self._states.write(slots, given.states)
+        if self._states:
+            self._states.write(slots, given.states)
         for slot, request in zip(slots, group, strict=False):
             how = request.sampling
             position = how.position + len(request.token_ids)
@@ -254,32 +272,16 @@ class DecodeBatch:
         ids = torch.from_numpy(rows["last"].copy()).to(model.device)
         shifts = torch.from_numpy(rows["shift"].copy()).to(model.device)
         rows["length"] += 1
-        if self._static is not None and not self._static.is_given_up:
-            return self._static.logits(
-                ids,
-                lengths,
-                lengths + shifts,
-                self._cache,
-                num_tokens=num_tokens,
-                own=lambda: self._own(ids, lengths, shifts, num_tokens),
-            )
-        if self._fused is None:
-            return self._own(ids, lengths, shifts, num_tokens)
-        if self._is_checked:
-            return self._fused.logits(ids, lengths, self._cache, num_tokens=num_tokens)
-        expected = self._own(ids, lengths, shifts, num_tokens)
-        logits = self._fused.logits(ids, lengths, self._cache, num_tokens=num_tokens)
-        self._is_checked = True
-        if agrees(logits, expected, model.compute_dtype):
-            return logits
-        self._fused = None
-        return self._own(ids, lengths, shifts, num_tokens)  # what the other left in the cache is overwritten
+        positions = lengths + shifts
 
-    def _own(self, ids: Tensor, lengths: Tensor, shifts: Tensor, num_tokens: int) -> Tensor:
-        """Logits [B, V] by the model's own forward pass."""
-        attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens, states=self._states)
-        hidden = self._model.hidden(ids[None], (lengths + shifts)[None], attention)
-        return self._model.head.logits(hidden)
+        def own() -> Tensor:
+            attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
+            context = self._states.decoding(attention) if self._states else attention
+            return model.head.logits(model.hidden(ids[None], positions[None], context))
+
+        if self._steps is None or self._steps.is_given_up:
+            return own()
+        return self._steps.logits(ids, lengths, positions, self._cache, num_tokens=num_tokens, own=own)
 
     def _take(self, logits: Tensor, slots: range, version: int) -> None:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""
@@ -317,7 +319,8 @@ class DecodeBatch:
         last = len(self.running) - 1
         if slot != last:
             self._cache.move(last, slot, int(self._rows["length"][last]))
-            self._states.move(last, slot)
+            if self._states:
+                self._states.move(last, slot)
             self._rows[slot] = self._rows[last]
             self.running[slot] = self.running[last]
         self.running.pop()

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from strop.base.guests import optional
 from strop.base.limits import free_bytes
 from strop.engines.attention import AttentionForm
-from strop.engines.recurrent import Run
-from strop.rollout.native.kernel import decode_kernel
-from strop.rollout.native.states import SlotStates
+from strop.rollout.native.compiled import CompiledDecoding
 
 GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
@@ -155,16 +154,14 @@ class SlotCache:
 class DecodeAttention:
     """One query token per running sequence, over the sequence's own cache."""
 
-    def __init__(
-        self, cache: SlotCache, lengths: Tensor, *, num_tokens: int, states: SlotStates | None = None
-    ) -> None:
+    def __init__(self, cache: SlotCache, lengths: Tensor, *, num_tokens: int) -> None:
         """Args:
         cache: keys and values of the sequences.
         lengths: [B] int64, tokens already in each slot; the new token goes behind them.
         num_tokens: the longest one with its new token.
-        states: of layers that carry one.
         """
-        self._cache, self._states = cache, states
+        self._cache = cache
+        self._compiled: CompiledDecoding | None = optional("compiled decoding")
         self._lengths = lengths
         self._slots = torch.arange(len(lengths), device=lengths.device)
         self._num_tokens = num_tokens
@@ -176,12 +173,10 @@ class DecodeAttention:
         value_dim = value.shape[2]
         keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D]
         fills = keys.shape[1] == kv_heads and keys.shape[3] == dim == value_dim
-        kernel = decode_kernel(query, keys) if form.is_fused and form.chunk is None and fills else None
-        if kernel is not None:
-            out = kernel.attend(
-                query, key, value, keys, values, self._lengths, scaling=form.scaling, window=form.window
-            )
-            return out.to(query.dtype)
+        if self._compiled is not None and form.is_fused and form.chunk is None and fills:
+            out = self._compiled.attend(query, key, value, keys, values, self._lengths, form)
+            if out is not None:
+                return out
         keys, values = keys[:, :kv_heads, :, :dim], values[:, :kv_heads, :, :value_dim]
         keys[self._slots, :, self._lengths] = key.to(keys.dtype)
         values[self._slots, :, self._lengths] = value.to(values.dtype)
@@ -196,11 +191,6 @@ class DecodeAttention:
             probs = form.weights(scores.unsqueeze(3), mask.unsqueeze(3)).squeeze(3)
         output = torch.matmul(probs.to(values.dtype), values)
         return output.view(b, -1, value_dim).to(query.dtype)
-
-    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
-        """Output [B, D] of a layer that carries a state, for one token of each sequence; the states go on."""
-        assert self._states is not None, "a model with such layers has states"
-        return run(hidden[:, None], self._states.layer(layer, len(hidden)))[:, 0]
 
     def _mask(self, form: AttentionForm, like: Tensor) -> Tensor:
         """[B, 1, 1, T]: 0 where a key may be seen, -inf where not; made once per step."""

@@ -14,9 +14,8 @@ from strop.base.guests import optional
 from strop.engines.attention import AttentionForm, PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import joined_positions, next_position
-from strop.engines.recurrent import LayerState, Run
+from strop.engines.recurrence import States
 from strop.rollout.native.request import Request
-from strop.rollout.native.states import States
 
 PREFILL_TOKENS = 4096
 """Given tokens computed in one step, beside one token of every running sequence; a prompt with media is never cut."""
@@ -25,21 +24,12 @@ PREFILL_TOKENS = 4096
 class PrefillAttention:
     """Packed attention to the tokens of a piece and of the prefixes that they continue; keeps keys and values."""
 
-    def __init__(
-        self,
-        attention: PackedAttention,
-        prefixes: Sequence[Tensor],
-        segments: Sequence[Segment] = (),
-        states: Sequence[States] = (),
-    ) -> None:
+    def __init__(self, attention: PackedAttention, prefixes: Sequence[Tensor]) -> None:
         """Args:
         attention: of the row.
         prefixes: [2, L, Hkv, P, D]; they lie in the attention's row one after another, behind the tokens.
-        segments: the pieces of the row.
-        states: of each piece, what it continues in layers that carry a state; empty where nothing came before.
         """
-        self._attention, self._segments, self._before = attention, segments, states
-        self._behind: list[list[tuple[Tensor, Tensor]]] = [[] for _ in segments]
+        self._attention = attention
         self._prefixes = torch.cat(list(prefixes), dim=3).transpose(2, 3) if prefixes else None
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
@@ -54,20 +44,6 @@ class PrefillAttention:
             key = torch.cat([key, self._prefixes[0, layer, :, :heads, :dim].to(key.dtype)])
             value = torch.cat([value, self._prefixes[1, layer, :, :heads, :value_dim].to(value.dtype)])
         return self._attention.attend(layer, query, key, value, form)
-
-    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
-        """Output [N, D] of a layer that carries a state, of each piece by itself; the states behind them are kept."""
-        outputs = []
-        for piece, before, behind in zip(self._segments, self._before, self._behind, strict=True):
-            assert layer == len(behind), "layers run in order, each once"
-            state = LayerState(*(part.clone() for part in before[layer])) if before else LayerState()
-            outputs.append(run(hidden[None, piece.start : piece.start + piece.length], state)[0])
-            behind.append(state.kept())
-        return torch.cat(outputs)
-
-    def states(self, piece: int) -> States:
-        """The states behind a piece."""
-        return tuple(self._behind[piece])
 
     def key_values(self, dtype: torch.dtype) -> Tensor:
         """[2, L, Hkv, N, D]: keys and values of all layers and packed tokens."""
@@ -134,7 +110,7 @@ class Prefill:
         """With `reuses`, a request may begin with tokens that were computed for others."""
         self._model = model
         make = optional("kept prefixes")
-        reuses = reuses and not model.num_recurrent  # states are known behind the last token alone
+        reuses = reuses and model.recurrence is None  # states are known behind the last token alone
         self._kept: KeptPrefixes | None = make() if reuses and make is not None else None
         self._done: dict[Hashable, Given] = {}  # wanted by a request that waits
         # Keys and values, and states, of the first tokens of what is too long for a step.
@@ -217,8 +193,9 @@ class Prefill:
         attention = PrefillAttention(
             PackedAttention(segments, device=model.device),
             [piece.prefix for piece in pieces if piece.prefix is not None],
-            segments,
-            [piece.states for piece in pieces],
+        )
+        with_states = model.recurrence and model.recurrence.prefilling(
+            attention, segments, [piece.states for piece in pieces]
         )
         ids = torch.tensor(
             [token for piece in pieces for token in piece.request.given_ids[piece.start : piece.stop]],
@@ -229,21 +206,21 @@ class Prefill:
         if media and model.media is not None:
             arguments = model.media.arguments(media, device=model.device)
         placed = [self._positions(piece) for piece in pieces]
-        hidden = model.hidden(ids[None], joined_positions(placed).to(model.device), attention, arguments)
+        positions = joined_positions(placed).to(model.device)
+        hidden = model.hidden(ids[None], positions, with_states or attention, arguments)
         last = torch.tensor([segment.start + segment.length - 1 for segment in segments], device=model.device)
         logits = model.head.logits(hidden[last])
         key_values = attention.key_values(model.compute_dtype)
         for index, (piece, segment) in enumerate(zip(pieces, segments, strict=True)):
             tokens = key_values[:, :, :, segment.start : segment.start + segment.length]
             tokens = tokens.clone() if piece.prefix is None else torch.cat([piece.prefix, tokens], dim=3)
+            states = with_states.states(index) if with_states else ()
             request = piece.request
             if piece.stop < len(request.given_ids):
-                self._begun[request.given_key] = tokens, attention.states(index)
+                self._begun[request.given_key] = tokens, states
             else:
                 shift = next_position(placed[index]) - piece.stop
-                given = Given(
-                    request.given_ids, tokens, logits[index].clone(), shift, attention.states(index)
-                )
+                given = Given(request.given_ids, tokens, logits[index].clone(), shift, states)
                 self._done[request.given_key] = given
         self.num_computed += len(ids)
 

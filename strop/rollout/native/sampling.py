@@ -1,4 +1,4 @@
-"""The next token of many rows at once, in one call of compiled C on a CPU.
+"""The next token of many rows at once.
 
 A token is the inverse of its row's cumulative distribution at one uniform number, which depends only on
 the request's key and the token's position: never on which other requests run beside it.
@@ -11,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from strop.base.guests import optional
 from strop.base.randomness import uniforms
-from strop.rollout.native.kernel import sample_kernel
+from strop.rollout.native.compiled import CompiledDecoding
 
 Rows = NDArray[np.void]
 """Running sequences, a record of `SEQUENCE` for each; slices are views."""
@@ -37,14 +38,15 @@ def next_tokens(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     Log-probs are those of the whole distribution at the row's temperature (1 where it is greedy), before
     top-k and top-p cut it.
     """
-    kernel = sample_kernel() if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
-    is_whole = (rows["temperature"] == 0) | (rows["top_k"] == 0) & (rows["top_p"] >= 1.0)
-    if kernel is None:
+    compiled: CompiledDecoding | None = optional("compiled decoding")
+    found = None
+    if compiled is not None:
+        found = compiled.sample(logits, rows["temperature"], rows["key"], rows["position"])
+    if found is None:
         tokens, log_probs = _in_torch(logits, rows)
     else:
-        tokens, log_probs = kernel.sample(
-            logits, rows["temperature"], uniforms(rows["key"], rows["position"])
-        )
+        tokens, log_probs = found
+        is_whole = (rows["temperature"] == 0) | (rows["top_k"] == 0) & (rows["top_p"] >= 1.0)
         if not np.all(is_whole):  # a row's numbers do not depend on what others ask for
             tokens[~is_whole], log_probs[~is_whole] = _in_torch(logits[~is_whole], rows[~is_whole])
     rows["position"] += 1

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines.digest import digest_tensor
+from strop.engines.digests.tensors import digest_tensor
 from strop.rollout.transfer.stream import ALIGNMENT
 
 

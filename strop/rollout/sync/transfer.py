@@ -56,6 +56,10 @@ class WeightTransfer(Protocol):
         """Of this model, of which this rank of the actor holds all or a shard."""
         ...
 
+    def target(self, module: nn.Module) -> WeightTarget:
+        """The parameters of a model in this process; ValueError for a sharded one."""
+        ...
+
     def receiving(self, engine: RolloutEngine, target: WeightTarget, *, device: str) -> ReceivingEngine:
         """Around an engine that generates with these parameters, which are on a device of this type."""
         ...

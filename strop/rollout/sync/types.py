@@ -39,7 +39,7 @@ class SyncReport:
     seconds: float
     """From begin to verdict, in seconds, with the wait for the other side."""
     digest: str
-    """`engines.weights.combine_digests` of what was sent and what is live; "" on ranks that only gathered."""
+    """`engines.digests.models.combine_digests` of what was sent and what is live; "" on ranks that only gathered."""
 
 
 class SyncError(RuntimeError):

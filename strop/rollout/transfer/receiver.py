@@ -13,7 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from strop.engines.weights import TensorMetadata, WeightsMetadata, combine_digests
+from strop.engines.digests.models import combine_digests
+from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.net.messages import Message
 from strop.rollout.sync.target import WeightTarget
 from strop.rollout.sync.types import (

@@ -26,8 +26,9 @@ from contextlib import suppress
 import torch
 from torch import Tensor, nn
 
-from strop.engines.digest import finish, word_sum
-from strop.engines.weights import WeightsMetadata, combine_digests, weights_metadata
+from strop.engines.digests.models import combine_digests
+from strop.engines.digests.tensors import finish, word_sum
+from strop.engines.weights import WeightsMetadata, weights_metadata
 from strop.net.messages import Message
 from strop.rollout.sync.types import Endpoint, SyncError, SyncReport
 from strop.rollout.transfer import shared_memory

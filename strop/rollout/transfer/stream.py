@@ -16,12 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from strop.engines.digests.models import check_present, dtype_name, full_weight
 from strop.engines.weights import (
     TensorMetadata,
     WeightsMetadata,
-    check_present,
-    dtype_name,
-    full_weight,
     hugging_face_name,
     named_weights,
     weights_metadata,

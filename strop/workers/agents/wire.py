@@ -27,7 +27,7 @@ from typing import Any
 from strop.agents.spans import Span
 from strop.border import storable
 from strop.protocol.columns import BatchError
-from strop.protocol.disk import from_json, to_json
+from strop.protocol.forms.folder import from_json, to_json
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trajectory import Prompt, Trajectory
 

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from strop.cpu import products
+from strop.cpu.products import LayerProducts, has_large, linear
 from strop.data.tiny import make_tiny_model
-from strop.engines import products
 from strop.engines.attention import PackedAttention, Segment
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
-from strop.engines.products import LayerProducts, has_large, linear
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ back with the cache.
 from __future__ import annotations
 
 import ctypes
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from strop.cpu.kernel import DecodeKernel, Layer, compiled
 from strop.engines.attention import FORMULA_NAME
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import Head
+from strop.rollout.native.batch import TOLERANCE, agrees
 from strop.rollout.native.cache import SlotCache
-from strop.rollout.native.kernel import DecodeKernel, Layer, compiled
-
-logger = logging.getLogger(__name__)
 
 LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 """Classes of transformers whose forward pass this is."""
@@ -34,8 +32,6 @@ ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose frequencies do not follow the longest sequence of a batch."""
 TABLE_POSITIONS = 512
 """The tables of cosines and sines grow by so many positions."""
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Share of the largest logit by which the first step may differ from that of the model's own forward pass."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +110,9 @@ class FusedStep:
         self._is_current = False
         self._cosines = self._sines = torch.empty(0)
         self._room = torch.empty(0)
+        self._is_checked = False
+        self.is_given_up = False
+        """The first step gave something else than the model's own forward pass: none is tried again."""
 
     def free(self) -> None:
         """Give the memory of packed weights back."""
@@ -127,7 +126,29 @@ class FusedStep:
         """The weights may be others from now on."""
         self._is_current = False
 
-    def logits(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
+    def logits(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        *,
+        num_tokens: int,
+        own: Callable[[], Tensor],
+    ) -> Tensor:
+        """As strop.rollout.native.batch.OtherSteps has it; positions are lengths in models of text."""
+        if self._is_checked:
+            return self.computed(ids, lengths, cache, num_tokens=num_tokens)
+        expected = own()
+        logits = self.computed(ids, lengths, cache, num_tokens=num_tokens)
+        self._is_checked = True
+        if agrees(logits, expected, self._dtype):
+            return logits
+        self.is_given_up = True
+        self.free()
+        return own()  # what the other left in the cache is overwritten
+
+    def computed(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
         """Logits [B, V] of the next token; arguments as of `hidden`."""
         hidden, head = self.hidden(ids, lengths, cache, num_tokens=num_tokens), self._model.head
         assert self._head is not None
@@ -245,15 +266,3 @@ def _vector(weight: Tensor) -> Tensor:
 
 def _at(vector: Tensor | None) -> int | None:
     return None if vector is None else vector.data_ptr()
-
-
-def agrees(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a step gave what the model's own forward pass gives; says so where not."""
-    difference = float((logits - expected).abs().max())
-    if difference <= TOLERANCE.get(dtype, 0.1) * float(expected.abs().max()):
-        return True
-    logger.warning(
-        "decoding goes through the model's own forward pass, which is slower: another way of it differs by %.3g",
-        difference,
-    )
-    return False

@@ -1,9 +1,9 @@
 """Decode steps in C, for a CPU: compiled once for a machine and a shape of heads, in about a second.
 
-For every model the next tokens, and attention of one token per sequence: the torch formulation in cache.py reads every
-sequence to the length of the longest, in many small matrix products. And for models of Llama's form a whole step
-(fused.py). Where gcc is missing or fails, or for another precision or device, torch computes all three. Their results
-differ by rounding. Last measured: benchmarks/RESULTS.md.
+For every model the next tokens, and attention of one token per sequence: the torch formulation of the native engine
+reads every sequence to the length of the longest, in many small matrix products. And for models of Llama's form a whole
+step (steps.py). Where gcc is missing or fails, or for another precision or device, torch computes all three. Their
+results differ by rounding. Last measured: benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from strop.base.randomness import uniforms
+from strop.engines.attention import AttentionForm
 
 logger = logging.getLogger(__name__)
 
@@ -177,6 +180,23 @@ def decode_kernel(query: Tensor, keys: Tensor) -> DecodeKernel | None:
     return compiled(dim, kv_heads, query.shape[1] // kv_heads, keys.dtype == torch.bfloat16)
 
 
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    form: AttentionForm,
+) -> Tensor | None:
+    """As strop.rollout.native.compiled.CompiledDecoding has it."""
+    kernel = decode_kernel(query, keys)
+    if kernel is None:
+        return None
+    out = kernel.attend(query, key, value, keys, values, lengths, scaling=form.scaling, window=form.window)
+    return out.to(query.dtype)
+
+
 class SampleKernel:
     """The compiled function of sample.c."""
 
@@ -214,6 +234,19 @@ def sample_kernel() -> SampleKernel | None:
     """None where nothing can be compiled."""
     library = _library(SAMPLE)
     return None if library is None else SampleKernel(library)
+
+
+def sample(
+    logits: Tensor,
+    temperature: NDArray[np.float64],
+    key: NDArray[np.uint64],
+    position: NDArray[np.int64],
+) -> tuple[Tensor, Tensor] | None:
+    """As strop.rollout.native.compiled.CompiledDecoding has it."""
+    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+        return None
+    kernel = sample_kernel()
+    return None if kernel is None else kernel.sample(logits, temperature, uniforms(key, position))
 
 
 @cache

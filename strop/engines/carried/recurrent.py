@@ -1,8 +1,8 @@
-"""Layers that carry a state from token to token (linear attention), on packed rows.
+"""Layers that carry a state from token to token (linear attention), on packed rows and in the native engine.
 
 Such a layer has no keys to gather: each sequence of a row is given to the layer's own function by itself, the tokens
 that it continues before it. In training these are computed again for every sample of a prompt; in rollout the state
-behind them is kept (rollout/native/states.py).
+behind them is kept (states.py).
 
 Source: Yang et al. 2024, arXiv:2412.06464 (gated delta rule), as Qwen3-Next has it.
 """
@@ -10,13 +10,16 @@ Source: Yang et al. 2024, arXiv:2412.06464 (gated delta rule), as Qwen3-Next has
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from strop.engines.attention import AttentionContext, AttentionForm, PackedAttention, Segment, gather
+from strop.engines.recurrence import States
 
 CARRIED = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
 """Model types whose layers of this kind keep a convolution's last inputs and a matrix for each head, and ask for them
@@ -95,12 +98,83 @@ def attend_apart(module: Any) -> int:
     return len(layers)
 
 
-def number_among_attending(config: Any, layer: int) -> int:
-    """The number of an attention layer among those of a model that attend."""
-    if getattr(config, "model_type", None) not in CARRIED:
-        return layer
-    before: list[str] = list(config.layer_types[:layer])
-    return layer - before.count(LINEAR)
+class Context:
+    """Attention, and layers that carry a state, each numbered among its own kind."""
+
+    def __init__(self, attention: AttentionContext, numbers: Mapping[int, int]) -> None:
+        """Args:
+        attention: of the layers that attend.
+        numbers: of a layer of the model among those.
+        """
+        self._attention, self._numbers = attention, numbers
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """As `AttentionContext.attend`."""
+        return self._attention.attend(self._numbers[layer], query, key, value, form)
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """Output [N, D] of a layer that carries a state, for tokens [N, D].
+
+        Args:
+            layer: number among the layers of this kind.
+            run: the layer.
+            hidden: its input.
+        """
+        raise NotImplementedError
+
+
+class PackedContext(Context):
+    """A packed row: each segment by itself, behind what it continues."""
+
+    _attention: PackedAttention
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """As `Context.recur`."""
+        outputs = []
+        for bucket in self._attention.buckets:
+            b, q, k = bucket.shape
+            index = bucket.query_index if bucket.key_index is None else bucket.key_index
+            out = run(gather(hidden, index).view(b, k, -1), None)  # padding is behind all tokens
+            if bucket.key_index is not None:
+                at_query = bucket.prefix + torch.arange(q)[None]  # [b, q]
+                rows = (at_query.clamp(max=k - 1) + k * torch.arange(b)[:, None]).flatten()
+                out = gather(out.reshape(b * k, -1), rows.to(out.device))
+            outputs.append(out.reshape(b * q, -1))
+        return self._attention.joined(outputs)
+
+
+class PieceContext(Context):
+    """Pieces of sequences, of which each goes on from a state and leaves one."""
+
+    def __init__(
+        self,
+        attention: AttentionContext,
+        numbers: Mapping[int, int],
+        segments: Sequence[Segment],
+        before: Sequence[States],
+    ) -> None:
+        """Args:
+        attention, numbers: as of `Context`.
+        segments: the pieces of the row.
+        before: of each piece, what it continues; empty where nothing came before.
+        """
+        super().__init__(attention, numbers)
+        self._segments, self._before = segments, before
+        self._behind: list[list[tuple[Tensor, Tensor]]] = [[] for _ in segments]
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """As `Context.recur`, of each piece by itself; the states behind them are kept."""
+        outputs = []
+        for piece, before, behind in zip(self._segments, self._before, self._behind, strict=True):
+            assert layer == len(behind), "layers run in order, each once"
+            state = LayerState(*(part.clone() for part in before[layer])) if before else LayerState()
+            outputs.append(run(hidden[None, piece.start : piece.start + piece.length], state)[0])
+            behind.append(state.kept())
+        return torch.cat(outputs)
+
+    def states(self, piece: int) -> States:
+        """The states behind a piece."""
+        return tuple(self._behind[piece])
 
 
 def _carries_state(part: nn.Module) -> bool:
@@ -118,8 +192,7 @@ def _forward(
     strop_positions: Tensor | None = None,
     **rest: Any,
 ) -> Tensor:
-    """The forward call of a layer: as it is without a context, by the context's sequences with one
-    (`strop.engines.attention.AttentionContext.recur`)."""
+    """The forward call of a layer: as it is without a context, by the sequences of the context with one."""
     if strop_context is None:
         return own(hidden_states, cache_params=cache_params, attention_mask=attention_mask, **rest)
 

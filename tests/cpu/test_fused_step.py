@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from strop.cpu import kernel, steps
+from strop.cpu.steps import FusedStep, fused_step
 from strop.data.tiny import make_tiny_model
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
-from strop.rollout.native import cache, fused, kernel
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cache import DecodeAttention, SlotCache
-from strop.rollout.native.fused import FusedStep, fused_step
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
 
@@ -57,7 +57,7 @@ def both(
     """Logits of the step and of the model's own forward pass, and what each left in its cache."""
     ours, own = caches(model, len(given))
     ids, lengths = torch.arange(3, 3 + len(given)) % 30, torch.tensor(given)
-    logits = step.logits(ids, lengths, ours, num_tokens=max(given) + 1)
+    logits = step.computed(ids, lengths, ours, num_tokens=max(given) + 1)
     attention = DecodeAttention(own, lengths, num_tokens=max(given) + 1)
     expected = model.head.logits(model.hidden(ids[None], lengths[None], attention))
     return logits, expected, ours, own
@@ -97,7 +97,7 @@ def test_every_count_of_sequences_and_sizes_that_fill_no_panel(
     flags = [f"-DLANES={lanes}", "-Wno-psabi", "-O1", *(["-mno-avx512bf16"] if without else [])]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(kernel, "FLAGS", (*kernel.FLAGS, *flags))
-    monkeypatch.setattr(fused, "compiled", kernel.compiled.__wrapped__)
+    monkeypatch.setattr(steps, "compiled", kernel.compiled.__wrapped__)
     sizes = {"hidden_size": 40, "intermediate_size": 50, "num_heads": 4, "num_kv_heads": 2}
     make_tiny_model(tmp_path / "model", seed=0, num_layers=2, head_dim=head_dim, **sizes)
     model = load(tmp_path / "model", dtype)
@@ -122,7 +122,7 @@ def test_threads_change_nothing(tmp_path: Path, dtype: str) -> None:
             torch.set_num_threads(threads)
             ours, step = caches(model, 13)[0], step_of(model)
             lengths = torch.arange(13)
-            results += [step.logits(torch.arange(3, 16), lengths, ours, num_tokens=40) for _ in range(20)]
+            results += [step.computed(torch.arange(3, 16), lengths, ours, num_tokens=40) for _ in range(20)]
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(one, results[0]) for one in results)
@@ -145,7 +145,7 @@ def test_a_sequence_does_not_depend_on_the_others(tmp_path: Path, dtype: str) ->
         for place, slot in enumerate(slots):
             cache.write([place], table[:, :, slot].clone())
         chosen = torch.tensor(slots)
-        return step.logits(ids[chosen], lengths[chosen], cache, num_tokens=num_tokens)
+        return step.computed(ids[chosen], lengths[chosen], cache, num_tokens=num_tokens)
 
     together = result(list(range(13)), 40)
     for slots, num_tokens in (
@@ -176,7 +176,7 @@ def test_eager_attention_takes_no_compiled_step_and_no_compiled_attention(
     def no_kernel(*arguments: object) -> None:
         raise AssertionError("a compiled kernel was asked for")
 
-    monkeypatch.setattr(cache, "decode_kernel", no_kernel)
+    monkeypatch.setattr(kernel, "attend", no_kernel)
     torch.testing.assert_close(logits(eager), wanted, rtol=1e-5, atol=1e-5)
     with pytest.raises(AssertionError, match="compiled kernel"):
         logits(plain)
@@ -252,7 +252,7 @@ def test_a_step_that_differs_is_not_used(
     model = load(tiny_folder("qwen3"))
     wanted = played(model)
     assert not caplog.records
-    monkeypatch.setattr(fused, "_vector", lambda weight: torch.zeros(weight.shape))
+    monkeypatch.setattr(steps, "_vector", lambda weight: torch.zeros(weight.shape))
     assert played(model) == wanted
     assert "decoding goes through the model's own forward pass, which is slower" in caplog.text
 

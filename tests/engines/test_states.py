@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from references.language_models import VOCAB, load_plain, plain_log_probs
+from strop.engines.carried.states import SlotStates
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.rollout.native import prefill
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.native.states import SlotStates, num_bytes
 from strop.rollout.types import Sampling, TokenOutput
 
 LENGTHS = (13, 3, 9, 13)
@@ -52,8 +52,7 @@ def test_pieces_of_prompts_and_moves_of_sequences_change_nothing(
 
 def test_tables_grow_keep_what_they_have_and_give_their_memory_back() -> None:
     states = ((torch.ones(1, 2, 3), torch.full((1, 1, 2, 2), 2.0)),)
-    assert num_bytes(states) == 4 * (6 + 4)
-    slots = SlotStates(4)
+    slots = SlotStates({}, 4)
     slots.write([0], states)
     slots.write([1, 2], ((states[0][0] * 5, states[0][1] * 5),))
     slots.move(2, 0)

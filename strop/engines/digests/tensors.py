@@ -2,7 +2,7 @@
 
 The digest of a tensor is a sum over its 64-bit words, so the shards of a tensor contribute their own words and the
 sums add up: the digest of a sharded model costs one pass over the local shards and one small reduction, and nothing
-is gathered. engines/weights.py combines the digests of all parameters into one of the model.
+is gathered. models.py combines the digests of all parameters into one of the model.
 
     digest = H(number of bytes, sum over words i of  odd_row[i / 4096] * mix(word[i], odd_column[i % 4096])  mod 2^64)
     mix(x, k) = y ^ (y >>> 32)  with  y = k * (x ^ (x >>> 32))  mod 2^64

@@ -1,0 +1,5 @@
+"""A batch in other forms than DataProto.
+
+folder.py      a folder of safetensors and JSON
+tensordict.py  one TensorDict
+"""
