@@ -27,7 +27,6 @@ import strop
 from strop.controller.partition import Partition
 from strop.data.chat import Chat
 from strop.data.tiny import make_tiny_model
-from strop.engines.packing import Row
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto
 from strop.quickstart.task import write_task
@@ -47,7 +46,7 @@ FORMS: dict[type, str] = {
     kind: kind.__name__
     for kind in (
         Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, StepRecord,
-        Partition, Row, Tokens,
+        Partition, Tokens,
     )
 }  # fmt: skip
 """Values that are the prompt, or what was made of it; rows of files, batches and tensors are told apart below."""

@@ -19,9 +19,10 @@ from references.token_passes import log_probs_of, of_log_probs, of_values, value
 from strop.engines import gradients
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
-from strop.engines.packing import Row
+from strop.engines.packing import make_rows
 from strop.engines.parallel import Parallel
 from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
 from strop.roles.value_models import load_value_model
 
 # eps is large, so that an update is a smooth function of the gradient also where that is near 0.
@@ -48,10 +49,9 @@ def first_tokens() -> list[int]:
     return [sum(_LENGTHS[:row]) for row in range(NUM_ROWS)]
 
 
-def rows(step: int, which: Sequence[int]) -> list[Row]:
-    """Some rows of a step. Their tokens keep their places in the step's flat axis, so their weights too."""
-    every = pairs(step)
-    return [Row(*every[row], first_tokens()[row], every[row][0].numpy().tobytes()) for row in which]
+def batch(step: int) -> DataProto:
+    """The rows of a step."""
+    return make_rows(*zip(*pairs(step), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +93,12 @@ def engine_of(case: Case, parallel: Parallel | None) -> TrainEngine:
     return TrainEngine(model, case.engine, OPTIM, total_steps=None, parallel=parallel)
 
 
-def accumulate(engine: TrainEngine, case: Case, here: list[Row]) -> float:
-    """Loss and gradient of these rows."""
+def accumulate(engine: TrainEngine, case: Case, step: int, which: Sequence[int]) -> float:
+    """Loss and gradient of some rows of a step."""
+    loss = of_log_probs(lambda lp, h, index: policy_terms(lp, h, _weights(index)), temperature=1.0)
     if case.values:
-        return engine.accumulate(here, of_values(lambda v, index: value_terms(v, _weights(index))))
-    return engine.accumulate(
-        here, of_log_probs(lambda lp, h, index: policy_terms(lp, h, _weights(index)), temperature=1.0)
-    )
+        loss = of_values(lambda v, index: value_terms(v, _weights(index)))
+    return engine.accumulate(batch(step), loss, rows=which)
 
 
 def run_case(ranks: Ranks, case: Case) -> Outcome:
@@ -114,13 +113,11 @@ def train(engine: TrainEngine, case: Case, rank: int) -> Outcome:
     """Two steps."""
     which = case.assignment[rank]
     before = engine.checksum()
-    lone = [
-        Row(row.prompt, row.response, first, row.prompt_key) for row, first in _renumbered(rows(0, which))
-    ]
-    outputs = values_of(engine, lone) if case.values else log_probs_of(engine, lone, temperature=1.0)[0]
+    own = batch(0)[list(which)]
+    outputs = values_of(engine, own) if case.values else log_probs_of(engine, own, temperature=1.0)[0]
     losses, norms = [], []
     for step in range(2):
-        losses.append(accumulate(engine, case, rows(step, which)))
+        losses.append(accumulate(engine, case, step, which))
         report = engine.step()
         assert not report.skipped
         norms.append(report.grad_norm)
@@ -174,9 +171,3 @@ def assert_same_run(outcomes: list[Outcome], case: Case, expected: Outcome, tole
 
 def _weights(index: Tensor) -> Tensor:
     return token_weights(0, sum(_LENGTHS))[index]
-
-
-def _renumbered(some: list[Row]) -> list[tuple[Row, int]]:
-    """Rows with places in a flat axis of their own."""
-    firsts = np.concatenate([[0], np.cumsum([len(row.response) for row in some])])
-    return [(row, int(first)) for row, first in zip(some, firsts[:-1], strict=True)]

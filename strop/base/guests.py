@@ -67,8 +67,8 @@ HOOKS = {
     "threads of a run": "a function (resources, model, run, step=) that sets the CPU threads of tensor operations and "
     "gives a line that says how many there are, and why",
     "several ranks": "a module with joined(), as strop.engines.parallel.join_ranks for several ranks, shard(), "
-    "reshard(), sync_gradients() and full_parameters() of a model on them, and balanced_rows(), which rows each of "
-    "them gets (strop.engines.sharding)",
+    "reshard(), sync_gradients() and full_parameters() of a model on them, balanced_rows(), which rows each of them "
+    "gets, and parts_of() and load_parts() of a checkpoint (strop.engines.sharding)",
     "offloading": "a module with offload(model), offload_optimizer(optimizer), which give what has restore(), and "
     "activations_on_host(model), a context (strop.engines.sharding.offloading)",
     "sequence parallelism": "a module as strop.engines.tokens.sequence_parallelism describes",

@@ -225,6 +225,7 @@ class PackedAttention:
         self.buckets: list[Bucket] = []
         """The calls of a layer."""
         tokens, slots, base = [], [], 0
+        self.segments = tuple(segments)
         for group in _group_by_length(segments):
             bucket, valid = _make_bucket(group, device)
             self.buckets.append(bucket)

@@ -4,20 +4,16 @@
     shard-00002-of-00002.safetensors    the parts of rank 1
     state.json                          by rank 0: numbers, and the name, type and shape of every tensor
 
-The planners of torch.distributed.checkpoint (DCP) say which part of a DTensor a rank holds and which saved parts
-make up the part that it wants, for any sharding on either side. DCP's own storage is not used: its default one
-needs unpickling; its safetensors one gathers plans as pickled objects, builds each file in memory, and takes a lost
-file for a smaller tensor. The headers follow DCP's convention, so its `HuggingFaceStorageReader` reads these files.
+Which part of a tensor each of several ranks holds is a guest's (strop.engines.sharding.saving). The headers follow the
+convention of torch.distributed.checkpoint, so its `HuggingFaceStorageReader` reads these files.
 
-Concurrency: ranks do not talk to each other here. Who writes a replicated part follows from names and shapes, so a
-save needs no collective and can run in a thread beside training. A checkpoint is complete when every rank's save has
-returned; who knows that (the controller) seals it.
+Concurrency: ranks do not talk to each other here, so a save needs no collective and can run in a thread beside
+training. A checkpoint is complete when every rank's save has returned; who knows that (the controller) seals it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,15 +22,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 
 from strop.base.background import in_background
 from strop.base.durable import fsync_path, sync_folder, write_durable
+from strop.base.guests import needed
 from strop.engines.parallel import Parallel
 from strop.engines.saved_tensors import DTYPE_NAMES, FORMAT, OFFSETS, STATE_FILE, SavedTensors, shard_name
 
-Parts = dict[str, tuple[torch.Size, Tensor]]
+Parts = dict[str, tuple[tuple[int, ...], Tensor]]
 """What a rank writes: by the name of a tensor, where its part lies in it, and the part."""
 _SHOWN_NAMES = 3
 
@@ -90,62 +86,24 @@ def load_sharded(
     """
     saved = SavedTensors(folder)
     _compare(saved, tensors, leave)
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(dict(tensors), saved.metadata(tensors), is_coordinator=True)
     with torch.no_grad():
-        for item in planner.create_local_plan().items:
-            start = item.storage_offsets
-            box = tuple(slice(at, at + length) for at, length in zip(start, item.lengths, strict=True))
-            planner.resolve_tensor(item).copy_(saved.part(item.storage_index, box))
+        if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
+            needed("several ranks", "a checkpoint is read by several ranks").load_parts(saved, tensors)
+            return saved.numbers
+        for name, tensor in tensors.items():
+            for offsets, shape in saved.tensors[name].parts.items():
+                box = tuple(slice(at, at + length) for at, length in zip(offsets, shape, strict=True))
+                tensor[box].copy_(saved.part(name, offsets))
     return saved.numbers
 
 
 def _parts_of(tensors: Mapping[str, Tensor], parallel: Parallel) -> Parts:
-    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(dict(tensors), is_coordinator=True)
-    parts: Parts = {}
-    written_here = _written_here(tensors, parallel)
-    for item in planner.create_local_plan().items:
-        name, form = item.index.fqn, item.tensor_data
-        assert form is not None, "only tensors were planned"
-        assert name not in parts, "DCP plans one part of a tensor per rank"
-        if name in written_here and math.prod(form.chunk.sizes) > 0:
-            part = planner.resolve_data(item)
-            assert isinstance(part, Tensor), "only tensors were planned"
-            parts[name] = (form.chunk.offsets, part)
-    return parts
-
-
-def _written_here(tensors: Mapping[str, Tensor], parallel: Parallel) -> set[str]:
-    """Names of tensors whose part this rank writes, out of all.
-
-    Ranks that hold the same part of a tensor share such tensors out by size. All of them know every name and shape,
-    so each comes to the same shares, and nobody asks.
-    """
-    loads: dict[int, list[int]] = {}
-    """Bytes given to each holder, by the number of holders."""
-    here = set()
-    for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
-        place, num_holders = _holder(tensors[name], parallel)
-        load = loads.setdefault(num_holders, [0] * num_holders)
-        chosen = load.index(min(load))
-        load[chosen] += tensors[name].nbytes
-        if place == chosen:
-            here.add(name)
-    return here
-
-
-def _holder(tensor: Tensor, parallel: Parallel) -> tuple[int, int]:
-    """(place of this rank among those that hold the same part, their number); place -1 for a rank without a part."""
-    if not isinstance(tensor, DTensor):
-        return parallel.rank, parallel.world_size
-    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    place, num_holders = 0, 1
-    for axis, placement in enumerate(tensor.placements):
-        if isinstance(placement, Replicate):
-            num_holders *= mesh.size(axis)
-            place = place * mesh.size(axis) + (0 if coordinate is None else coordinate[axis])
-    return (-1 if coordinate is None else place), num_holders
+    if parallel.world_size > 1:
+        parts: Parts = needed("several ranks", "a checkpoint of several ranks is saved").parts_of(
+            tensors, parallel
+        )
+        return parts
+    return {name: ((0,) * tensor.dim(), tensor) for name, tensor in tensors.items() if tensor.numel()}
 
 
 def _state(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], parallel: Parallel) -> str:
@@ -188,10 +146,10 @@ def _compare(saved: SavedTensors, wanted: Mapping[str, Tensor], leave: Collectio
     missing = [name for name in wanted if name not in saved.tensors]
     extra = [name for name in saved.tensors if name not in wanted and not name.startswith(tuple(leave))]
     other = [
-        f"{name} ({_form(held.properties.dtype, held.size)} saved, {_form(tensor.dtype, tensor.shape)} here)"
+        f"{name} ({_form(held.dtype, held.shape)} saved, {_form(tensor.dtype, tensor.shape)} here)"
         for name, tensor in wanted.items()
         if (held := saved.tensors.get(name)) is not None
-        and (held.properties.dtype, held.size) != (tensor.dtype, tensor.shape)
+        and (held.dtype, held.shape) != (tensor.dtype, tensor.shape)
     ]
     problems = []
     for names, what in ((missing, "it lacks"), (extra, "nothing here takes"), (other, "of another form:")):
@@ -205,7 +163,7 @@ def _compare(saved: SavedTensors, wanted: Mapping[str, Tensor], leave: Collectio
         )
 
 
-def _form(dtype: torch.dtype, shape: torch.Size) -> str:
+def _form(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     return f"{_short(dtype)} {list(shape)}"
 
 

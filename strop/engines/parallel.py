@@ -24,7 +24,7 @@ from strop.base.meeting import Meeting
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parallel:
-    """This process among those that hold one model."""
+    """This process among those that hold one model: alone, or one of several ranks (strop.engines.sharding.ranks)."""
 
     rank: int = 0
     """Place of this process, from 0."""
@@ -51,11 +51,7 @@ class Parallel:
 
     def max(self, value: int) -> int:
         """The largest value of all ranks."""
-        if self.mesh is None:
-            return value
-        held = torch.tensor(value)  # host memory: no wait for the device
-        dist.all_reduce(held, op=dist.ReduceOp.MAX)
-        return int(held)
+        return value
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """What each share of the rows has, in their order; the same on every rank.
@@ -66,19 +62,7 @@ class Parallel:
         Returns:
             Tensors [n_share] in host memory, one per share.
         """
-        own = tensor.detach().cpu()
-        if self.mesh is None:
-            return [own]
-        longest = self.max(len(own))
-        sizes = torch.zeros(self.world_size, dtype=torch.int64)
-        sizes[self.rank] = len(own)
-        dist.all_reduce(sizes)
-        padded = torch.zeros(longest, dtype=own.dtype)
-        padded[: len(own)] = own
-        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
-        dist.all_gather(parts, padded)
-        firsts = range(0, self.world_size, self.sp_size)
-        return [parts[rank][: int(sizes[rank])] for rank in firsts]
+        return [tensor.detach().cpu()]
 
     def barrier(self, what: str) -> None:
         """Wait until every rank is here.
@@ -86,15 +70,6 @@ class Parallel:
         Raises:
             RuntimeError: a rank did not come; the message says what was waited for.
         """
-        if self.mesh is None:
-            return
-        try:
-            dist.all_reduce(torch.zeros(1))
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"rank {self.rank} of {self.world_size} waited for the others at {what!r}, and not all came: "
-                f"{str(error).strip().splitlines()[0]}"
-            ) from error
 
 
 def alone(device: torch.device | str) -> Parallel:

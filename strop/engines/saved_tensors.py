@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
 from strop.base.foreign_files import check_regular, parse_json, read_json
 
@@ -27,7 +20,8 @@ FORMAT = 1
 _MAX_RANKS = 2**17
 _MAX_SIZE = 2**48
 OFFSETS = "DCP_SHARDING_INFO"
-"""Entry of a file's header with the place of each part in its tensor: the name that DCP gives it."""
+"""Entry of a file's header with the place of each part in its tensor: the name that torch.distributed.checkpoint gives
+it."""
 DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -51,6 +45,16 @@ def shard_name(rank: int, world_size: int) -> str:
     return f"shard-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
+@dataclass(frozen=True, kw_only=True)
+class SavedTensor:
+    """A whole tensor, and the parts that it is saved in."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+    """Where each part begins in the tensor, and its shape."""
+
+
 class SavedTensors:
     """A sharded checkpoint on disk, opened for reading.
 
@@ -62,14 +66,14 @@ class SavedTensors:
         self.folder = folder
         state = _read_state(folder)
         self.numbers: dict[str, Any] = state["numbers"]
-        self.tensors: dict[str, TensorStorageMetadata] = state["tensors"]
-        """Form of each whole tensor, in the order of the save, and its parts."""
-        self._files: dict[MetadataIndex, Any] = {}
+        self.tensors: dict[str, SavedTensor] = state["tensors"]
+        """In the order of the save."""
+        self._files: dict[tuple[str, tuple[int, ...]], Any] = {}
         """The open file of each part."""
         for rank in range(state["world_size"]):
             self._index(folder / shard_name(rank, state["world_size"]))
         for name, whole in self.tensors.items():
-            held, size = sum(math.prod(part.sizes) for part in whole.chunks), math.prod(whole.size)
+            held, size = sum(map(math.prod, whole.parts.values())), math.prod(whole.shape)
             if held != size:
                 raise ValueError(
                     f"checkpoint {folder} is damaged: its shards hold {held} of the {size} numbers of {name}; "
@@ -79,16 +83,12 @@ class SavedTensors:
     @property
     def num_weights(self) -> int:
         """Numbers in all tensors."""
-        return sum(math.prod(whole.size) for whole in self.tensors.values())
+        return sum(math.prod(whole.shape) for whole in self.tensors.values())
 
-    def part(self, index: MetadataIndex, box: tuple[slice, ...]) -> Tensor:
-        """A box of one saved part, in the coordinates of that part; pages of the file are read as they are used."""
-        part: Tensor = self._files[index].get_tensor(index.fqn)
-        return part[box]
-
-    def metadata(self, names: Collection[str]) -> Metadata:
-        """What DCP's planner needs to know of these tensors."""
-        return Metadata({name: self.tensors[name] for name in names})
+    def part(self, name: str, offsets: tuple[int, ...]) -> Tensor:
+        """The part of a tensor that begins there; pages of the file are read as they are used."""
+        part: Tensor = self._files[name, offsets].get_tensor(name)
+        return part
 
     def _opened(self, path: Path) -> Any:
         try:
@@ -124,28 +124,27 @@ class SavedTensors:
         offsets = self._offsets(path, (file.metadata() or {}).get(OFFSETS, "{}"))
         for name in file.keys():  # noqa: SIM118  (not a dictionary)
             saved = file.get_slice(name)
-            part = ChunkStorageMetadata(torch.Size(offsets.get(name, ())), torch.Size(saved.get_shape()))
+            place, shape = offsets.get(name, ()), tuple(saved.get_shape())
             whole = self.tensors.get(name)
-            if whole is None or not _fits(whole, saved.get_dtype(), part):
+            if whole is None or not _fits(whole, saved.get_dtype(), place, shape):
                 raise ValueError(
                     f"checkpoint {self.folder} is damaged: {path.name} holds a part of {name} that {STATE_FILE} does "
                     f"not describe; files of two checkpoints were mixed"
                 )
-            index = MetadataIndex(name, part.offsets)
-            if index not in self._files:
-                whole.chunks.append(part)
-                self._files[index] = file
+            if place not in whole.parts:
+                whole.parts[place] = shape
+                self._files[name, place] = file
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(one) is int and 0 <= one < _MAX_SIZE for one in value)
 
 
-def _fits(whole: TensorStorageMetadata, dtype: str, part: ChunkStorageMetadata) -> bool:
-    is_inside = len(part.offsets) == len(part.sizes) == len(whole.size) and all(
-        at + size <= limit for at, size, limit in zip(part.offsets, part.sizes, whole.size, strict=True)
+def _fits(whole: SavedTensor, dtype: str, place: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    is_inside = len(place) == len(shape) == len(whole.shape) and all(
+        at + size <= limit for at, size, limit in zip(place, shape, whole.shape, strict=True)
     )
-    return is_inside and dtype == DTYPE_NAMES[whole.properties.dtype]
+    return is_inside and dtype == DTYPE_NAMES[whole.dtype]
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
@@ -178,7 +177,7 @@ def _read_state(folder: Path) -> dict[str, Any]:
     return {**state, "tensors": {name: _form(folder, name, entry) for name, entry in tensors.items()}}
 
 
-def _form(folder: Path, name: str, entry: Any) -> TensorStorageMetadata:
+def _form(folder: Path, name: str, entry: Any) -> SavedTensor:
     """A tensor as the state file describes it."""
     form = entry if isinstance(entry, dict) else {}
     dtype, shape = form.get("dtype"), form.get("shape")
@@ -189,4 +188,4 @@ def _form(folder: Path, name: str, entry: Any) -> TensorStorageMetadata:
             f"checkpoint {folder} is damaged: {STATE_FILE} gives {name} the unknown type {dtype!r}; known: "
             f"{', '.join(_DTYPES)}"
         )
-    return TensorStorageMetadata(TensorProperties(dtype=_DTYPES[dtype]), torch.Size(shape), chunks=[])
+    return SavedTensor(dtype=_DTYPES[dtype], shape=tuple(shape))

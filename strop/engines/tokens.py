@@ -26,10 +26,11 @@ from strop.base.guests import needed
 from strop.engines.attention import PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
-from strop.engines.packing import Row, joined_positions, next_position
+from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
+from strop.protocol import DataProto, columns
 from strop.trajectory import Media
 
-_NOTHING = Row(torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64), 0, b"")
+_NOTHING = make_rows([torch.zeros(1, dtype=torch.int64)], [torch.zeros(1, dtype=torch.int64)])
 """What a rank runs when it has no rows left and others have."""
 
 
@@ -59,7 +60,7 @@ class Tokens:
     targets: Tensor
     """[M]: the response tokens; where one stands for media, a token of text."""
     index: Tensor
-    """[M] int64, in host memory: place of each token in the flat token axis of all rows (`Row.first_token`)."""
+    """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
     media: Mapping[str, Tensor] | None = None
     """Those of prompts and responses, in the order of their tokens (`strop.vision.sight.Vision.arguments`)."""
     shard: Any = None
@@ -129,41 +130,55 @@ TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
 """What is wanted of each token: tensors [M, ...] by name."""
 
 
-def pack(rows: Sequence[Row], model: CausalLM, *, sp_group: dist.ProcessGroup | None = None) -> Tokens:
-    """These rows end to end, as one micro-batch; rows of one prompt share its tokens wherever they stand in `rows`.
+def pack(
+    data: DataProto,
+    model: CausalLM,
+    *,
+    rows: Sequence[int] | None = None,
+    sp_group: dist.ProcessGroup | None = None,
+) -> Tokens:
+    """Rows of a batch end to end, as one micro-batch; rows of one prompt share its tokens wherever they stand.
 
     Without rows there is a token that predicts nothing: a rank that has none left passes in step with the others.
 
     Args:
-        rows: of this rank; the same on all ranks of `sp_group`.
+        data: of this rank, as for `token_rows`; the same on all ranks of `sp_group`.
         model: that will run.
+        rows: numbers of the rows in it; None: all.
         sp_group: the ranks that share each sequence; None: this one has all of it.
 
     Raises:
         ValueError: a row has media, and the model takes none, or ranks share each sequence.
     """
     device, inputs = model.device, model.media
-    groups: dict[Hashable, list[Row]] = {}
-    for row in rows or [_NOTHING]:
-        groups.setdefault(row.prompt_key, []).append(row)
+    is_empty = len(data if rows is None else rows) == 0
+    if is_empty:
+        data, rows = _NOTHING, None
+    after = columns.row_lengths(data.tensors()["responses"]).cumsum(0)
+    ends = (after if rows is None else after[list(rows)]).tolist()
+    groups: dict[Hashable, list[tuple[Tensor, Tensor, tuple[Media, ...], int]]] = {}
+    for (prompt, response, shown), end in zip(token_rows(data, rows), ends, strict=True):
+        groups.setdefault(prompt_key(prompt, shown), []).append((prompt, response, shown, end))
     ids, positions, hidden, targets, tokens = [], [], [], [], []
     segments: list[Segment] = []
     media: list[Media] = []
     at = 0
     for group in groups.values():
-        first, alone = group[0], len(group) == 1
-        prompt, prompt_start, length = first.prompt, at, len(first.prompt)
-        run, shown = (first.inputs, first.media) if alone else (prompt, first.prompt_media)
-        segments.append(Segment(start=at, length=len(run), blocks=_blocks(run, shown, inputs)))
+        prompt, response, shown, _ = group[0]
+        prompt_start, length, alone = at, len(prompt), len(group) == 1
+        asked = tuple(one for one in shown if one.start < length)
+        run, in_run = (torch.cat([prompt, response[:-1]]), shown) if alone else (prompt, asked)
+        segments.append(Segment(start=at, length=len(run), blocks=_blocks(run, in_run, inputs)))
         ids.append(prompt)
-        positions.append(placed := _positions(prompt, first.prompt_media, inputs, "a prompt"))
-        media += first.prompt_media
+        positions.append(placed := _positions(prompt, asked, inputs, "a prompt"))
+        media += asked
         at += length
-        for row in group:
-            suffix, given = row.response[:-1], row.response_media
+        for _, response, shown, end in group:
+            suffix, given = response[:-1], shown[len(asked) :]
             ids.append(suffix)
             if given:
-                positions.append(_positions(row.inputs, row.media, inputs, "a sample")[..., length:])
+                whole = _positions(torch.cat([prompt, suffix]), shown, inputs, "a sample")
+                positions.append(whole[..., length:])
             else:
                 positions.append(next_position(placed) + torch.arange(len(suffix)))
             media += given
@@ -181,11 +196,11 @@ def pack(rows: Sequence[Row], model: CausalLM, *, sp_group: dist.ProcessGroup | 
             place = torch.arange(at - 1, at + len(suffix))
             place[0] = prompt_start + length - 1
             hidden.append(place)
-            targets.append(_targets(row.response, given, inputs, start=length))
-            tokens.append(torch.arange(row.first_token, row.first_token + len(row.response)))
+            targets.append(_targets(response, given, inputs, start=length))
+            tokens.append(torch.arange(end - len(response), end))
             at += len(suffix)
-    predicting = slice(None) if rows else slice(0)
-    whole = Tokens(
+    predicting = slice(0) if is_empty else slice(None)
+    packed = Tokens(
         model=model,
         input_ids=torch.cat(ids)[None].to(device, non_blocking=True),
         position_ids=joined_positions(positions).to(device, non_blocking=True),
@@ -195,7 +210,7 @@ def pack(rows: Sequence[Row], model: CausalLM, *, sp_group: dist.ProcessGroup | 
         index=torch.cat(tokens)[predicting],
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
     )
-    return whole if sp_group is None else _shared_out(whole, sp_group)
+    return packed if sp_group is None else _shared_out(packed, sp_group)
 
 
 def _shared_out(whole: Tokens, group: dist.ProcessGroup) -> Tokens:

@@ -23,9 +23,10 @@ from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.optimizer import Optimizer, StepReport
-from strop.engines.packing import Row, split_rows
+from strop.engines.packing import micro_batches
 from strop.engines.parallel import Parallel, alone
 from strop.engines.tokens import TokenFunction, Tokens, pack
+from strop.protocol import DataProto
 
 Loss = Callable[[Tokens], Tensor]
 """The sum of these tokens' weighted terms, a scalar; of no tokens, 0 that comes from what was asked of them."""
@@ -73,20 +74,21 @@ class Engine:
             self._sharding.shard(model, self.parallel, config)
 
     @torch.no_grad()
-    def map_tokens(self, rows: Sequence[Row], function: TokenFunction) -> dict[str, Tensor]:
-        """What a function says of all response tokens [N, ...], in the order of their places, in host memory.
+    def map_tokens(
+        self, data: DataProto, function: TokenFunction, *, rows: Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        """What a function says of all response tokens [N, ...] of these rows, in their order, in host memory.
 
         Args:
-            rows: of this rank.
+            data: rows of this rank: columns prompts [B, P~] and responses [B, R~], and `media` where a row has any.
+            rows: numbers of those that are wanted, in ascending order; None: all.
             function: called once per micro-batch; without any rows once, which says what there would be.
 
         Raises:
             ValueError: a row is too long, or has media that the model or these ranks cannot take.
         """
         self.onload()
-        parts = split_rows(rows, max_tokens=self._config.max_tokens_per_device, parallel=self.parallel) or [
-            []
-        ]
+        parts = self._micro_batches(data, rows) or [[]]
         places: list[Tensor] = []
         made: list[Mapping[str, Tensor]] = []
 
@@ -95,8 +97,9 @@ class Engine:
             return function(tokens)
 
         for part in parts:
-            self._count(part, trains=False)
-            results = self.model.run(noted, pack(part, self.model, sp_group=self.parallel.sp_group))
+            tokens = pack(data, self.model, rows=part, sp_group=self.parallel.sp_group)
+            self._count(tokens, trains=False)
+            results = self.model.run(noted, tokens)
             made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
         if self._sharding is not None:
             self._sharding.reshard(self.model)
@@ -105,10 +108,15 @@ class Engine:
         order = torch.cat(places).argsort()
         return {name: torch.cat([results[name] for results in made])[order] for name in made[0]}
 
-    def _count(self, rows: Sequence[Row], *, trains: bool) -> None:
-        """Note a pass over these rows as one micro-batch; ranks that share a sequence share its operations."""
+    def _micro_batches(self, data: DataProto, rows: Sequence[int] | None) -> list[list[int]]:
+        return micro_batches(
+            data, max_tokens=self._config.max_tokens_per_device, parallel=self.parallel, rows=rows
+        )
+
+    def _count(self, tokens: Tokens, *, trains: bool) -> None:
+        """Note a pass over a micro-batch; ranks that share a sequence share its operations."""
         if self._work is not None and self.operations is not None:
-            made = self._work.training(rows) if trains else self._work.forward(rows)
+            made = self._work.training(tokens) if trains else self._work.forward(tokens)
             self.operations += made / self.parallel.sp_size
 
     def offload(self) -> None:
@@ -177,14 +185,14 @@ class TrainEngine(Engine):
             self._state_away.pop().restore()
         return self._optimizer
 
-    def accumulate(self, rows: Sequence[Row], loss: Loss) -> float:
-        """Add the gradient of a loss over these rows; its value. `step` applies what was accumulated.
+    def accumulate(self, data: DataProto, loss: Loss, *, rows: Sequence[int] | None = None) -> float:
+        """Add the gradient of a loss over rows of a batch; its value. `step` applies what was accumulated.
 
         With several ranks the gradients are added up over them, and the value is that of this rank's rows. The device
-        is waited for once, at the end.
+        is waited for once, at the end. Arguments and errors are those of `map_tokens`.
         """
         self.onload()
-        parts = split_rows(rows, max_tokens=self._config.max_tokens_per_device, parallel=self.parallel)
+        parts = self._micro_batches(data, rows)
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
             if self._sharding is not None:
@@ -194,10 +202,11 @@ class TrainEngine(Engine):
                     each=self._config.gradient_sync == "each",
                     keep_parameters=not self._config.reshard_after_forward,
                 )
+            tokens = pack(data, self.model, rows=part, sp_group=self.parallel.sp_group)
             stays = not self._config.offload_activations
             with contextlib.nullcontext() if stays else offloading().activations_on_host(self.model):
-                value = self.model.run(loss, pack(part, self.model, sp_group=self.parallel.sp_group))
-            self._count(part, trains=True)
+                value = self.model.run(loss, tokens)
+            self._count(tokens, trains=True)
             scaled: Tensor = value if self._loss_scale is None else value * self._loss_scale.value
             scaled.backward()  # type: ignore[no-untyped-call]
             total += value.detach()

@@ -9,7 +9,6 @@ from strop.algorithms.aggregation import weighted_sum
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
-from strop.engines.packing import data_rows
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto
 from strop.roles.value_models import load_value_model
@@ -46,7 +45,7 @@ class PreferenceWorker(TrainedWorker):
             data: columns prompts [B, P~]; responses and loss_mask [B, R~].
         """
         mask, lengths = flat_mask(data.tensors())
-        found = self.engine.map_tokens(data_rows(data), lambda tokens: {"numbers": self._numbers(tokens)})
+        found = self.engine.map_tokens(data, lambda tokens: {"numbers": self._numbers(tokens)})
         numbers = torch.where(mask, found["numbers"].double().cpu(), 0.0)
         row = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         sums = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, row, numbers)
@@ -66,7 +65,7 @@ class PreferenceWorker(TrainedWorker):
             numbers = self._numbers(tokens)
             return weighted_sum(numbers, weights[tokens.index].to(numbers, non_blocking=True))
 
-        self.engine.accumulate(data_rows(data), loss)
+        self.engine.accumulate(data, loss)
         return Update.of("train", self.engine.step(), {})
 
     def _numbers(self, tokens: Tokens) -> Tensor:

@@ -8,7 +8,7 @@ share their offsets afterwards when their rows are equally long, so arithmetic b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -102,12 +102,15 @@ def row_lengths(column: Tensor) -> Tensor:
     return torch.full((column.shape[0],), column.shape[1], dtype=torch.int64, device=column.device)
 
 
-def rows(column: Tensor) -> list[Tensor]:
-    """The rows of a column, B tensors `[R_i, ...]` that share its memory."""
+def rows(column: Tensor, which: Iterable[int] | None = None) -> list[Tensor]:
+    """The rows of a column, tensors `[R_i, ...]` that share its memory: those of these numbers, or all."""
     if not is_jagged(column):
-        return list(column.unbind(0))
+        return list(column.unbind(0)) if which is None else [column[row] for row in which]
     values, offsets = parts(column)
-    return list(torch.split(values, offsets.diff().tolist()))
+    if which is None:
+        return list(torch.split(values, offsets.diff().tolist()))
+    ends = offsets.tolist()
+    return [values[ends[row] : ends[row + 1]] for row in which]
 
 
 def flat(column: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -19,7 +19,6 @@ from strop.controller import Dispatch, RoleSpec, WorkerGroup, as_list, register,
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
 from strop.engines.model import read_shape
-from strop.engines.packing import data_rows
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.roles.settings import CriticConfig
@@ -129,7 +128,7 @@ class CriticWorker(TrainedWorker):
             return weighted_sum(terms.terms, here[2])
 
         with self.updating():
-            value = self.engine.accumulate(data_rows(data), loss)
+            value = self.engine.accumulate(data, loss)
         report = self.engine.step()
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
         seen: dict[str, Reduction] = {

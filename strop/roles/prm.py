@@ -14,7 +14,6 @@ from strop.base.sections import section_of
 from strop.controller import Dispatch, RoleSpec, WorkerGroup, as_list, register, role
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
-from strop.engines.packing import data_rows
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
@@ -90,7 +89,7 @@ class PrmWorker(TrainedWorker):
         def log_probs(tokens: Tokens) -> dict[str, Tensor]:
             return {"prm_ref_log_prob": tokens.log_probs(temperature=1.0)[0]}
 
-        return response_columns(data, self._frozen.map_tokens(data_rows(data), log_probs))
+        return response_columns(data, self._frozen.map_tokens(data, log_probs))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_process_rewards(self, data: DataProto) -> DataProto:
@@ -145,7 +144,7 @@ class PrmWorker(TrainedWorker):
             )
             return (terms * weights).sum()
 
-        value = self.engine.accumulate(data_rows(data), loss)
+        value = self.engine.accumulate(data, loss)
         report = self.engine.step()
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
         metrics: dict[str, Mean] = {PRM.of("loss"): Mean(value, share)}

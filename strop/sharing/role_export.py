@@ -258,8 +258,8 @@ def _largest(a: Tensor, b: Tensor) -> float:
 
 def _saved_dtype(folder: Path) -> torch.dtype:
     for name, saved in SavedTensors(folder).tensors.items():
-        if name.startswith(MODEL) and saved.properties.dtype.is_floating_point:
-            return saved.properties.dtype
+        if name.startswith(MODEL) and saved.dtype.is_floating_point:
+            return saved.dtype
     raise ValueError(f"checkpoint {folder} is damaged: it holds no weights")
 
 

@@ -12,7 +12,6 @@ from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, register
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
-from strop.engines.packing import data_rows
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.supervised.config import SftDistillationConfig
@@ -71,7 +70,7 @@ class SupervisedWorker(TrainedWorker):
             here = weights[tokens.index].to(log_probs, non_blocking=True)
             return -weighted_sum(log_probs, here)
 
-        value = self.engine.accumulate(data_rows(data), loss)
+        value = self.engine.accumulate(data, loss)
         report = self.engine.step()
         return Update.of("train", report, {LOSS: Mean(value, share), **seen.read()})
 

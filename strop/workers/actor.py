@@ -30,7 +30,7 @@ from strop.controller import Dispatch, Execute, register
 from strop.engines.adapters import adapters, has_adapter, merged_weights
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
-from strop.engines.packing import data_rows, make_rows
+from strop.engines.packing import make_rows
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.protocol.merging import METRICS
@@ -113,7 +113,7 @@ class ActorWorker(TrainedWorker):
             Columns log_probs and entropys [B, R~] of this pass, from before the step, and the rank's Update
             (`updates_of`).
         """
-        spec, tensors, rows = self._loss, data.tensors(), data_rows(data)
+        spec, tensors = self._loss, data.tensors()
         mask, row_lengths = flat_mask(tensors)
         taken = spec.present(frozenset(tensors))
         batch = {name: columns.flat(tensors[column]) for name, column in taken.items()}
@@ -123,18 +123,18 @@ class ActorWorker(TrainedWorker):
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
         with self.updating():
             if spec.declaration.prepare is not None:
-                passed = self.engine.map_tokens(rows, log_prob_column("log_probs", data))
+                passed = self.engine.map_tokens(data, log_prob_column("log_probs", data))
                 batch |= self._prepared(batch, passed["log_probs"])
             moves = rows_that_move(spec, batch, row_lengths)
             update = _Update(
                 spec, batch, row_lengths, totals, temperature=data.meta_info["temperature"], share=share,
                 device=self.engine.model.device,
             )  # fmt: skip
-            moving = [row for row, does in zip(rows, moves, strict=True) if does]
-            value = self.engine.accumulate(moving, update)
-            still = [row for row, does in zip(rows, moves, strict=True) if not does]
+            moving = [row for row, does in enumerate(moves) if does]
+            value = self.engine.accumulate(data, update, rows=moving)
+            still = [row for row, does in enumerate(moves) if not does]
             if self.engine.parallel.max(len(still)):  # on any rank
-                self.engine.map_tokens(still, update.measure)
+                self.engine.map_tokens(data, update.measure, rows=still)
             report = self.engine.step()
         metrics = update.metrics.read()
         metrics[LOSS] = Mean(value, share)

@@ -14,7 +14,6 @@ from strop.controller import Dispatch, Worker, register
 from strop.engines.adapters import adapters, has_adapter
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.packing import data_rows
 from strop.engines.parallel import Parallel, join_ranks
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
 from strop.engines.tokens import TokenFunction
@@ -57,7 +56,7 @@ class ModelWorker(Worker):
 
     def token_columns(self, data: DataProto, function: TokenFunction) -> DataProto:
         """Columns [B, R~, ...] of what a function says of all response tokens of these rows, without gradient."""
-        return response_columns(data, self.engine.map_tokens(data_rows(data), function))
+        return response_columns(data, self.engine.map_tokens(data, function))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:

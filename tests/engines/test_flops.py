@@ -10,16 +10,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from references.token_passes import TEXT_MODEL
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, OptimizerConfig
 from strop.engines.flops.work import model_work, num_pairs
 from strop.engines.lora.adapters import add_lora
-from strop.engines.packing import Row, make_rows
-from strop.engines.tokens import Tokens
+from strop.engines.packing import make_rows
+from strop.engines.tokens import Tokens, pack
 from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
 
 
-def rows_of(*sizes: tuple[int, int], shared: bool = False) -> list[Row]:
+def rows_of(*sizes: tuple[int, int], shared: bool = False) -> DataProto:
     """Rows of (prompt, response) tokens; `shared`: of one prompt."""
     generator = torch.Generator().manual_seed(0)
     prompts = [
@@ -38,14 +40,16 @@ def seen(length: int, window: int | None) -> int:
 @pytest.mark.parametrize("window", [None, 1, 3, 50])
 def test_pairs_of_rows_by_hand(window: int | None) -> None:
     rows = rows_of((4, 3), (6, 9))
-    assert num_pairs(rows, window) == seen(4 + 2, window) + seen(6 + 8, window)
+    assert num_pairs(pack(rows, TEXT_MODEL).attention.segments, window) == seen(4 + 2, window) + seen(
+        6 + 8, window
+    )
 
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_shared_prompt_is_computed_once(window: int | None) -> None:
     rows = rows_of((5, 3), (5, 7), shared=True)
     behind = seen(5 + 2, window) + seen(5 + 6, window) - 2 * seen(5, window)
-    assert num_pairs(rows, window) == seen(5, window) + behind
+    assert num_pairs(pack(rows, TEXT_MODEL).attention.segments, window) == seen(5, window) + behind
 
 
 def total(tokens: Tokens) -> Tensor:
@@ -79,7 +83,9 @@ def test_products_with_weights_are_those_that_are_run(
         engine.accumulate(rows, total)
     once_more = 2 * work.head * 12  # the head's logits are computed again in the backward pass
     unneeded = unneeded_below_the_first_adapter(model) * 20 if rank else 0
-    assert products.operations == work.training(rows) - 3 * work._attention(rows) + once_more - unneeded
+    tokens = pack(rows, model)
+    of_weights = work.training(tokens) - 3 * work.attention(tokens)
+    assert products.operations == of_weights + once_more - unneeded
 
 
 def unneeded_below_the_first_adapter(model: CausalLM) -> int:
@@ -119,10 +125,10 @@ def test_attention_by_hand(tiny: Callable[..., CausalLM]) -> None:
     per_pair = (
         2 * config.num_attention_heads * (config.head_dim + config.head_dim)
     )  # scores, and weighted values
-    assert work._attention(rows) == config.num_hidden_layers * per_pair * pairs
-    plain = 2 * (work.dense * 6 + work.head * 3) + work._attention(rows)
-    assert work.forward(rows) == plain
-    assert work.training(rows) == 3 * plain
+    assert work.attention(pack(rows, model)) == config.num_hidden_layers * per_pair * pairs
+    plain = 2 * (work.dense * 6 + work.head * 3) + work.attention(pack(rows, model))
+    assert work.forward(pack(rows, model)) == plain
+    assert work.training(pack(rows, model)) == 3 * plain
 
 
 def test_what_is_not_attention_has_no_count(tiny: Callable[..., CausalLM]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from fsdp_cases import ALONE, Case, accumulate, engine_of, rows, train, whole_weights
+from fsdp_cases import ALONE, Case, accumulate, batch, engine_of, train, whole_weights
 from torch.distributed.tensor import DTensor
 
 from references.language_models import VOCAB
@@ -56,7 +56,7 @@ def generate_between_steps(ranks: Ranks, case: Case, requests: list[list[int]]) 
     parallel = ranks.join(shard_size=case.engine.shard_size) if ranks.world_size > 1 else None
     engine = engine_of(case, parallel)
     mine = case.assignment[ranks.rank]
-    accumulate(engine, case, rows(0, mine))
+    accumulate(engine, case, 0, mine)
     engine.step()
     with engine.full_parameters():
         outputs = generate(engine.model, requests[ranks.rank])
@@ -64,9 +64,9 @@ def generate_between_steps(ranks: Ranks, case: Case, requests: list[list[int]]) 
         sharded = [name for name, p in engine.model.named_parameters() if isinstance(p, DTensor)]
     resharded = all(isinstance(p, DTensor) for _, p in engine.model.named_parameters())
     held = sum(local(p.detach()).untyped_storage().nbytes() for p in engine.model.module.parameters())
-    loss = accumulate(engine, case, rows(1, mine))
+    loss = accumulate(engine, case, 1, mine)
     engine.step()
-    again = log_probs_of(engine, rows(0, ()), temperature=1.0)[0]
+    again = log_probs_of(engine, batch(0), rows=(), temperature=1.0)[0]
     return {
         "outputs": outputs,
         "dtypes": dtypes,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fsdp_cases import ALONE, OPTIM, Case, Outcome, accumulate, engine_of, pairs, rows, train
+from fsdp_cases import ALONE, OPTIM, Case, Outcome, accumulate, batch, engine_of, pairs, train
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -47,7 +47,7 @@ def moved_between_steps(ranks: Ranks, case: Case) -> tuple[Outcome, list[int]]:
         assert copies.num_bytes == 0
 
     there_and_back()
-    accumulate(engine, case, rows(0, case.assignment[ranks.rank]))
+    accumulate(engine, case, 0, case.assignment[ranks.rank])
     engine.step()
     there_and_back()
     return train(engine, case, ranks.rank), seen
@@ -55,7 +55,7 @@ def moved_between_steps(ranks: Ranks, case: Case) -> tuple[Outcome, list[int]]:
 
 def not_moved(ranks: Ranks, case: Case) -> Outcome:
     engine = engine_of(case, ranks.join() if ranks.world_size > 1 else None)
-    accumulate(engine, case, rows(0, case.assignment[ranks.rank]))
+    accumulate(engine, case, 0, case.assignment[ranks.rank])
     engine.step()
     return train(engine, case, ranks.rank)
 
@@ -120,17 +120,17 @@ def test_a_role_leaves_and_comes_back_when_it_is_used(tiny_folder: Folder, what:
 
     whole = bytes_of(parameters)
     for step in range(2):
-        losses = [accumulate(each, case, rows(step, ALONE[0])) for each in (plain, engine)]
+        losses = [accumulate(each, case, step, ALONE[0]) for each in (plain, engine)]
         assert losses[0] == losses[1]
         engine.offload()  # with a gradient
         assert bytes_of([*parameters, *(p.grad for p in parameters if p.grad is not None)]) == 0
         engine.offload()
-        log_probs_of(engine, rows(step, ()), temperature=1.0)
+        log_probs_of(engine, batch(step), rows=(), temperature=1.0)
         assert bytes_of(parameters) == whole
         assert bytes_of(engine._optimizer.memory()) == 0  # log-probs need the model alone
         assert plain.step() == engine.step()
         # Between steps the state alone is away, also while the model computes.
-        accumulate(engine, case, rows(step, ()))
+        accumulate(engine, case, step, ())
         state = bytes_of(engine._optimizer.memory())
         assert (state == 0) == (what == "optimizer")
         engine.offload()
@@ -151,7 +151,7 @@ def shards(ranks: Ranks, case: Case) -> tuple[list[str], list[int], list[int], b
     engine = engine_of(case, ranks.join(shard_size=case.engine.shard_size))
     named = list(engine.model.named_parameters())
     assert all(isinstance(p, DTensor) for _, p in named)
-    accumulate(engine, case, rows(0, case.assignment[ranks.rank]))
+    accumulate(engine, case, 0, case.assignment[ranks.rank])
     prompt, response = pairs(0)[0]
     log_probs_of(engine, make_rows([prompt], [response]), temperature=1.0)
     again = [id(p) for _, p in engine.model.named_parameters()]
@@ -196,7 +196,7 @@ def test_activations_leave_the_device_and_parameters_stay(
     monkeypatch.setattr(torch.autograd.graph, "saved_tensors_hooks", hooks)
     case = Case(folder=str(tiny_folder("llama")), engine=EngineConfig(offload_activations=True))
     engine = engine_of(case, None)
-    accumulate(engine, case, rows(0, ALONE[0]))
+    accumulate(engine, case, 0, ALONE[0])
     storages = {p.untyped_storage().data_ptr() for _, p in engine.model.named_parameters()}
     kept = [tensor for tensor, result in packed if result is tensor]
     moved = [tensor for tensor, result in packed if result is not tensor]

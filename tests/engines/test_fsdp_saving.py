@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fsdp_cases import Case, accumulate, engine_of, rows
+from fsdp_cases import Case, accumulate, engine_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from references.rank_processes import Ranks, run_ranks
@@ -23,7 +23,7 @@ def save(ranks: Ranks, case: Case, folder: str) -> tuple[str, str]:
     engine = engine_of(case, ranks.join(shard_size=case.engine.shard_size) if ranks.world_size > 1 else None)
     engine.save_model(Path(folder))
     before = engine.checksum()
-    accumulate(engine, case, rows(0, case.assignment[ranks.rank]))
+    accumulate(engine, case, 0, case.assignment[ranks.rank])
     engine.step()
     return before, engine.checksum()
 

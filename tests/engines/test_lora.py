@@ -30,9 +30,10 @@ from strop.engines.lora.adapters import (
     save_merged,
 )
 from strop.engines.model import check_language_model, load_model
-from strop.engines.packing import Row, make_rows
+from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
 from strop.engines.weights import weights_metadata
+from strop.protocol import DataProto
 from strop.roles.value_models import load_value_model
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.transfer.stream import parameter_stream
@@ -44,7 +45,7 @@ KINDS = ["qwen3", "gpt2", "phi"]
 """A tied head; transposed weights (Conv1D); biases on linear layers."""
 
 
-def rows() -> list[Row]:
+def rows() -> DataProto:
     return make_rows([torch.tensor(PROMPT)] * 3, [torch.tensor(r) for r in RESPONSES])
 
 

@@ -18,9 +18,10 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.lora.adapters import adapter_off, merged_tensors, save_adapter, save_merged
 from strop.engines.model import load_model
-from strop.engines.packing import Row, make_rows
+from strop.engines.packing import make_rows
 from strop.engines.parallel import Parallel
 from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
 
 Folders = Callable[[str], Path]
 PROMPTS = [[5, 9, 2, 40], [5, 9, 2, 40], [1, 1], [33, 2, 8]]
@@ -28,7 +29,7 @@ RESPONSES = [[7, 3, 3, 11], [60], [8, 21, 30, 4, 17], [2, 50]]
 NUM_STEPS = 3
 
 
-def rows(which: slice) -> list[Row]:
+def rows(which: slice) -> DataProto:
     return make_rows([torch.tensor(p) for p in PROMPTS[which]], [torch.tensor(r) for r in RESPONSES[which]])
 
 

@@ -8,17 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from references.token_passes import TEXT_MODEL
-from strop.engines.packing import Row, make_rows, split_rows
+from strop.engines.packing import make_rows, micro_batches, token_rows
 from strop.engines.parallel import Parallel
 from strop.engines.tokens import pack
+from strop.protocol import DataProto
 
 
-def cut(rows: list[Row], max_tokens: int, *, sp_size: int = 1) -> list[list[Row]]:
+def cut(rows: DataProto, max_tokens: int, *, sp_size: int = 1) -> list[list[int]]:
     parallel = Parallel(device=torch.device("cpu"), sp_size=sp_size)
-    return split_rows(rows, max_tokens=max_tokens, parallel=parallel)
+    return micro_batches(rows, max_tokens=max_tokens, parallel=parallel)
 
 
-def rows_of(shapes: list[tuple[int, int]]) -> list[Row]:
+def prompt_lengths(rows: DataProto) -> list[int]:
+    return [len(prompt) for prompt, _, _ in token_rows(rows)]
+
+
+def rows_of(shapes: list[tuple[int, int]]) -> DataProto:
     """Rows of (prompt number, response length); prompt i has i + 1 tokens."""
     prompts = [torch.full((which + 1,), which) for which, _ in shapes]
     responses = [torch.arange(length) + 10 * index for index, (_, length) in enumerate(shapes)]
@@ -32,11 +37,13 @@ def rows_of(shapes: list[tuple[int, int]]) -> list[Row]:
 )
 def test_budget_is_never_exceeded_and_no_row_is_lost(shapes: list[tuple[int, int]], extra: int) -> None:
     rows = rows_of(shapes)
-    max_tokens = max((row.num_tokens for row in rows), default=1) + extra
+    max_tokens = (
+        max((len(prompt) + len(response) - 1 for prompt, response, _ in token_rows(rows)), default=1) + extra
+    )
     parts = cut(rows, max_tokens)
-    assert sorted(r.first_token for part in parts for r in part) == [r.first_token for r in rows]
+    assert sorted(row for part in parts for row in part) == list(range(len(shapes)))
     for part in parts:
-        micro_batch = pack(part, TEXT_MODEL)
+        micro_batch = pack(rows, TEXT_MODEL, rows=part)
         assert micro_batch.num_tokens <= max_tokens
         assert micro_batch.position_ids.shape == micro_batch.input_ids.shape == (1, micro_batch.num_tokens)
 
@@ -44,7 +51,7 @@ def test_budget_is_never_exceeded_and_no_row_is_lost(shapes: list[tuple[int, int
 def test_rows_of_one_prompt_stay_together_when_they_fit() -> None:
     rows = rows_of([(4, 3), (2, 3), (4, 3), (2, 3)])  # prompts of 5 and 3 tokens; 5 + 2 + 2 and 3 + 2 + 2
     parts = cut(rows, 9)
-    assert [{len(r.prompt) for r in part} for part in parts] == [{5}, {3}]
+    assert [{prompt_lengths(rows)[row] for row in part} for part in parts] == [{5}, {3}]
 
 
 def test_a_group_above_the_budget_is_cut() -> None:
@@ -55,7 +62,7 @@ def test_a_group_above_the_budget_is_cut() -> None:
 
 def test_small_groups_fill_the_room_that_larger_ones_leave() -> None:
     rows = rows_of([(7, 3), (1, 1), (5, 3), (1, 2)])  # 10, then a pair of 2 + 0 + 1, and 8 tokens
-    assert [sum(len(r.prompt) for r in part) for part in cut(rows, 12)] == [8, 10]
+    assert [sum(prompt_lengths(rows)[row] for row in part) for part in cut(rows, 12)] == [8, 10]
     assert len(cut(rows, 21)) == 1
 
 
@@ -95,5 +102,6 @@ def test_pack_by_hand() -> None:
 
 @pytest.mark.parametrize(("prompt", "response"), [(0, 3), (3, 0)])
 def test_a_row_without_prompt_or_response_is_refused(prompt: int, response: int) -> None:
+    rows = make_rows([torch.ones(1), torch.ones(prompt)], [torch.ones(1), torch.ones(response)])
     with pytest.raises(ValueError, match=f"row 1 has {prompt} prompt and {response} response tokens"):
-        make_rows([torch.ones(1), torch.ones(prompt)], [torch.ones(1), torch.ones(response)])
+        cut(rows, 10)

@@ -16,10 +16,11 @@ from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
-from strop.engines.packing import Row, make_rows, split_rows
+from strop.engines.packing import make_rows, micro_batches, token_rows
 from strop.engines.parallel import alone
 from strop.engines.tokens import pack
 from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 
@@ -31,7 +32,7 @@ def tokens(length: int, seed: int) -> list[int]:
     return torch.randint(0, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def rows_of(pairs: Sequence[Pair]) -> list[Row]:
+def rows_of(pairs: Sequence[Pair]) -> DataProto:
     return make_rows([torch.tensor(p) for p, _ in pairs], [torch.tensor(r) for _, r in pairs])
 
 
@@ -62,11 +63,14 @@ def engine_of(model: CausalLM, max_tokens: int) -> TrainEngine:
     )
 
 
-def gradient(model: CausalLM, rows: Sequence[Row], *, max_tokens: int) -> tuple[float, Tensor]:
-    """Loss and flat gradient of these rows."""
+def gradient(
+    model: CausalLM, rows: DataProto, *, max_tokens: int, parts: Sequence[Sequence[int] | None] = (None,)
+) -> tuple[float, Tensor]:
+    """Loss and flat gradient of these rows; `parts`: in several calls, each with the rows of these numbers."""
     for _, parameter in model.named_parameters():
         parameter.grad = None
-    value = engine_of(model, max_tokens).accumulate(rows, of_log_probs(loss, temperature=0.7))
+    engine, asked = engine_of(model, max_tokens), of_log_probs(loss, temperature=0.7)
+    value = sum(engine.accumulate(rows, asked, rows=part) for part in parts)
     return value, torch.cat([p.grad.flatten() for _, p in model.named_parameters() if p.grad is not None])
 
 
@@ -135,12 +139,12 @@ def test_eager_attention_is_the_same_without_a_fused_kernel(
 def test_shared_prompt_equals_separate_prompts(tiny: Tiny, kind: str) -> None:
     model = tiny(kind)
     shared = rows_of(PAIRS)
-    separate = [Row(r.prompt, r.response, r.first_token, index) for index, r in enumerate(shared)]
-    packed, apart = pack(shared, model), pack(separate, model)
+    separate = [[row] for row in range(len(shared))]
+    apart = sum(pack(shared, model, rows=row).num_tokens for row in separate)
     # Two copies of A (9 tokens) and one of D (6) are saved.
-    assert apart.num_tokens - packed.num_tokens == 2 * 9 + 6
+    assert apart - pack(shared, model).num_tokens == 2 * 9 + 6
     value, grad = gradient(model, shared, max_tokens=10_000)
-    value_apart, grad_apart = gradient(model, separate, max_tokens=10_000)
+    value_apart, grad_apart = gradient(model, shared, max_tokens=10_000, parts=separate)
     assert value == pytest.approx(value_apart, abs=1e-10)
     torch.testing.assert_close(grad, grad_apart, atol=1e-10, rtol=1e-10)
 
@@ -163,12 +167,14 @@ def test_any_token_budget_and_order_gives_the_same_numbers(
     log_probs, entropies = log_probs_of(model, rows, temperature=0.7, max_tokens=10_000)
     scale = float(grad.abs().max())
     for max_tokens in (25, 26, 31, 50):
-        for order in (rows, rows[::-1], [*rows[3:], *rows[:3]]):
-            assert len(split_rows(order, max_tokens=max_tokens, parallel=alone("cpu"))) > 1
-            other_value, other_grad = gradient(model, order, max_tokens=max_tokens)
+        numbers = list(range(len(rows)))
+        for order in (numbers, numbers[::-1], [*numbers[3:], *numbers[:3]]):
+            cut = micro_batches(rows, max_tokens=max_tokens, parallel=alone("cpu"), rows=order)
+            assert len(cut) > 1
+            other_value, other_grad = gradient(model, rows, max_tokens=max_tokens, parts=[order])
             assert other_value == pytest.approx(value, abs=tolerance * NUM_TOKENS)
             torch.testing.assert_close(other_grad, grad, atol=tolerance * max(1, scale), rtol=tolerance)
-            again = log_probs_of(model, order, temperature=0.7, max_tokens=max_tokens)
+            again = log_probs_of(model, rows, temperature=0.7, max_tokens=max_tokens, rows=order)
             torch.testing.assert_close(again, (log_probs, entropies), atol=tolerance, rtol=tolerance)
 
 
@@ -189,18 +195,14 @@ def test_any_cut_of_any_rows_gives_the_same_gradient(
         for index, (which, length) in enumerate(rows)
     ]
     batch = rows_of(pairs)
-    longest = max(row.num_tokens for row in batch)
+    longest = max(len(prompt) + len(response) - 1 for prompt, response, _ in token_rows(batch))
     budget = data.draw(st.integers(longest, longest + 40), label="budget")
     cuts = sorted(data.draw(st.sets(st.integers(0, len(batch)), max_size=3), label="cuts"))
     value, grad = gradient(tiny_qwen, batch, max_tokens=10_000)
 
     # The same rows in several calls, as in gradient accumulation, each under a token budget.
-    for _, parameter in tiny_qwen.named_parameters():
-        parameter.grad = None
-    engine = engine_of(tiny_qwen, budget)
-    parts = [batch[a:b] for a, b in zip([0, *cuts], [*cuts, len(batch)], strict=True)]
-    total = sum(engine.accumulate(part, of_log_probs(loss, temperature=0.7)) for part in parts)
-    other = torch.cat([p.grad.flatten() for _, p in tiny_qwen.named_parameters() if p.grad is not None])
+    parts = [range(a, b) for a, b in zip([0, *cuts], [*cuts, len(batch)], strict=True)]
+    total, other = gradient(tiny_qwen, batch, max_tokens=budget, parts=parts)
     assert total == pytest.approx(value, abs=1e-10)
     torch.testing.assert_close(other, grad, atol=1e-10, rtol=1e-10)
 
@@ -212,8 +214,8 @@ def tiny_qwen(tiny_folder: Callable[[str], Path], float64_models: None) -> Causa
 
 def test_no_rows_cost_nothing(tiny: Tiny) -> None:
     model = tiny("qwen3")
-    assert engine_of(model, 10).accumulate([], of_log_probs(loss, temperature=1.0)) == 0.0
-    log_probs, entropies = log_probs_of(model, [], temperature=1.0, max_tokens=10)
+    assert engine_of(model, 10).accumulate(rows_of([]), of_log_probs(loss, temperature=1.0)) == 0.0
+    log_probs, entropies = log_probs_of(model, rows_of([]), temperature=1.0, max_tokens=10)
     assert (log_probs.shape, entropies.shape) == ((0,), (0,))
 
 

@@ -49,7 +49,7 @@ def whole_tensors() -> dict[str, Tensor]:
 def saved_in(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a checkpoint."""
     forms = SavedTensors(folder).tensors
-    tensors = {name: torch.empty(form.size, dtype=form.properties.dtype) for name, form in forms.items()}
+    tensors = {name: torch.empty(form.shape, dtype=form.dtype) for name, form in forms.items()}
     load_sharded(folder, tensors)
     return tensors
 

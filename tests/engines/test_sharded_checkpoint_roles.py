@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fsdp_cases import NUM_ROWS, Case, accumulate, engine_of, rows, whole_weights
+from fsdp_cases import NUM_ROWS, Case, accumulate, engine_of, whole_weights
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoTokenizer
 
@@ -42,7 +42,7 @@ class Seen:
 
 def one_step(engine: TrainEngine, case: Case, step: int) -> None:
     size = engine.parallel.world_size
-    accumulate(engine, case, rows(step, range(engine.parallel.rank, NUM_ROWS, size)))
+    accumulate(engine, case, step, range(engine.parallel.rank, NUM_ROWS, size))
     assert not engine.step().skipped
 
 

@@ -14,9 +14,10 @@ from references.token_passes import log_probs_of
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import load_model
-from strop.engines.packing import Row, make_rows
+from strop.engines.packing import make_rows
 from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
+from strop.protocol import DataProto, columns
 
 LENGTHS = (4, 1, 6, 3)
 
@@ -30,7 +31,7 @@ def engine(model: CausalLM, max_tokens: int) -> Engine:
     return Engine(model, EngineConfig(max_tokens_per_device=max_tokens), is_frozen=False)
 
 
-def rows() -> list[Row]:
+def rows() -> DataProto:
     generator = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator) for n in (5, 2, 5, 7)]
     return make_rows(prompts, [torch.randint(0, VOCAB, (n,), generator=generator) for n in LENGTHS])
@@ -56,7 +57,7 @@ def test_several_quantities_come_from_one_forward_pass(model: CausalLM) -> None:
         made = engine(model, max_tokens).map_tokens(rows(), asked)
         assert len(passes) == count
         # All tokens of the vocabulary, the most likely first, say everything about the distribution.
-        probs, targets = made["best"].exp(), torch.cat([row.response for row in rows()])
+        probs, targets = made["best"].exp(), columns.flat(rows().tensors()["responses"])
         torch.testing.assert_close(probs.square().sum(1), made["squares"])
         torch.testing.assert_close(-(probs * made["best"]).sum(1), made["entropies"])
         torch.testing.assert_close(made["best"][made["ids"] == targets[:, None]], made["log_probs"])
@@ -64,9 +65,8 @@ def test_several_quantities_come_from_one_forward_pass(model: CausalLM) -> None:
 
 def test_results_stand_in_the_order_of_their_places_also_for_some_of_the_rows(model: CausalLM) -> None:
     every, _ = log_probs_of(model, rows(), temperature=1.0)
-    some = [rows()[3], rows()[1]]
     for max_tokens in (100, 12):
-        found, _ = log_probs_of(model, some, temperature=1.0, max_tokens=max_tokens)
+        found, _ = log_probs_of(model, rows(), temperature=1.0, max_tokens=max_tokens, rows=[3, 1])
         torch.testing.assert_close(found, torch.cat([every[4:5], every[11:14]]), atol=1e-12, rtol=1e-12)
 
 
@@ -75,6 +75,6 @@ def test_without_rows_the_results_are_empty_and_have_their_shape(model: CausalLM
         ids, log_probs = tokens.top_k(3, temperature=1.0)
         return {"ids": ids.to(torch.int32), "log_probs": log_probs}
 
-    made = engine(model, 10).map_tokens([], asked)
+    made = engine(model, 10).map_tokens(rows()[:0], asked)
     assert (made["ids"].shape, made["ids"].dtype) == ((0, 3), torch.int32)
     assert (made["log_probs"].shape, made["log_probs"].dtype) == ((0, 3), torch.float64)

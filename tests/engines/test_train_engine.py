@@ -12,15 +12,16 @@ from torch import Tensor
 from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.packing import Row, make_rows
+from strop.engines.packing import make_rows
 from strop.engines.role_checkpoint import load_role, save_role
 from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
 
 Tiny = Callable[..., CausalLM]
 OPTIM = OptimizerConfig(lr=3e-3, schedule="linear", warmup_steps=1)
 
 
-def rows(step: int) -> list[Row]:
+def rows(step: int) -> DataProto:
     generator = torch.Generator().manual_seed(step)
     prompts = [torch.randint(0, 61, (5,), generator=generator)] * 3
     responses = [torch.randint(0, 61, (length,), generator=generator) for length in (4, 1, 7)]

@@ -20,9 +20,10 @@ from references import packed_attention
 from references.rank_processes import Ranks, run_ranks
 from references.token_passes import TEXT_MODEL
 from strop.engines.attention import AttentionForm, Segment
-from strop.engines.packing import Row, make_rows
+from strop.engines.packing import make_rows, token_rows
 from strop.engines.tokens import Tokens, pack
 from strop.engines.ulysses.shards import shard_micro_batch, tokens_per_rank
+from strop.protocol import DataProto
 
 DIM = 3
 SCALING = 0.6
@@ -48,7 +49,7 @@ class Case:
         return AttentionForm(scaling=SCALING, window=self.window, softcap=self.softcap, sinks=sinks)
 
 
-def rows_of(prompts: Lengths) -> list[Row]:
+def rows_of(prompts: Lengths) -> DataProto:
     """Rows whose token ids are all different, samples of one prompt apart from each other."""
     pairs = []
     first = 0
@@ -132,20 +133,20 @@ def expected_attention(case: Case) -> list[Tensor]:
 
 def segments_of(case: Case) -> list[Segment]:
     """Where packing puts the rows: a lone row as one run, else the prompt and then the samples' responses."""
-    groups: dict[object, list[Row]] = {}
-    for row in rows_of(case.prompts):
-        groups.setdefault(row.prompt_key, []).append(row)
+    groups: dict[object, list[tuple[Tensor, Tensor]]] = {}
+    for prompt_ids, response, _ in token_rows(rows_of(case.prompts)):
+        groups.setdefault(tuple(prompt_ids.tolist()), []).append((prompt_ids, response))
     segments, at = [], 0
     for group in groups.values():
-        prompt = len(group[0].prompt)
+        prompt = len(group[0][0])
         if len(group) == 1:
-            segments.append(Segment(start=at, length=prompt + len(group[0].response) - 1))
+            segments.append(Segment(start=at, length=prompt + len(group[0][1]) - 1))
             at += segments[-1].length
             continue
         segments.append(Segment(start=at, length=prompt))
         start, at = at, at + prompt
-        for row in group:
-            length = len(row.response) - 1
+        for _, response in group:
+            length = len(response) - 1
             segments.append(Segment(start=at, length=length, prefix_start=start, prefix_length=prompt))
             at += length
     return segments

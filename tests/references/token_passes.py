@@ -11,16 +11,21 @@ from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig
-from strop.engines.packing import Row
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine, TrainEngine
+from strop.protocol import DataProto
 
 TEXT_MODEL: Any = SimpleNamespace(device=torch.device("cpu"), media=None)
 """What packing asks of a model."""
 
 
 def log_probs_of(
-    model: CausalLM | TrainEngine, rows: Sequence[Row], *, temperature: float, max_tokens: int = 10_000
+    model: CausalLM | TrainEngine,
+    data: DataProto,
+    *,
+    temperature: float,
+    max_tokens: int = 10_000,
+    rows: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Log-probs and entropies [N] of all response tokens; an engine cuts micro-batches by its own budget."""
 
@@ -28,13 +33,13 @@ def log_probs_of(
         log_probs, entropies = tokens.log_probs(temperature=temperature)
         return {"log_probs": log_probs, "entropies": entropies}
 
-    made = _mapped(model, rows, asked, max_tokens)
+    made = _mapped(model, data, asked, max_tokens, rows)
     return made["log_probs"], made["entropies"]
 
 
-def values_of(model: CausalLM | TrainEngine, rows: Sequence[Row], *, max_tokens: int = 10_000) -> Tensor:
+def values_of(model: CausalLM | TrainEngine, data: DataProto, *, max_tokens: int = 10_000) -> Tensor:
     """Values [N] before all response tokens."""
-    return _mapped(model, rows, lambda tokens: {"values": tokens.values()}, max_tokens)["values"]
+    return _mapped(model, data, lambda tokens: {"values": tokens.values()}, max_tokens)["values"]
 
 
 def of_log_probs(
@@ -50,9 +55,13 @@ def of_values(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tokens], Te
 
 
 def _mapped(
-    model: CausalLM | TrainEngine, rows: Sequence[Row], asked: TokenFunction, max_tokens: int
+    model: CausalLM | TrainEngine,
+    data: DataProto,
+    asked: TokenFunction,
+    max_tokens: int,
+    rows: Sequence[int] | None = None,
 ) -> dict[str, Tensor]:
     if isinstance(model, TrainEngine):
-        return model.map_tokens(rows, asked)
+        return model.map_tokens(data, asked, rows=rows)
     engine = Engine(model, EngineConfig(max_tokens_per_device=max_tokens), is_frozen=False)
-    return engine.map_tokens(rows, asked)
+    return engine.map_tokens(data, asked, rows=rows)

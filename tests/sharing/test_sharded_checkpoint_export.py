@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from fsdp_cases import Case, accumulate, engine_of, rows
+from fsdp_cases import Case, accumulate, engine_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -45,7 +45,7 @@ def with_tokenizer(
 
 def trained(case: Case, parallel: Any = None) -> TrainEngine:
     engine = engine_of(case, parallel)
-    accumulate(engine, case, rows(0, range(3)))
+    accumulate(engine, case, 0, range(3))
     assert not engine.step().skipped
     return engine
 
@@ -169,7 +169,7 @@ def with_adapter(folder: Path, checkpoint: Path) -> tuple[TrainEngine, ModelConf
     case = Case(folder=str(folder), dtype="float32")
     engine = TrainEngine(model, case.engine, OptimizerConfig(lr=0.05), total_steps=None)
     for step in range(2):
-        accumulate(engine, case, rows(step, range(3)))
+        accumulate(engine, case, step, range(3))
         assert not engine.step().skipped
     save_role(checkpoint / "actor", engine)
     return engine, config

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 from strop.algorithms.aggregation import BatchTotals
 from strop.base.metrics import merge_metrics, metric_values
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
-from strop.engines.packing import Row, data_rows, split_rows
+from strop.engines.packing import micro_batches, token_rows
 from strop.engines.parallel import Parallel
 from strop.evaluation.likely_tokens import LikelyTokens
-from strop.protocol import columns
+from strop.protocol import DataProto, columns
 from strop.supervised.config import SftDistillationConfig
 from strop.supervised.kept import SftExample, TeacherTop
 from strop.supervised.trainer import make_sft_batch, sft_totals
@@ -121,26 +121,27 @@ def log_probs(one: SupervisedWorker, examples: Sequence[SftExample]) -> list[tor
     return columns.rows(one.compute_log_prob(make_sft_batch(examples)).tensors()["log_probs"])
 
 
-def parts(rows: Sequence[Row]) -> list[list[Row]]:
+def parts(batch: DataProto) -> list[list[int]]:
     """The micro-batches of one process."""
-    return split_rows(rows, max_tokens=BUDGET, parallel=Parallel(device=torch.device("cpu")))
+    return micro_batches(batch, max_tokens=BUDGET, parallel=Parallel(device=torch.device("cpu")))
 
 
 def test_conversations_share_forward_passes_up_to_the_budget() -> None:
     lengths = [21, 20, 11, 11, 11, 9, 2]
     examples = [second_half(row, length) for row, length in enumerate(lengths)]
-    rows = data_rows(make_sft_batch(examples))
+    batch = make_sft_batch(examples)
     # The last token of a conversation predicts nothing and is not computed: 20, 19, 10, 10, 10, 8 and 1 tokens. First
     # fit, largest first, in bins of 40: 20 + 19 + 1 and 10 + 10 + 10 + 8.
-    assert [sum(row.num_tokens for row in part) for part in parts(rows)] == [40, 38]
-    assert sum(len(part) for part in parts(rows)) == len(lengths)
+    sizes = [len(prompt) + len(response) - 1 for prompt, response, _ in token_rows(batch)]
+    assert [sum(sizes[row] for row in part) for part in parts(batch)] == [40, 38]
+    assert sum(len(part) for part in parts(batch)) == len(lengths)
 
 
 def test_no_token_of_a_conversation_reaches_another(tiny_model: Path) -> None:
     one = worker(tiny_model, max_tokens=BUDGET)
     before = [second_half(0, 9), second_half(1, 12), second_half(2, 7)]
     after = [before[0], second_half(1, 12, seed=99), before[2]]
-    assert len(parts(data_rows(make_sft_batch(before)))) == 1, "one forward pass"
+    assert len(parts(make_sft_batch(before))) == 1, "one forward pass"
     first, second = log_probs(one, before), log_probs(one, after)
     assert torch.equal(first[0], second[0])
     assert torch.equal(first[2], second[2])

@@ -441,15 +441,16 @@ def test_positions_are_the_models_own_also_where_samples_share_a_prompt(
     assert len({one.media for one in trajectories}) > 1, "samples of the group carry different images"
     rows = rows_of(trajectories)
     packed = pack(rows, model)
-    num_prompt = len(trajectories[0].prompt_ids)
-    assert packed.num_tokens == num_prompt + sum(row.suffix_length for row in rows), (
-        "the prompt stands there once"
+    num_prompt, suffixes = (
+        len(trajectories[0].prompt_ids),
+        [len(one.response_ids) - 1 for one in trajectories],
     )
+    assert packed.num_tokens == num_prompt + sum(suffixes), "the prompt stands there once"
     assert packed.media is not None
     assert len(packed.media["image_grid_thw"]) == 1 + sum(len(one.media) - 1 for one in trajectories)
     module: Any = model.module
     at = num_prompt
-    for one, row in zip(trajectories, rows, strict=True):
+    for one, suffix in zip(trajectories, suffixes, strict=True):
         ids = torch.tensor([one.token_ids])
         expected, _ = module.base_model.get_rope_index(
             ids,
@@ -458,8 +459,8 @@ def test_positions_are_the_models_own_also_where_samples_share_a_prompt(
         )
         found = packed.position_ids[:, 0]
         torch.testing.assert_close(found[:, :num_prompt], expected[:, 0, :num_prompt])
-        torch.testing.assert_close(found[:, at : at + row.suffix_length], expected[:, 0, num_prompt:-1])
-        at += row.suffix_length
+        torch.testing.assert_close(found[:, at : at + suffix], expected[:, 0, num_prompt:-1])
+        at += suffix
     check_exact(model, trajectories)
 
 

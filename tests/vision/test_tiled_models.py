@@ -36,8 +36,9 @@ from strop.engines.attention import AttentionForm, PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_tokenizer
-from strop.engines.packing import Row, make_rows
+from strop.engines.packing import make_rows, token_rows
 from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
@@ -105,7 +106,7 @@ def prompts_of(path: Path) -> list[Prompt]:
     return [dataset.prompt(row, f"e0-{row:06d}") for row in dataset.row_numbers]
 
 
-def samples(path: Path) -> list[Row]:
+def samples(path: Path) -> DataProto:
     """Two samples of the first prompt and one of each other, of different lengths; the last one long."""
     prompts = prompts_of(path)
     prompts = [prompts[0], *prompts]
@@ -114,9 +115,9 @@ def samples(path: Path) -> list[Row]:
     return make_rows([torch.tensor(p.token_ids) for p in prompts], responses, [p.media for p in prompts])
 
 
-def own_log_probs(module: Any, path: Path, rows: Sequence[Row], temperature: float = 1.0) -> Tensor:
+def own_log_probs(module: Any, path: Path, rows: DataProto, temperature: float = 1.0) -> Tensor:
     """Log-probs by the model itself, row by row: its attention, no packing."""
-    return torch.cat([own_of(module, path, row.prompt, row.response, row.media, temperature) for row in rows])
+    return torch.cat([own_of(module, path, *row, temperature) for row in token_rows(rows)])
 
 
 def own_of(

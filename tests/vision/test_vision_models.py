@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from references.token_passes import log_probs_of, of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model, load_tokenizer
-from strop.engines.packing import Row, make_rows
+from strop.engines.packing import make_rows, token_rows
 from strop.engines.tokens import pack
 from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
 from strop.trajectory import Media
 from strop.vision.families import load_media_processor
 from strop.vision.inputs import media_inputs
@@ -86,7 +87,7 @@ def prompt(path: Path, *pieces: int | str) -> tuple[Tensor, tuple[Media, ...]]:
     return torch.tensor(ids), tuple(media)
 
 
-def samples(path: Path) -> list[Row]:
+def samples(path: Path) -> DataProto:
     """Two samples of a prompt with one image, one of a prompt with two, and one of text."""
     one, two = prompt(path, 4, 20, "wide", 21), prompt(path, "high", 30, 31, "blue", 32)
     text = (torch.tensor([4, 50, 51, 5]), ())
@@ -95,24 +96,24 @@ def samples(path: Path) -> list[Row]:
     return make_rows([p for p, _ in prompts], [torch.tensor(r) for r in responses], [m for _, m in prompts])
 
 
-def own_log_probs(module: Any, path: Path, rows: Sequence[Row]) -> Tensor:
+def own_log_probs(module: Any, path: Path, rows: DataProto) -> Tensor:
     """Log-probs by the model itself, row by row: its positions of the whole sequence, its attention, no packing."""
     processor = load_media_processor(path)
     assert processor is not None
     found = []
-    for row in rows:
-        ids = torch.cat([row.prompt, row.response])[None]
+    for prompt_ids, response, shown in token_rows(rows):
+        ids = torch.cat([prompt_ids, response])[None]
         arguments: dict[str, Tensor] = {}
-        if row.media:
+        if shown:
             arguments = {
-                "pixel_values": torch.cat([processor.pixels(one) for one in row.media]).double(),
-                "image_grid_thw": torch.tensor([one.grid for one in row.media]),
+                "pixel_values": torch.cat([processor.pixels(one) for one in shown]).double(),
+                "image_grid_thw": torch.tensor([one.grid for one in shown]),
                 "mm_token_type_ids": (ids == IMAGE_ID).int(),
             }
         logits = module(input_ids=ids, use_cache=False, **arguments).logits[0]
         logits = logits.index_fill(1, torch.tensor([IMAGE_ID, VIDEO_ID]), float("-inf")).log_softmax(-1)
-        start = len(row.prompt) - 1
-        found.append(logits[start:-1].gather(1, row.response[:, None])[:, 0])
+        start = len(prompt_ids) - 1
+        found.append(logits[start:-1].gather(1, response[:, None])[:, 0])
     return torch.cat(found)
 
 
@@ -181,17 +182,18 @@ def test_positions_of_prompt_and_response_are_the_models_own(
     rows = samples(path)[:3]
     model = load(path)
     packed = pack(rows, model)
-    for row in rows:
-        ids = torch.cat([row.prompt, row.response])[None]
+    first = 0
+    for prompt_ids, response, shown in token_rows(rows):
+        ids = torch.cat([prompt_ids, response])[None]
         expected, _ = model.module.base_model.get_rope_index(
             ids,
             mm_token_type_ids=(ids == IMAGE_ID).int(),
-            image_grid_thw=torch.tensor([one.grid for one in row.media]),
+            image_grid_thw=torch.tensor([one.grid for one in shown]),
         )
-        places = packed.hidden_index[torch.isin(packed.index, row.first_token + torch.arange(99))]
-        places = places[: len(row.response)]  # what predicts the response: from the last prompt token on
+        places = packed.hidden_index[torch.isin(packed.index, first + torch.arange(len(response)))]
+        first += len(response)  # what predicts the response: from the last prompt token on
         torch.testing.assert_close(
-            packed.position_ids[:, 0, places], expected[:, 0, len(row.prompt) - 1 : -1]
+            packed.position_ids[:, 0, places], expected[:, 0, len(prompt_ids) - 1 : -1]
         )
 
 

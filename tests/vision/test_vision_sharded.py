@@ -16,9 +16,10 @@ from references.token_passes import log_probs_of, of_log_probs
 from strop.engines import gradients
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
-from strop.engines.packing import Row, make_rows
+from strop.engines.packing import make_rows
 from strop.engines.parallel import Parallel
 from strop.engines.training import TrainEngine
+from strop.protocol import DataProto
 from strop.trajectory import Media
 from strop.vision.families import load_media_processor
 
@@ -27,7 +28,7 @@ IMAGE_ID = 105
 OPTIM = OptimizerConfig(lr=0.02, eps=1e-3, weight_decay=0.1, max_grad_norm=3.0)
 
 
-def rows(which: slice) -> list[Row]:
+def rows(which: slice) -> DataProto:
     """Two samples of a prompt with an image, one of text, one with another image, one of text."""
     wide = Media(
         kind="image", parts=(png(picture(24, 17, RED, BLUE)),), size=(24, 17), grid=(1, 4, 6), start=1, num_tokens=6,
@@ -44,7 +45,7 @@ def rows(which: slice) -> list[Row]:
     return make_rows([torch.tensor(p) for p in prompts], [torch.tensor(r) for r in responses], media[which])
 
 
-def rows_of_tiles(folder: str, which: slice) -> list[Row]:
+def rows_of_tiles(folder: str, which: slice) -> DataProto:
     """The same for a model whose images have positions of text."""
     processor = load_media_processor(folder)
     assert processor is not None

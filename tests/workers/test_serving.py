@@ -43,22 +43,32 @@ def place(folder: Path, engine: str = "native") -> Place:
     )
 
 
+async def answered_alone(folder: Path) -> tuple[int, ...]:
+    """What the native engine says without an actor, and without what carries weights."""
+    loaded = await load_generation(place(folder))
+    assert loaded.target is None
+    answer = await client_of(loaded.engine, RolloutConfig()).generate(
+        "a", [1, 2], Sampling(key=0, max_tokens=3)
+    )
+    return answer.token_ids
+
+
 @pytest.mark.usefixtures("core_alone")
 def test_the_native_engine_answers_without_guests(tiny_model: Path) -> None:
+    assert len(asyncio.run(answered_alone(tiny_model))) == 3
+
+
+def test_an_engine_with_weights_of_its_own_takes_versions(tiny_model: Path) -> None:
     async def body() -> None:
-        sampling = Sampling(key=0, max_tokens=3)
         served = await make_serving(place(tiny_model))
         await served.wake_up()
-        first = await served.client.generate("a", [1, 2], sampling)
+        first = await served.client.generate("a", [1, 2], Sampling(key=0, max_tokens=3))
         await served.sleep()
         await served.set_version(1)
         await served.close()
-        loaded = await load_generation(place(tiny_model))
-        second = await client_of(loaded.engine, RolloutConfig()).generate("a", [1, 2], sampling)
-        assert first.token_ids == second.token_ids
         assert served.first.target is not None, "weights of its own, as there is no policy to share"
-        assert loaded.target is None
         assert (served.first.engine.version, first.versions) == (1, (0, 0, 0))
+        assert first.token_ids == await answered_alone(tiny_model)
 
     asyncio.run(body())
 

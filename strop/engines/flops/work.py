@@ -13,14 +13,15 @@ M predicted tokens, h heads of sizes d_k and d_v, and P pairs of a token and one
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
+from strop.engines.attention import Segment
 from strop.engines.causal_lm import CausalLM
-from strop.engines.packing import Row
+from strop.engines.tokens import Tokens
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
@@ -40,19 +41,25 @@ class ModelWork:
     """Of each attention layer: heads times (size of keys + size of values), and how many tokens a query sees; None:
     all."""
 
-    def forward(self, rows: Sequence[Row]) -> float:
-        """Operations of a forward pass over these rows as one micro-batch."""
-        num_tokens, num_predicted = _counts(rows)
-        return 2 * (self.dense * num_tokens + self.head * num_predicted) + self._attention(rows)
+    def forward(self, tokens: Tokens) -> float:
+        """Operations of a forward pass over a micro-batch; none without a token that is predicted."""
+        num_predicted = len(tokens.targets)
+        if not num_predicted:
+            return 0.0
+        return 2 * (self.dense * tokens.num_tokens + self.head * num_predicted) + self.attention(tokens)
 
-    def training(self, rows: Sequence[Row]) -> float:
+    def training(self, tokens: Tokens) -> float:
         """Operations of a forward and a backward pass."""
-        num_tokens, num_predicted = _counts(rows)
-        of_weights = 2 * (self.dense_trained * num_tokens + self.head_trained * num_predicted)
-        return 2 * self.forward(rows) + of_weights + self._attention(rows)
+        num_predicted = len(tokens.targets)
+        if not num_predicted:
+            return 0.0
+        of_weights = 2 * (self.dense_trained * tokens.num_tokens + self.head_trained * num_predicted)
+        return 2 * self.forward(tokens) + of_weights + self.attention(tokens)
 
-    def _attention(self, rows: Sequence[Row]) -> float:
-        pairs = {window: num_pairs(rows, window) for window in {window for _, window in self.layers}}
+    def attention(self, tokens: Tokens) -> float:
+        """Those of scores and weighted values."""
+        segments = tokens.attention.segments
+        pairs = {window: num_pairs(segments, window) for window in {window for _, window in self.layers}}
         return float(sum(2 * size * pairs[window] for size, window in self.layers))
 
 
@@ -90,13 +97,11 @@ def model_work(model: CausalLM) -> ModelWork | None:
     )
 
 
-def num_pairs(rows: Sequence[Row], window: int | None) -> int:
-    """Pairs of a token and one that it sees, itself included, of these rows as one micro-batch."""
-    total = 0
-    for prefix, length in _runs(rows):
-        # Tokens prefix .. prefix + length - 1 see one more each, up to the window.
-        total += _sum_seen(prefix + length, window) - _sum_seen(prefix, window)
-    return total
+def num_pairs(segments: Sequence[Segment], window: int | None) -> int:
+    """Pairs of a token and one that it sees, itself included."""
+    return sum(
+        _sum_seen(segment.num_keys, window) - _sum_seen(segment.prefix_length, window) for segment in segments
+    )
 
 
 def _sum_seen(length: int, window: int | None) -> int:
@@ -104,23 +109,6 @@ def _sum_seen(length: int, window: int | None) -> int:
     if window is None or length <= window:
         return length * (length + 1) // 2
     return window * (window + 1) // 2 + (length - window) * window
-
-
-def _runs(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """(tokens before, tokens) of each run that is computed: a prompt once, then each response behind it."""
-    groups: dict[Hashable, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row.prompt_key, []).append(row)
-    return [
-        run
-        for group in groups.values()
-        for run in [(0, len(group[0].prompt)), *((len(row.prompt), row.suffix_length) for row in group)]
-    ]
-
-
-def _counts(rows: Sequence[Row]) -> tuple[int, int]:
-    """Packed tokens, and response tokens that are predicted."""
-    return sum(length for _, length in _runs(rows)), sum(len(row.response) for row in rows)
 
 
 def _kinds(config: Any) -> list[int | None] | None:

@@ -3,11 +3,22 @@
 ranks.py       the process group, joined and left
 fsdp.py        parameters sharded with FSDP2, and gathered for generation
 balance.py     which rows each rank gets
+saving.py      the parts of a checkpoint that each rank writes and reads
 offloading.py  what leaves the device for a while
 """
 
 from strop.engines.sharding.balance import balanced_rows
 from strop.engines.sharding.fsdp import full_parameters, reshard, shard, sync_gradients
 from strop.engines.sharding.ranks import joined
+from strop.engines.sharding.saving import load_parts, parts_of
 
-__all__ = ["balanced_rows", "full_parameters", "joined", "reshard", "shard", "sync_gradients"]
+__all__ = [
+    "balanced_rows",
+    "full_parameters",
+    "joined",
+    "load_parts",
+    "parts_of",
+    "reshard",
+    "shard",
+    "sync_gradients",
+]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from strop.base.device import collective_backend
@@ -16,6 +17,40 @@ from strop.engines.parallel import Parallel
 
 _STORES: list[Any] = []
 """Of this process's group, if it has one."""
+
+
+class Ranks(Parallel):
+    """One of several ranks."""
+
+    def max(self, value: int) -> int:
+        """As `Parallel.max`."""
+        held = torch.tensor(value)  # host memory: no wait for the device
+        dist.all_reduce(held, op=dist.ReduceOp.MAX)
+        return int(held)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """As `Parallel.gather`."""
+        own = tensor.detach().cpu()
+        longest = self.max(len(own))
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(own)
+        dist.all_reduce(sizes)
+        padded = torch.zeros(longest, dtype=own.dtype)
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(parts, padded)
+        firsts = range(0, self.world_size, self.sp_size)
+        return [parts[rank][: int(sizes[rank])] for rank in firsts]
+
+    def barrier(self, what: str) -> None:
+        """As `Parallel.barrier`."""
+        try:
+            dist.all_reduce(torch.zeros(1))
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {self.rank} of {self.world_size} waited for the others at {what!r}, and not all came: "
+                f"{str(error).strip().splitlines()[0]}"
+            ) from error
 
 
 def joined(
@@ -27,7 +62,7 @@ def joined(
     sp_size: int,
     shard_size: int,
     timeout_s: float,
-) -> Parallel:
+) -> Ranks:
     """As `strop.engines.parallel.join_ranks`, on this device and with at least two ranks."""
     if not dist.is_initialized():
         _initialize(rank, world_size, meeting, device, timeout_s)
@@ -44,7 +79,7 @@ def joined(
     sp_group = None
     if sp_size > 1:
         sp_group = _mesh(device.type, (world_size // sp_size, sp_size), ("dp", "sp")).get_group("sp")
-    return Parallel(
+    return Ranks(
         rank=rank, world_size=world_size, device=device, sp_size=sp_size, mesh=mesh, sp_group=sp_group
     )
 
