@@ -151,8 +151,7 @@ def pack(
         ValueError: a row has media, and the model takes none, or ranks share each sequence.
     """
     device, inputs = model.device, model.media
-    is_empty = len(data if rows is None else rows) == 0
-    if is_empty:
+    if is_empty := not len(data if rows is None else rows):
         data, rows = _NOTHING, None
     ids, positions, hidden, targets, tokens = [], [], [], [], []
     segments: list[Segment] = []
@@ -188,9 +187,7 @@ def pack(
                     )
                 )
             # The prompt's last token predicts the first response token, each response token the next one.
-            place = torch.arange(at - 1, at + len(suffix))
-            place[0] = prompt_start + length - 1
-            hidden.append(place)
+            hidden += [torch.tensor([prompt_start + length - 1]), torch.arange(at, at + len(suffix))]
             targets.append(_targets(response, given, inputs, start=length))
             tokens.append(torch.arange(end - len(response), end))
             at += len(suffix)
