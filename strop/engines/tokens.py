@@ -12,7 +12,7 @@ whatever the rows. With sequence parallelism a rank runs its part of a micro-bat
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -151,19 +151,13 @@ def pack(
         ValueError: a row has media, and the model takes none, or ranks share each sequence.
     """
     device, inputs = model.device, model.media
-    is_empty = len(data if rows is None else rows) == 0
-    if is_empty:
+    if is_empty := not len(data if rows is None else rows):
         data, rows = _NOTHING, None
-    after = columns.row_lengths(data.tensors()["responses"]).cumsum(0)
-    ends = (after if rows is None else after[list(rows)]).tolist()
-    groups: dict[Hashable, list[tuple[Tensor, Tensor, tuple[Media, ...], int]]] = {}
-    for (prompt, response, shown), end in zip(token_rows(data, rows), ends, strict=True):
-        groups.setdefault(prompt_key(prompt, shown), []).append((prompt, response, shown, end))
     ids, positions, hidden, targets, tokens = [], [], [], [], []
     segments: list[Segment] = []
     media: list[Media] = []
     at = 0
-    for group in groups.values():
+    for group in _by_prompt(data, rows):
         prompt, response, shown, _ = group[0]
         prompt_start, length, alone = at, len(prompt), len(group) == 1
         asked = tuple(one for one in shown if one.start < length)
@@ -193,9 +187,7 @@ def pack(
                     )
                 )
             # The prompt's last token predicts the first response token, each response token the next one.
-            place = torch.arange(at - 1, at + len(suffix))
-            place[0] = prompt_start + length - 1
-            hidden.append(place)
+            hidden += [torch.tensor([prompt_start + length - 1]), torch.arange(at, at + len(suffix))]
             targets.append(_targets(response, given, inputs, start=length))
             tokens.append(torch.arange(end - len(response), end))
             at += len(suffix)
@@ -211,6 +203,18 @@ def pack(
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
     )
     return packed if sp_group is None else _shared_out(packed, sp_group)
+
+
+def _by_prompt(
+    data: DataProto, rows: Sequence[int] | None
+) -> Iterable[Sequence[tuple[Tensor, Tensor, tuple[Media, ...], int]]]:
+    """The rows of each prompt: prompt, response, media, and the end of the response among those of all rows."""
+    after = columns.row_lengths(data.tensors()["responses"]).cumsum(0)
+    ends = (after if rows is None else after[list(rows)]).tolist()
+    groups: dict[Hashable, list[tuple[Tensor, Tensor, tuple[Media, ...], int]]] = {}
+    for (prompt, response, shown), end in zip(token_rows(data, rows), ends, strict=True):
+        groups.setdefault(prompt_key(prompt, shown), []).append((prompt, response, shown, end))
+    return groups.values()
 
 
 def _shared_out(whole: Tokens, group: dist.ProcessGroup) -> Tokens:
