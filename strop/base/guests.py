@@ -85,6 +85,8 @@ HOOKS = {
     "ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
     "columns of answers": "a module as strop.recipes.answers, for estimators that take single answers (the columns "
     "strop.algorithms.registry.STEP_COLUMNS), parts of the reward (algorithm.reward_keys) or reward_baselines",
+    "weights of engines": "a strop.trainer.policy_sync.PolicySync, called as (rollout=, version=, actor=, "
+    "shares_process=, probes_weights=), for engines with weights of their own",
     "engines apart": "a module as strop.rollout.processes.joining, for engines that are not the native one",
     "decode steps": "a function (model) that gives a strop.rollout.native.batch.OtherSteps, or None for a model that "
     "has none",

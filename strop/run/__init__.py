@@ -23,7 +23,7 @@ from strop.run.fingerprints import (
     FingerprintChain,
     digest,
 )
-from strop.run.folder import RunFolder, is_run, processes_of
+from strop.run.folder import RunFolder, is_run
 from strop.run.ledger import Fate, Ledger, LedgerError
 from strop.run.manifest import Checkpoint, CheckpointError, Manifest
 
@@ -46,5 +46,4 @@ __all__ = [
     "RunFolder",
     "digest",
     "is_run",
-    "processes_of",
 ]

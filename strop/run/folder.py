@@ -291,13 +291,3 @@ def _environment() -> dict[str, Any]:
             continue
     machine = {"host": socket.gethostname(), "system": platform.platform(), "cpus": os.cpu_count()}
     return {"versions": versions, "machine": machine}
-
-
-def processes_of(config: Mapping[str, Any]) -> int:
-    """How many processes a run with these settings has; 0 where they do not say."""
-    resources = config.get("resources")
-    if not isinstance(resources, Mapping):
-        return 0
-    apart = resources.get("apart")
-    counts = [resources.get("ranks", 1), *(apart.values() if isinstance(apart, Mapping) else ())]
-    return sum(count for count in counts if type(count) is int)

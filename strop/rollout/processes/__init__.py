@@ -7,6 +7,7 @@ fleet.py        Fleet: the engines of a rollout worker, each started again where
 filling.py      how an engine is made, and given the weights of a model in this process
 own_process.py  what an engine in another process is made for
 prompts.py      what it asks of a request; bucket.py: tensors for another process on this machine
+weights.py      they are brought to the policy's weights
 settings.py     settings that do not go together
 joining.py      how the core asks all this
 """
