@@ -118,8 +118,8 @@ HOOKS = {
     "alarms of a run": "a strop.trainer.loop.Alarm, called as (told=, earlier=)",
     "end of a training": "a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a function that gives the lines of `strop --version`",
-    "rows that come later": "a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows while a run "
-    "goes on (strop.data.growing.growth.Growth)",
+    "rows that come later": "a class, called as (data, rows, prompts, tokenizer, prepare, max_steps=), that adds rows "
+    "while a run goes on (strop.data.growing.growth.Growth)",
     "data generator": "a function of data.datagen and the rows so far that gives an object with new_rows(batch) and "
     "restore(rows)",
     "rows of a class": "a function (config, files, tokenizer, max_samples, seed) that gives the rows of "

@@ -7,6 +7,7 @@ experience.py       the rows that are trained on, as references, cut into optimi
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights
 stages.py           stages from outside: their time, and which role is active
+telling.py          what a step tells people: its numbers, and what was lost
 records.py          a step: samples, what was learned, and what it leaves in the run folder, fates and a fingerprint
 
 Its configuration

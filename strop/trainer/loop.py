@@ -23,12 +23,10 @@ import torch
 from strop.base.garbage import settled
 from strop.base.guests import all_joined, needed, optional
 from strop.base.heartbeat import SUFFIX, beating, doing
-from strop.base.metrics import Metric
 from strop.base.sections import section_on
-from strop.controller import CallTimeout, WorkerFailed, as_list
+from strop.controller import CallTimeout, WorkerFailed
 from strop.engines.config import ModelConfig
 from strop.engines.model import describe_precision
-from strop.rewards import summarize
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.checkpointing import checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
@@ -46,6 +44,7 @@ from strop.trainer.setup import (
     sampling_of,
 )
 from strop.trainer.stages import Stages
+from strop.trainer.telling import step_metrics, tell_of_losses
 from strop.trainer.trackers import (
     METRICS_FILE,
     Trackers,
@@ -58,9 +57,6 @@ from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
 from strop.workers.reports import Decided, check_failed_episodes
-
-POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
-GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
 
 
 class Alarm(Protocol):
@@ -282,10 +278,12 @@ class Trainer:
             batch = record.learned.experience.shown()
         if self.data.sampler.sees_results:
             self.data.sampler.record(step, record.reports, batch)
-        metrics = self._metrics(record, stages)
+        metrics = step_metrics(
+            record, stages, self.roles, epoch=self.data.sampler.epoch, limits=self.config.data
+        )
         if self.data.growth is not None:
             metrics |= self.data.growth.after(step, batch)
-        self._warn(record)
+        tell_of_losses(record, self.roles, self._run, self._say, timeout_s=self.config.reward.timeout_s)
         asked = self._listeners.hear_step(self._run, step, metrics)
         is_last, is_new_best, score = self._ending.look(step, asked=asked), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
@@ -362,49 +360,6 @@ class Trainer:
     def _facts(self) -> dict[str, Any]:
         """What a continuation needs of the algorithm."""
         return {**self.learner.facts(), "curriculum": self.data.sampler.curriculum()}
-
-    def _metrics(self, record: StepRecord, stages: Stages) -> dict[str, float]:
-        """All numbers of a step that do not depend on what follows it."""
-        metrics = {
-            POSITION.of("global_step"): float(record.step),
-            POSITION.of("epoch"): float(self.data.sampler.epoch),
-            **measure.episode_metrics(
-                record.reports,
-                max_prompt_tokens=self.config.data.max_prompt_tokens,
-                max_response_tokens=self.config.data.max_response_tokens,
-            ),
-            **measure.throughput_metrics(
-                num_total_tokens=record.num_tokens,
-                step_s=stages.total(),
-                num_devices=self.roles.actor.world_size,
-            ),
-        }
-        generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
-        if gen_s > 0:
-            metrics[GENERATION_SPEED] = generated / gen_s
-        if counts := optional("operation counts"):
-            usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
-            is_reference = self.roles.reference is None
-            metrics |= counts.usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
-        return metrics | record.metrics()
-
-    def _warn(self, record: StepRecord) -> None:
-        """Say at once what a person would otherwise find out after hours."""
-        for lost in (one for ranks in as_list(self.roles.rollout.call.engine_losses()) for one in ranks):
-            self._run.events.append("engine_lost", record.step, message=lost)
-            self._say(f"step {record.step}: {lost}")
-        for reason in record.skipped:
-            self._run.events.append("skipped_update", record.step, reason=reason)
-            self._say(f"step {record.step} skipped an update: {reason}")
-        failed = [report for report in record.reports if not report.is_finished]
-        if failed:
-            self._say(
-                f"step {record.step}: {len(failed)} of {len(record.reports)} episodes failed; the first one, "
-                f"{failed[0].id}: {failed[0].failure}"
-            )
-        outcomes = [report.outcome for report in record.reports if report.outcome is not None]
-        if any(outcome.kind != "score" for outcome in outcomes):
-            self._say(f"step {record.step}: {summarize(outcomes, timeout_s=self.config.reward.timeout_s)}")
 
 
 def train(

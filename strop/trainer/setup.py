@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,37 +116,18 @@ def _training_prompts(
 ) -> tuple[TrainingPrompts, Any]:
     """The training prompts, and what adds rows to them while the run goes on."""
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
-    is_growing = _grows(data, rows)
-    if is_growing and config.trainer.max_steps is None:
-        raise ValueError(
-            f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not tell "
-            f"how many steps there are: set trainer.max_steps"
-        )
     if data.streaming:
         streamed: TrainingPrompts = needed("streamed rows", "data.streaming is set").StreamedPrompts(
             rows, tokenizer, data, shown=setup.shown_row
         )
         return streamed, None
     train = PromptDataset(setup.shown_rows(rows, "train"), tokenizer, data, "train")
-    if not is_growing:
+    if not (data.datagen.path or getattr(rows, "hears_of_batches", False)):
         return train, None
     grow = needed("rows that come later", "data.datagen, or on_batch_end of a dataset class, adds rows")
-    growth = grow(data, rows, train, tokenizer, lambda new: setup.shown_rows(new, "train"))
+    prepare, max_steps = lambda new: setup.shown_rows(new, "train"), config.trainer.max_steps
+    growth = grow(data, rows, train, tokenizer, prepare, max_steps=max_steps)
     return growth.prompts, growth
-
-
-def _grows(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether rows come while the run goes on.
-
-    Raises:
-        ValueError: from two sources.
-    """
-    hears = bool(getattr(rows, "hears_of_batches", False)) and not data.streaming
-    if data.datagen.path and hears:
-        raise ValueError(
-            "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
-        )
-    return bool(data.datagen.path) or hears
 
 
 def load_val_prompts(

@@ -44,6 +44,8 @@ class Growth:
         first: PromptDataset,
         tokenizer: Any,
         prepare: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]],
+        *,
+        max_steps: int | None,
     ) -> None:
         """Make the source of rows.
 
@@ -53,10 +55,21 @@ class Growth:
             first: their prompts.
             tokenizer: of all prompts.
             prepare: what rows go through before, such as naming their agents.
+            max_steps: of the run.
 
         Raises:
-            ValueError: the class of data.datagen cannot be used.
+            ValueError: the class of data.datagen cannot be used, rows come from two sources, or nobody knows how many
+                steps they make.
         """
+        if data.datagen.path and getattr(rows, "hears_of_batches", False):
+            raise ValueError(
+                "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
+            )
+        if max_steps is None:
+            raise ValueError(
+                f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not "
+                f"tell how many steps there are: set trainer.max_steps"
+            )
         source: Any = rows
         if data.datagen.path:
             source = needed("data generator", "data.datagen is set")(data.datagen, rows)
