@@ -15,7 +15,7 @@ from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.trainer.config import Config
-from strop.trainer.continuing import Continuation, roll_back, settings_to_continue
+from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
 from strop.trainer.models import local_models
 
@@ -145,24 +145,13 @@ def resume_run(
             config = local_models(config) if inputs is None else inputs.found_again(config, run, say=say)
             checkpoint, lines = roll_back(run, continuation)
             lines += continuation.lines(0 if checkpoint is None else checkpoint.step)
-            _keep_settings(run, continuation, text)
+            continuation.keep(run)
     except BaseException:
         run.close()
         raise
     for line in lines:
         say(line)
     return Start(run=run, config=config, checkpoint=checkpoint, is_finished=is_finished)
-
-
-def _keep_settings(run: RunFolder, continuation: Continuation, before: str) -> None:
-    """Write the settings that hold from here on; they are the user's own where those before were."""
-    text = dump(to_dict(continuation.own))
-    if not continuation.after or text == before:
-        return
-    replace_text(run.path / CONFIG_FILE, text)
-    received = optional("received settings")
-    if received is not None:
-        received.note_again(text, before=before)
 
 
 def _without_config(folder: Path) -> RunError:

@@ -52,8 +52,7 @@ class Healing:
         cause = str(error).partition("\n")[0]
         count = f"{self._num_in_a_row} of run.max_restarts={self._most}"
         self._say(f"{cause}; the workers are made again ({count})")
-        same = Continuation(config=self._config, own=self._config, before={}, after={})
-        checkpoint, lines = roll_back(self._run, same)
+        checkpoint, lines = roll_back(self._run, Continuation(config=self._config))
         step = 0 if checkpoint is None else checkpoint.step
         self._run.events.append("restarted", step, fsync=True, cause=cause, number=self._num_in_a_row)
         for line in lines:
