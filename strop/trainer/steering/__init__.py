@@ -130,8 +130,9 @@ class Steered(Continuation):
             )
             if is_below:
                 raise ConfigError(
-                    f"{key}={value} ends before step {step}, which {self.folder} has done: give a larger number (it was "
-                    f"{self.before[key]}), or begin a run from an earlier checkpoint, with --from {self.folder}@STEP --out DIR"
+                    f"{key}={value} ends before step {step}, which {self.folder} has done: give a larger number (it "
+                    f"was {self.before[key]}), or begin a run from an earlier checkpoint, with --from "
+                    f"{self.folder}@STEP --out DIR"
                 )
 
     def lines(self, step: int) -> Iterator[str]:
