@@ -14,6 +14,7 @@ import pyarrow.parquet
 from strop.base.elsewhere import elsewhere, is_hub, is_url
 from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.base.guests import needed
+from strop.base.sections import section_on
 from strop.border import encodable_value
 from strop.data.config import DataConfig
 
@@ -70,7 +71,7 @@ def load_rows(
     """
     files = config.train_files if split == "train" else config.val_files
     is_streamed = config.streaming and split == "train"
-    if config.dataset_class.path:
+    if section_on(config, "dataset_class") is not None:
         open_class = needed("rows of a class", "data.dataset_class is set")
         limit = config.max_train_prompts if split == "train" else config.max_val_prompts
         rows: Sequence[dict[str, Any]] = open_class(config, files, tokenizer, max_samples=limit, seed=seed)

@@ -10,7 +10,8 @@ from typing import Any
 
 from strop.agents.registry import AGENTS_IN_A_WORLD
 from strop.agents.setup import AgentSetup
-from strop.base.guests import all_joined, needed
+from strop.base.guests import all_joined, needed, optional
+from strop.base.sections import section_on
 from strop.data.config import DataConfig
 from strop.data.drawing import TrainingPrompts
 from strop.data.media import media_reader
@@ -80,9 +81,8 @@ def load_training_data(
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
     train, growth = _training_prompts(config, data, tokenizer, setup)
     chosen, num_epochs = None, config.num_epochs
-    if isinstance(train, PromptDataset) and (data.source_weights or data.source_shares):
-        mixed = needed("mixture of sources", "data.source_weights or data.source_shares is set")
-        chosen, num_epochs = mixed(train.data_sources, data, num_epochs, config.trainer.seed)
+    if isinstance(train, PromptDataset) and (mixed := optional("mixture of sources")) is not None:
+        chosen, num_epochs = mixed(train, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
         data.prompts_per_step,
@@ -123,9 +123,10 @@ def _training_prompts(
     """The training prompts, and what adds rows to them while the run goes on."""
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
     is_growing = _grows(data, rows)
-    if is_growing and config.trainer.max_steps is None:
+    of_class = section_on(data, "dataset_class")
+    if is_growing and of_class is not None and config.trainer.max_steps is None:
         raise ValueError(
-            f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not tell "
+            f"data.dataset_class {of_class.name} has on_batch_end, which may add rows, so epochs do not tell "
             f"how many steps there are: set trainer.max_steps"
         )
     if data.streaming:
@@ -148,11 +149,12 @@ def _grows(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> bool:
         ValueError: from two sources.
     """
     hears = bool(getattr(rows, "hears_of_batches", False)) and not data.streaming
-    if data.datagen.path and hears:
+    is_made = section_on(data, "datagen") is not None
+    if is_made and hears:
         raise ValueError(
             "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
         )
-    return bool(data.datagen.path) or hears
+    return is_made or hears
 
 
 def load_val_prompts(

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from strop.base.durable import append_line, replace_text, whole_lines
 from strop.base.guests import needed
 from strop.base.metrics import Metric
+from strop.base.sections import section_on
 from strop.data.config import DataConfig
 from strop.data.growing.prompts import GrowingPrompts
 from strop.data.prompts import PromptDataset
@@ -58,8 +59,8 @@ class Growth:
             ValueError: the class of data.datagen cannot be used.
         """
         source: Any = rows
-        if data.datagen.path:
-            source = needed("data generator", "data.datagen is set")(data.datagen, rows)
+        if (maker := section_on(data, "datagen")) is not None:
+            source = needed("data generator", "data.datagen is set")(maker, rows)
         self._source: RowSource = source
         self.prompts = GrowingPrompts(first, tokenizer, data, prepare)
         self._num_added = 0
