@@ -102,7 +102,7 @@ HOOKS = {
     "and how many epochs there are",
     "interval of a rate": "a function (successes, trials), by prompt, that gives the ends of a 95 % interval of "
     "their rate",
-    "folders of rows": "a module with folder_files(folder, split), the files of a folder that are meant",
+    "folders of rows": "a module as strop.data.readers.folders describes",
     "digest of weights": "a function (model) that gives a digest of all its weights, the same on every rank, for the "
     "fingerprints of steps",
     "loss scale": "a class as strop.engines.options.loss_scale.LossScale, for models in float16",
