@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from strop.cli.launching import carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
-from strop.cli.runs import run_in
 from strop.cli.settings import add_trust_argument, admission
 from strop.replay.comparing import Difference, common_steps, compare
 from strop.run import RunFolder
+from strop.trainer.beginning.naming import run_in
 
 if TYPE_CHECKING:
     from strop.replay.repeated import Recorded

@@ -11,7 +11,7 @@ from strop.hub.commits import read_models
 from strop.replay.repeated import Recorded, write_recorded
 from strop.replay.schedule import read_schedule
 from strop.run import RunError, RunFolder
-from strop.trainer.beginning import take_optimizer
+from strop.trainer.beginning.weights import take_optimizer
 from strop.trainer.continuing import settings_to_continue
 from strop.trainer.launch import CONFIG_FILE, Say, Start, start_run
 from strop.trainer.steering import NEUTRAL, is_among

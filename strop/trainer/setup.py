@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.agents.registry import AGENTS_IN_A_WORLD
 from strop.agents.setup import AgentSetup
 from strop.base.guests import all_joined, needed, optional
 from strop.base.sections import section_on
@@ -21,16 +20,11 @@ from strop.data.sampler import PromptSampler, val_uid
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
-from strop.rewards import RewardPool, summarize
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.launch import Say
 from strop.trainer.sections import EvalConfig
 from strop.trajectory import Prompt
-
-NUM_PROBES = 2
-"""Prompts on which scorers are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,23 +196,3 @@ def sampling_of(config: Config, how: RolloutConfig | EvalConfig, tokenizer: Any)
         max_tokens=config.data.max_response_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
     )
-
-
-async def probe_scorers(scorers: RewardPool, prompts: Sequence[Prompt], say: Say) -> None:
-    """Score the right answer and an empty one to each of a few prompts; what failed of it is said.
-
-    Args:
-        scorers: they run.
-        prompts: the first ones count; those of agents that score episodes themselves are left out.
-        say: takes the line.
-
-    Raises:
-        RewardError: every probe failed.
-    """
-    probed = [prompt for prompt in prompts[:NUM_PROBES] if prompt.agent_name not in AGENTS_IN_A_WORLD]
-    if not probed:
-        return
-    answers = [str(prompt.ground_truth) for prompt in probed]
-    outcomes = await scorers.preflight([*probed, *probed], [*answers, *["" for _ in probed]])
-    if any(outcome.kind != "score" for outcome in outcomes):
-        say(f"reward preflight: {summarize(outcomes, timeout_s=scorers.config.timeout_s)}")

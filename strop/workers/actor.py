@@ -36,7 +36,7 @@ from strop.protocol.merging import METRICS
 from strop.rollout.sync.transfer import Sender, weight_transfer
 from strop.rollout.sync.types import Endpoint, Probe, SyncReport
 from strop.workers.config import ActorConfig
-from strop.workers.estimates import batch_advantages, correction_columns
+from strop.workers.estimates import batch_advantages
 from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
@@ -181,8 +181,10 @@ class ActorWorker(TrainedWorker):
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def correct_rollout(self, data: DataProto) -> DataProto:
-        """What the trainer's log-probs say about all rows of a step (`correction_columns`)."""
-        return correction_columns(data, self._algorithm)
+        """What the trainer's log-probs say about all rows of a step."""
+        correct = needed("rollout correction", "algorithm.correction is on")
+        made: DataProto = correct(data, self._algorithm)
+        return made
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def summarize_batch(self, data: DataProto) -> BatchSummary:

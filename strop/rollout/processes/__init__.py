@@ -8,5 +8,6 @@ filling.py      how an engine is made, and given the weights of a model in this 
 probing.py      whether an engine computes with weights that cannot be read back
 own_process.py  what an engine in another process is made for
 prompts.py      what it asks of a request; bucket.py: tensors for another process on this machine
+settings.py     settings that do not go together
 joining.py      how the core asks all this
 """

@@ -16,8 +16,8 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from strop.rollout.processes.client import RolloutClient
-from strop.rollout.processes.filling import make_engine, probe_of, pull_weights
-from strop.rollout.processes.probing import check_probe
+from strop.rollout.processes.filling import make_engine, pull_weights
+from strop.rollout.processes.probing import check_probe, probe_of
 from strop.rollout.sync.types import Probe, SyncCorrupted, UnverifiedWeights
 from strop.rollout.types import RolloutEngine
 from strop.workers.generation import Generation, Place, Serving
@@ -214,8 +214,8 @@ class Fleet(Serving):
             await asyncio.to_thread(pull_weights, trained, made.target)
             await made.engine.set_version(version)
             if made.scores is not None:
-                probe = await asyncio.to_thread(probe_of, trained.model)
-                probe.check(await made.scores(probe.token_ids), version=version, dtype=made.dtype)
+                probe = await asyncio.to_thread(probe_of, trained)
+                check_probe(probe, await made.scores(probe.token_ids), version=version, dtype=made.dtype)
         except BaseException:
             await made.engine.close()
             raise
