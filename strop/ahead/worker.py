@@ -29,8 +29,7 @@ from strop.replay.schedule import Spans
 from strop.rewards import RewardConfig
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.sync.probe import Probe
-from strop.rollout.sync.types import SyncReport
+from strop.rollout.sync.types import Probe, SyncReport
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode

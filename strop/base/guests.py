@@ -103,11 +103,11 @@ HOOKS = {
     "data of a run": "a function of the section data, called once a run has read its data",
     "streamed rows": "a module with open_rows(files, cache_dir), rows that stay in their files, and "
     "StreamedPrompts(rows, tokenizer, config, shown=), a strop.data.drawing.TrainingPrompts of such rows",
-    "mixture of sources": "a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how many "
-    "epochs there are, where data.source_weights or data.source_shares are set",
+    "mixture of sources": "a function (prompts, data, num_epochs, seed) -> the rows of an epoch, or None for all, "
+    "and how many epochs there are",
     "interval of a rate": "a function (successes, trials), by prompt, that gives the ends of a 95 % interval of "
     "their rate",
-    "folders of rows": "a module with folder_files(folder, split), the files of a folder that are meant",
+    "folders of rows": "a module as strop.data.readers.folders describes",
     "digest of weights": "a function (model) that gives a digest of all its weights, the same on every rank, for the "
     "fingerprints of steps",
     "loss scale": "a class as strop.engines.options.loss_scale.LossScale, for models in float16",

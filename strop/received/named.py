@@ -39,12 +39,7 @@ def code_named(config: Config) -> Iterator[Named]:
 
 
 def _of_data(config: Config) -> Iterator[Named]:
-    chosen = config.data.dataset_class
-    if chosen.path:
-        yield Named(key="data.dataset_class.path", value=chosen.path, path=chosen.path)
-    maker = config.data.datagen
-    if maker.path:
-        yield Named(key="data.datagen.path", value=maker.path, path=maker.path)
+    yield from code_of_guests(config.data, "data")
     if config.data.cache_dir:
         yield Named(key="data.cache_dir", value=f"{config.data.cache_dir} (old entries of it are removed)")
     for key, files in (

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from strop.base.device import device_name
 from strop.base.guests import needed, optional
+from strop.base.sections import section_on
 from strop.controller import (
     InlineRuntime,
     Mesh,
@@ -284,7 +285,7 @@ def playing_of(
         samples=None if samples is None else samples.absolute(),
         max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
         logs=None if logs is None else logs.absolute(),
-        keeps_rows=bool(config.data.dataset_class.path),
+        keeps_rows=section_on(config.data, "dataset_class") is not None,
         extensions=tuple(config.algorithm.extensions),
         is_replayed=is_replayed,
         recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from strop.agents.setup import AgentSetup
-from strop.base.guests import all_joined, needed
+from strop.base.guests import all_joined, needed, optional
+from strop.base.sections import section_on
 from strop.data.config import DataConfig
 from strop.data.drawing import TrainingPrompts
 from strop.data.media import media_reader
@@ -74,9 +75,8 @@ def load_training_data(
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
     train, growth = _training_prompts(config, data, tokenizer, setup)
     chosen, num_epochs = None, config.num_epochs
-    if isinstance(train, PromptDataset) and (data.source_weights or data.source_shares):
-        mixed = needed("mixture of sources", "data.source_weights or data.source_shares is set")
-        chosen, num_epochs = mixed(train.data_sources, data, num_epochs, config.trainer.seed)
+    if isinstance(train, PromptDataset) and (mixed := optional("mixture of sources")) is not None:
+        chosen, num_epochs = mixed(train, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
         data.prompts_per_step,
@@ -122,7 +122,7 @@ def _training_prompts(
         )
         return streamed, None
     train = PromptDataset(setup.shown_rows(rows, "train"), tokenizer, data, "train")
-    if not (data.datagen.path or getattr(rows, "hears_of_batches", False)):
+    if section_on(data, "datagen") is None and not getattr(rows, "hears_of_batches", False):
         return train, None
     grow = needed("rows that come later", "data.datagen, or on_batch_end of a dataset class, adds rows")
     prepare, max_steps = lambda new: setup.shown_rows(new, "train"), config.trainer.max_steps

@@ -30,9 +30,8 @@ from strop.protocol import DataProto
 from strop.rewards import RewardConfig, RewardPool
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.transfer import ReceivingEngine, weight_transfer
-from strop.rollout.sync.types import Endpoint, SyncReport
+from strop.rollout.sync.types import Endpoint, Probe, SyncReport
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows

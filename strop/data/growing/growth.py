@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from strop.base.durable import append_line, replace_text, whole_lines
 from strop.base.guests import needed
 from strop.base.metrics import Metric
+from strop.base.sections import section_on
 from strop.data.config import DataConfig
 from strop.data.growing.prompts import GrowingPrompts
 from strop.data.prompts import PromptDataset
@@ -61,18 +62,19 @@ class Growth:
             ValueError: the class of data.datagen cannot be used, rows come from two sources, or nobody knows how many
                 steps they make.
         """
-        if data.datagen.path and getattr(rows, "hears_of_batches", False):
+        maker, of_class = section_on(data, "datagen"), section_on(data, "dataset_class")
+        if maker is not None and getattr(rows, "hears_of_batches", False):
             raise ValueError(
                 "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
             )
-        if max_steps is None:
+        if max_steps is None and of_class is not None:
             raise ValueError(
-                f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not "
+                f"data.dataset_class {of_class.name} has on_batch_end, which may add rows, so epochs do not "
                 f"tell how many steps there are: set trainer.max_steps"
             )
         source: Any = rows
-        if data.datagen.path:
-            source = needed("data generator", "data.datagen is set")(data.datagen, rows)
+        if maker is not None:
+            source = needed("data generator", "data.datagen is set")(maker, rows)
         self._source: RowSource = source
         self.prompts = GrowingPrompts(first, tokenizer, data, prepare)
         self._num_added = 0
