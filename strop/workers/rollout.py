@@ -11,16 +11,16 @@ reward.timeout_s.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.algorithms.registry import load_extensions
-from strop.base.call_loop import CallRunner, Runner
 from strop.base.guests import needed, optional
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
@@ -39,6 +39,8 @@ from strop.workers.generation import Generation, Place, make_serving
 from strop.workers.models import TrainedWorker
 from strop.workers.player import Player, Scorers, make_player
 from strop.workers.reports import report_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,18 @@ class Playing:
     """Folder for what the engine and reward functions print, and for how far a call is."""
 
 
+class Runner(Protocol):
+    """Runs coroutines on one loop, from outside of it."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result, when it has one."""
+        ...
+
+    def close(self) -> None:
+        """Cancel what is left, and end the loop; a second call does nothing."""
+        ...
+
+
 class RolloutWorker(Worker):
     """Plays prompts, and makes training rows and saved samples of episodes. It remembers none of it."""
 
@@ -118,7 +132,8 @@ class RolloutWorker(Worker):
 
     def _make_runner(self) -> Runner:
         """Runs the loop of the agents, the engine and the scorers."""
-        return CallRunner()
+        made: type[Runner] = optional("loop of calls") or asyncio.Runner
+        return made()
 
     def _asked(self) -> tuple[GenerateClient, Scorers]:
         """What the player asks for tokens and for scores."""
