@@ -143,6 +143,7 @@ HOOKS = {
     "watch of checkpoints": "a function (run, step, say=, limit_s=) that gives a context in which the checkpoint of "
     "the step is written, within so many seconds",
     "limits of a run": "a class as strop.trainer.restarts.limits.LimitedEnding: what ends a run before its last step",
+    "fingerprints of steps": "a strop.run.folder.StepDigests, called as (event log)",
     "repeated run": "a function (run folder) that gives what the run in it repeats, with last_step and steps (by "
     "step, what generation ahead takes as `recorded`), or None",
     "recorded samples": "a module with check(config, data, first_step=), which refuses those that do not fit the run, "
