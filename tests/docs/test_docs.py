@@ -400,7 +400,9 @@ def bad_steps() -> Iterator[str]:
         check_versions([old], 4, is_corrected=False)
     yield str(stale.value)
     # No gradient of the pages is infinite; the sentence is made in one place.
-    assert 'f"step {record.step} skipped an update: {reason}"' in (ROOT / "strop/trainer/loop.py").read_text()
+    assert (
+        'f"step {record.step} skipped an update: {reason}"' in (ROOT / "strop/trainer/telling.py").read_text()
+    )
     yield "step 1 skipped an update: the gradient is not finite"
 
 
