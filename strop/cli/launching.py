@@ -37,8 +37,8 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
         help="continue the run in DIR with its own settings; some may be given anew; of a URL (run.copy_to), the copy "
         "is fetched into --out first",
     )
-    if beginnings := optional("beginning of a run"):
-        beginnings.add_arguments(parser)
+    for add_options in all_joined("options of a run").values():
+        add_options(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
@@ -63,8 +63,8 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
         _refuse_unread(args, reads)
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(args.resume, overrides=args.overrides, say=say, admit=admit)
-    beginnings = optional("beginning of a run")
-    config, beginning = (load_settings(args), None) if beginnings is None else beginnings.settings(args, kind)
+    settings = optional("beginning of a run")
+    config, beginning = (load_settings(args), None) if settings is None else settings(args, kind)
     _refuse_unread(args, reads)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line, say=say, beginning=beginning)

@@ -1,4 +1,4 @@
-"""`--from RUN` and `--with-optimizer`, of commands that make runs."""
+"""What `--from RUN` and `--with-optimizer` ask for."""
 
 from __future__ import annotations
 
@@ -13,20 +13,6 @@ from strop.run import RunError, RunFolder
 from strop.trainer.beginning.naming import choose_checkpoint, run_in
 from strop.trainer.beginning.weights import Beginning
 from strop.trainer.config import Config
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a run may begin with."""
-    parser.add_argument(
-        "--from",
-        dest="origin",
-        metavar="RUN[@STEP|@best]",
-        help="begin a run with the weights of this one's last checkpoint (of STEP, of the best validation), and with "
-        "its settings where --config names no others; RUN may be the URL of a copy",
-    )
-    parser.add_argument(
-        "--with-optimizer", action="store_true", help="with --from: take over the optimizer's state too"
-    )
 
 
 def settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | None]:
