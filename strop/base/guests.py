@@ -131,8 +131,8 @@ HOOKS = {
     "export of a role": "a function (checkpoint, out, model, role=) that writes a role of a checkpoint as a folder "
     "that a run can begin with",
     "options of a run": "a function (parser) for commands that make runs",
-    "beginning of a run": "a function (args, kind) that gives the configuration that a run begins with, and of --from a "
-    "strop.trainer.beginning.weights.Beginning",
+    "beginning of a run": "a function (args, kind) that gives the configuration that a run begins with, and of --from "
+    "a strop.trainer.beginning.weights.Beginning",
     "settings given anew": "a function (config.yaml of a run, overrides, its settings, text=) that gives the "
     "strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
     "received settings": "a module as strop.received.settings: load(), which lets no settings of others run what they "
