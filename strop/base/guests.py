@@ -131,6 +131,8 @@ HOOKS = {
     "begins with, and of --from a strop.trainer.beginning.weights.Beginning",
     "settings given anew": "a function (config.yaml of a run, overrides, its settings, text=) that gives the "
     "strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
+    "received models": "a module with check_entries(folder, complaint) and check_settings(values, complaint), which "
+    "raise a ValueError for a model folder that no library should open (strop.received.models)",
     "received settings": "a module as strop.received.settings: load(), which lets no settings of others run what they "
     "name, note() and note_again() for a user's own, and check_inputs() of a run that is continued",
     "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
