@@ -124,6 +124,8 @@ HOOKS = {
     "data.dataset_class",
     "orders of rows": "a module with SAMPLERS, by name, sees_results(name) and ResultsOrder(name, rows, data), a "
     "strop.data.curriculum.ResultsOrder",
+    "operations on a batch": "a module with mini_batches() and unfolded(), for methods of strop.protocol.DataProto "
+    "that are there for verl's users (strop.compat.batches)",
     "sampler of a class": "a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "a function (checkpoint, out, model, role=) that writes a role of a checkpoint as a folder "
     "that a run can begin with",
