@@ -127,6 +127,8 @@ HOOKS = {
     "data.dataset_class",
     "orders of rows": "a module with SAMPLERS, by name, sees_results(name) and ResultsOrder(name, rows, data), a "
     "strop.data.curriculum.ResultsOrder",
+    "operations on a batch": "a module with mini_batches() and unfolded(), for methods of strop.protocol.DataProto "
+    "that are there for verl's users (strop.compat.batches)",
     "sampler of a class": "a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "a function (checkpoint, out, model, role=) that writes a role of a checkpoint as a folder "
     "that a run can begin with",
@@ -135,6 +137,8 @@ HOOKS = {
     "a strop.trainer.beginning.weights.Beginning",
     "settings given anew": "a function (config.yaml of a run, overrides, its settings, text=) that gives the "
     "strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
+    "received models": "a module with check_entries(folder, complaint) and check_settings(values, complaint), which "
+    "raise a ValueError for a model folder that no library should open (strop.received.models)",
     "received settings": "a module as strop.received.settings: load(), which lets no settings of others run what they "
     "name, note() and note_again() for a user's own, and check_inputs() of a run that is continued",
     "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
