@@ -45,7 +45,7 @@ RANKS = (
         "trainer/beginning",
         "trainer/steering",
     },
-    {"explaining"},
+    {"explaining", "recipes"},
     {
         "controller/ray",
         "data/command",
@@ -77,7 +77,6 @@ RANKS = (
         "doctor",
         "evaluation",
         "judges",
-        "recipes",
         "roles",
         "supervised",
         "tracing",

@@ -13,7 +13,6 @@
     (guests: distillation/, learning from a teacher; stream_functions/, filters and
     reward shaping of a user's own, and penalties on long responses)
 
-    masked.py            sums, means and whitening under a mask
     batch_metrics.py     what is measured on the rows of a step
 
 Rules that functions keep, ours and a user's own, are checked by the guest `strop.checks`.

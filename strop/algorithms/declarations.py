@@ -28,14 +28,9 @@ _GROUP_BY_STD = Declaration(needs=_GROUP.needs, settings=frozenset({"norm_by_std
 ADV_DECLARATIONS: Registry[Declaration] = Registry(
     "advantage estimator",
     {
-        "reinforce_plus_plus": Declaration(
-            needs=frozenset({"token_level_rewards", "response_mask"}), settings=frozenset({"gamma"})
-        ),
         "grpo": _GROUP_BY_STD,
         "grpo_vectorized": _GROUP_BY_STD,
         "dr_grpo": _GROUP,
-        "rloo": _GROUP,
-        "rloo_vectorized": _GROUP,
         **{name: asked for recipes in joined_recipes() for name, asked in recipes.estimators.items()},
     },
 )
@@ -116,14 +111,11 @@ PG_CLIPFRAC_LOWER = Metric(
 
 _TOKENS = frozenset({"log_probs", "old_log_probs", "advantages"})
 _CLIP = frozenset({"clip_low", "clip_high"})
-_PLAIN = Declaration(needs=_TOKENS)
 
 LOSS_DECLARATIONS: Registry[Declaration] = Registry(
     "policy loss",
     {
         "vanilla": Declaration(needs=_TOKENS, settings=_CLIP | {"clip_c"}),
-        "gpg": _PLAIN,
-        "reinforce": _PLAIN,
         **{name: asked for recipes in joined_recipes() for name, asked in recipes.losses.items()},
     },
 )

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from strop.algorithms.advantages.groups import center_groups, normalize_groups, spread
 from strop.algorithms.advantages.registration import implements_outcome
-from strop.algorithms.masked import masked_whiten
+from strop.recipes.masked import masked_whiten
 
 
 @implements_outcome("reinforce_plus_plus_baseline")

@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.kl import LOG_RATIO_BOUND
-from strop.algorithms.masked import masked_mean, masked_sum
 from strop.base.metrics import Metric
 from strop.recipes.correction_settings import CorrectionConfig, RejectRule
+from strop.recipes.masked import masked_mean, masked_sum
 
 Metrics = dict[str, float]
 

@@ -20,9 +20,9 @@ from strop.algorithms.losses.terms import (
     probability_ratio,
     ratio_statistics,
 )
-from strop.algorithms.masked import masked_mean
 from strop.base.metrics import Metric
 from strop.base.randomness import random_key, uniforms
+from strop.recipes.masked import masked_mean
 
 COV_CLIPFRAC = Metric("actor/cov_clipfrac", "share", "tokens that clip_cov drew, of trained ones")
 KL_COV_FRAC = Metric("actor/kl_cov_frac", "share", "tokens that kl_cov penalises, of trained ones")

@@ -18,7 +18,12 @@ _ESTIMATORS = {
     "grpo_passk": Declaration(
         needs=_GROUP.needs, settings=frozenset({"norm_by_std"}), is_group_relative=True
     ),
+    "reinforce_plus_plus": Declaration(
+        needs=frozenset({"token_level_rewards", "response_mask"}), settings=frozenset({"gamma"})
+    ),
     "reinforce_plus_plus_baseline": _GROUP,
+    "rloo": _GROUP,
+    "rloo_vectorized": _GROUP,
     "opo": _GROUP,
     "maxrl": _GROUP,
     "raft": Declaration(needs=frozenset({"rewards", "response_mask"})),
@@ -46,7 +51,10 @@ _PER_RESPONSE = Declaration(
 """One ratio per response."""
 _TRUNCATED = Declaration(needs=_TOKENS, settings=_CLIP, own={"truncation": 20.0})
 _SELECTED = frozenset({"cov_selected"})
+_PLAIN = Declaration(needs=_TOKENS)
 _LOSSES = {
+    "gpg": _PLAIN,
+    "reinforce": _PLAIN,
     "gspo": _PER_RESPONSE,
     "gspo_token": _PER_RESPONSE,
     "gmpo": _PER_RESPONSE,

@@ -8,6 +8,8 @@ from strop.recipes import (  # noqa: F401  (they register their functions)
     greedy_baseline,
     group_baselines,
     imitation,
+    plain,
+    returns,
     sequence,
     smooth,
     token_baseline,

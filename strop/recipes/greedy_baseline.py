@@ -7,7 +7,7 @@ from torch import Tensor
 
 from strop.algorithms.advantages.groups import require_finite
 from strop.algorithms.advantages.registration import implements
-from strop.algorithms.advantages.returns import reward_to_go
+from strop.recipes.returns import reward_to_go
 
 
 @implements("remax")

@@ -15,10 +15,10 @@ from torch import Tensor
 from strop.algorithms.batch_metrics import REWARD_KL, Metrics
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.kl import kl_penalty
-from strop.algorithms.masked import masked_mean
 from strop.base.metrics import Metric
 from strop.base.sections import section_of
 from strop.protocol import DataProto
+from strop.recipes.masked import masked_mean
 from strop.recipes.reward_kl_settings import RewardKlSettings
 from strop.workers.estimates import padded
 

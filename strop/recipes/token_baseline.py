@@ -11,8 +11,8 @@ from torch import Tensor
 
 from strop.algorithms.advantages.groups import require_finite
 from strop.algorithms.advantages.registration import implements
-from strop.algorithms.advantages.returns import reward_to_go
 from strop.recipes.group_baselines import lead_of_the_best
+from strop.recipes.returns import reward_to_go
 
 
 def token_baseline_advantages(

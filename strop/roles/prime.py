@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages.group_relative import rloo_advantages
 from strop.algorithms.advantages.groups import require_finite
 from strop.algorithms.advantages.registration import implements
-from strop.algorithms.advantages.returns import reward_to_go
 from strop.algorithms.batch_metrics import PROCESS
-from strop.algorithms.masked import masked_sum, masked_whiten
+from strop.recipes.group_baselines import rloo_advantages
+from strop.recipes.masked import masked_sum, masked_whiten
+from strop.recipes.returns import reward_to_go
 from strop.roles.implicit_reward import pair_accuracy
 
 NORM_EPS = 1e-6

@@ -19,9 +19,10 @@ from strop.algorithms.advantages import (
     group_ids_of,
     register_adv_est,
 )
-from strop.algorithms.advantages.group_relative import grpo_advantages, rloo_advantages
-from strop.algorithms.advantages.returns import reward_to_go
+from strop.algorithms.advantages.group_relative import grpo_advantages
 from strop.algorithms.declarations import adv_estimator_declaration, check_adv_settings, check_estimator
+from strop.recipes.group_baselines import rloo_advantages
+from strop.recipes.returns import reward_to_go
 
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus")
 

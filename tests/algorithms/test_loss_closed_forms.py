@@ -17,7 +17,6 @@ from strop.algorithms.losses import (
     policy_loss_terms,
     prepare_columns,
 )
-from strop.algorithms.losses.clipped import policy_gradient_loss
 from strop.recipes.covariance import (
     clip_cov_loss,
     kl_cov_loss,
@@ -26,6 +25,7 @@ from strop.recipes.covariance import (
     token_covariances,
 )
 from strop.recipes.geometric import gmpo_loss
+from strop.recipes.plain import policy_gradient_loss
 from strop.recipes.sequence import gspo_loss
 from strop.recipes.smooth import dro_loss, sapo_loss
 from strop.recipes.trust_region import dppo_kl_loss, dppo_tv_loss

@@ -16,9 +16,8 @@ import strop.recipes
 from strop.algorithms import (
     batch_metrics,
     declarations,
-    masked,
 )
-from strop.algorithms.advantages import group_relative, returns
+from strop.algorithms.advantages import group_relative
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.distillation import terms as distillation
 from strop.algorithms.losses import terms
@@ -30,8 +29,10 @@ from strop.recipes import (
     batch_whitened,
     covariance,
     group_baselines,
+    masked,
     measures,
     resampling,
+    returns,
     reward_kl,
     sequence,
     smooth,

@@ -2,8 +2,7 @@
 
     registration.py     the registry, and the one way to call an estimator
     groups.py           what estimators share: groups, checks, one number per sample onto its tokens
-    group_relative.py   grpo, dr_grpo, rloo: samples of a prompt compared
-    returns.py          reinforce_plus_plus: rewards-to-go, token by token
+    group_relative.py   grpo, dr_grpo: samples of a prompt compared
 
 Those of further papers are guests (place "recipes").
 
@@ -19,10 +18,7 @@ Rules that hold for every estimator here, and that `strop.checks.functions.estim
 * Values outside the mask never matter.
 """
 
-from strop.algorithms.advantages import (  # noqa: F401  (they register their functions)
-    group_relative,
-    returns,
-)
+from strop.algorithms.advantages import group_relative  # noqa: F401  (it registers its functions)
 from strop.algorithms.advantages.registration import (
     ADV_ESTIMATOR_REGISTRY,
     AdvantageFn,

@@ -60,19 +60,3 @@ def dr_grpo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor
         length, is the aggregation mode seq-mean-token-sum-norm.
     """
     return grpo_advantages(rewards, group_ids, response_mask, norm_by_std=False)
-
-
-@implements_outcome("rloo", "rloo_vectorized")
-def rloo_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) -> Tensor:
-    """Reward minus the mean reward of the other samples of the prompt, constant over a response.
-
-    A_i = r_i - mean of r_j over j != i in the group = (r_i - mean_g) * K / (K - 1).
-
-    Source: Ahmadian et al. 2024, arXiv:2402.14740.
-
-    Deviations: of verl's two implementations, one gives a group of one its raw reward and the other 0;
-        here it is 0 under both names.
-    """
-    centered, group, count = center_groups(rewards, group_ids)
-    factor = count / (count - 1).clamp(min=1)  # [G]
-    return spread(centered * factor[group], response_mask)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from strop.algorithms.advantages.groups import require_finite
 from strop.algorithms.advantages.registration import implements
-from strop.algorithms.masked import masked_whiten
+from strop.recipes.masked import masked_whiten
 
 
 def reward_to_go(token_level_rewards: Tensor, response_mask: Tensor, *, gamma: float) -> Tensor:
