@@ -113,6 +113,7 @@ HOOKS = {
     "loss scale": "a class as strop.engines.options.loss_scale.LossScale, for models in float16",
     "metrics of a validation": "a function of the reports of scored answers, for val-core/ and val-aux/",
     "trackers": "a module as strop.tracking.group, for trackers beside the metrics file",
+    "heartbeat": "a function (log of a process) that gives a context in which what the process does is written down",
     "loop of calls": "a strop.workers.rollout.Runner whose deadlines count only the time of calls",
     "progress of generation": "a module with Tally(logs, rank=), which counts samples in a rollout worker, and "
     "PlayWatch(logs), which shows the counts (strop.tracking.tally)",
