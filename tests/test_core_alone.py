@@ -69,7 +69,7 @@ def test_the_core_alone_trains(core: Path, tiny_model: Path, tiny_task: TaskFile
         (["--version"], f"strop {strop.__version__}\n"),
         (["config", "show"], "there is no command 'config'"),
         (
-            ["train", "--from", "s3://bucket/runs/a"],
+            ["train", "--resume", "s3://bucket/runs/a"],
             "s3://bucket/runs/a is a URL, and the part of strop that fetches",
         ),
         (["replay", "runs/a"], "there is no command 'replay'"),
@@ -92,6 +92,14 @@ from strop.engines.optimizer import Optimizer
 Optimizer([], OptimizerConfig(name="muon"), total_steps=None)
 """,
         "optim.name is muon, but the part of strop for that is missing",
+    ),
+    "received settings": (
+        """
+from pathlib import Path
+from strop.cli.settings import admission
+admission(Path("runs/a/config.yaml"), [])
+""",
+        "somebody else may have written runs/a/config.yaml (--trust-code: use it all the same), but the part of strop",
     ),
     "adapters": (
         """

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 from strop.base.field_types import NonNegativeInt, PositiveFloat, PositiveInt
-from strop.base.sections import code_of_guests, section
-from strop.base.trust import Named
+from strop.base.sections import section
 from strop.base.user_files import absolute_path
 
 SINGLE_TURN = "single_turn_agent"
@@ -52,16 +50,6 @@ class AgentConfig:
                     f"agent.{setting.name} is {getattr(self, setting.name)}, but single_turn_agent, the only one of "
                     f"this run, has no use for it: name more for it to do ({', '.join(keys)}), or remove it"
                 )
-
-    def code_named(self) -> Iterator[Named]:
-        """What agents would run, import, start or contact beside strop and its packages."""
-        for setting in dataclasses.fields(self):
-            if setting.default in ("", ()):
-                value = getattr(self, setting.name)
-                for path in [value] if isinstance(value, str) else value:
-                    if path:
-                        yield Named(key=f"agent.{setting.name}", value=path, path=path)
-        yield from code_of_guests(self, "agent")
 
     def with_absolute_paths(self) -> AgentConfig:
         """For processes that may have another current directory."""

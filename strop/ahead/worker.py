@@ -19,25 +19,24 @@ from strop.ahead.recorded_schedule import RecordedSchedule
 from strop.ahead.score_journal import ScoreJournal
 from strop.ahead.step_clock import ClockedClient, StepClock
 from strop.ahead.virtual_time import VirtualTime
-from strop.base.call_loop import CallRunner, Runner
 from strop.controller import Dispatch, register
 from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
 from strop.net.background_loop import ThreadRunner
+from strop.net.call_loop import CallRunner
 from strop.protocol import DataProto
 from strop.replay.schedule import Spans
 from strop.rewards import RewardConfig
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.sync.probe import Probe
-from strop.rollout.sync.types import SyncReport
+from strop.rollout.sync.types import Probe, SyncReport
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 from strop.workers.generation import Place
 from strop.workers.player import Scorers
 from strop.workers.reports import report_of
-from strop.workers.rollout import Playing, RolloutWorker
+from strop.workers.rollout import Playing, RolloutWorker, Runner
 
 
 class AheadWorker(RolloutWorker):

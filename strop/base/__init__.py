@@ -13,7 +13,6 @@ foreign_files.py             files that somebody else may have written; durable.
 meeting.py                   where the processes of a group find each other
 heartbeat.py                 what a process does, written down every second
 background.py                what is done in a thread, once or from time to time
-call_loop.py                 the event loop of work that outlives a call
 
 Nothing is imported here: the settings are read without torch.
 """

@@ -43,7 +43,7 @@ def folder_here(text: str) -> str:
 
 
 def elsewhere(what: str, why: str) -> Any:
-    """The module that fetches or sends models, rows, commits (of data sets) or runs.
+    """The module that fetches or sends models, rows or runs.
 
     Args:
         what: one of these words.
@@ -58,18 +58,6 @@ def elsewhere(what: str, why: str) -> Any:
             f"installation: give a file or folder of this machine, or install all of strop"
         )
     return joined("elsewhere", what)
-
-
-def is_model_elsewhere(text: str, key: str) -> bool:
-    """Whether the name of a model means one that is fetched.
-
-    Raises:
-        ValueError: it means nothing; the sentence says what it may mean.
-    """
-    if folder_here(text) or "models" not in targets("elsewhere"):
-        return False
-    joined("elsewhere", "models").place_of(text, key)
-    return True
 
 
 def fetch_copy(

@@ -32,9 +32,11 @@ HOOKS = {
     "distance to a teacher": "a function as strop.algorithms.distillation.terms.distance, for algorithm.distillation",
     "reward shaping": "a function (config, reports, rewards by sample id, longest response) that gives the rewards to "
     "train with",
-    "rollout correction": "a function as strop.recipes.correction.correct, for algorithm.correction",
+    "rollout correction": "a function (rows, algorithm) that gives columns of all rows of a step, for "
+    "algorithm.correction",
     "calling convention": "a module with estimate() and loss_of_tokens(), which call estimators and losses written "
     "for verl (strop.algorithms.registry.verl_convention)",
+    "dispatch modes": "a module with mode_named(wanted), for modes by name or as dictionaries",
     "limits of graders": "a module with Guard(tell, timeout_s=), which limits comparisons in a process that scores, "
     "and use(guard) (strop.scorers.budget)",
     "services of a reward": "a class, called as (config, functions, rank=, count=), that asks the sections of place "
@@ -43,6 +45,7 @@ HOOKS = {
     "class translation": "a function from a dotted path of another library's classes to ours; any other path as it is",
     "chat of agents": "a class (tokenizer, variables of the template) that tells which tokens a chat template puts "
     "between the answers of a conversation (AgentContext.template)",
+    "files of settings": "a module as strop.compat.config_files, for files beside a configuration, as Hydra has them",
     "interpolation": "a class (root, values) whose value(given, key) puts in what ${...} stands for",
     "bound on templates": "a function that has every chat template compiled within limits from then on",
     "media of rows": "a module as strop.vision.rows",
@@ -82,6 +85,8 @@ HOOKS = {
     "ids of the other samples, why they are not; for algorithm.resampling and algorithm.keep",
     "columns of answers": "a module as strop.recipes.answers, for estimators that take single answers (the columns "
     "strop.algorithms.registry.STEP_COLUMNS), parts of the reward (algorithm.reward_keys) or reward_baselines",
+    "weights of engines": "a strop.trainer.policy_sync.PolicySync, called as (rollout=, version=, actor=, "
+    "shares_process=, probes_weights=), for engines with weights of their own",
     "engines apart": "a module as strop.rollout.processes.joining, for engines that are not the native one",
     "decode steps": "a function (model) that gives a strop.rollout.native.batch.OtherSteps, or None for a model that "
     "has none",
@@ -98,45 +103,62 @@ HOOKS = {
     "data of a run": "a function of the section data, called once a run has read its data",
     "streamed rows": "a module with open_rows(files, cache_dir), rows that stay in their files, and "
     "StreamedPrompts(rows, tokenizer, config, shown=), a strop.data.drawing.TrainingPrompts of such rows",
-    "mixture of sources": "a function (data_sources, data, num_epochs, seed) -> the rows of an epoch and how many "
-    "epochs there are, where data.source_weights or data.source_shares are set",
+    "mixture of sources": "a function (prompts, data, num_epochs, seed) -> the rows of an epoch, or None for all, "
+    "and how many epochs there are",
     "interval of a rate": "a function (successes, trials), by prompt, that gives the ends of a 95 % interval of "
     "their rate",
-    "folders of rows": "a module with folder_files(folder, split), the files of a folder that are meant",
+    "folders of rows": "a module as strop.data.readers.folders describes",
     "digest of weights": "a function (model) that gives a digest of all its weights, the same on every rank, for the "
     "fingerprints of steps",
     "loss scale": "a class as strop.engines.options.loss_scale.LossScale, for models in float16",
     "metrics of a validation": "a function of the reports of scored answers, for val-core/ and val-aux/",
+    "trackers": "a module as strop.tracking.group, for trackers beside the metrics file",
+    "loop of calls": "a strop.workers.rollout.Runner whose deadlines count only the time of calls",
     "progress of generation": "a module with Tally(logs, rank=), which counts samples in a rollout worker, and "
     "PlayWatch(logs), which shows the counts (strop.tracking.tally)",
     "alarms of a run": "a strop.trainer.loop.Alarm, called as (told=, earlier=)",
     "end of a training": "a function (run folder) that gives what `strop train` prints at its end",
     "what is installed": "a function that gives the lines of `strop --version`",
-    "rows that come later": "a class, called as (data, rows, prompts, tokenizer, prepare), that adds rows while a run "
-    "goes on (strop.data.growing.growth.Growth)",
+    "rows that come later": "a class, called as (data, rows, prompts, tokenizer, prepare, max_steps=), that adds rows "
+    "while a run goes on (strop.data.growing.growth.Growth)",
     "data generator": "a function of data.datagen and the rows so far that gives an object with new_rows(batch) and "
     "restore(rows)",
     "rows of a class": "a function (config, files, tokenizer, max_samples, seed) that gives the rows of "
     "data.dataset_class",
     "orders of rows": "a module with SAMPLERS, by name, sees_results(name) and ResultsOrder(name, rows, data), a "
     "strop.data.curriculum.ResultsOrder",
+    "operations on a batch": "a module with mini_batches() and unfolded(), for methods of strop.protocol.DataProto "
+    "that are there for verl's users (strop.compat.batches)",
     "sampler of a class": "a strop.data.curriculum.SamplerObject, with check(name, cls)",
     "export of a role": "a function (checkpoint, out, model, role=) that writes a role of a checkpoint as a folder "
     "that a run can begin with",
-    "beginning of a run": "a class as strop.trainer.beginning.Beginning, for --from",
+    "options of a run": "a function (parser) for commands that make runs",
+    "beginning of a run": "a function (args, kind) that gives the configuration that a run begins with, and of --from "
+    "a strop.trainer.beginning.weights.Beginning",
     "settings given anew": "a function (config.yaml of a run, overrides, its settings, text=) that gives the "
     "strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
+    "received models": "a module with check_entries(folder, complaint) and check_settings(values, complaint), which "
+    "raise a ValueError for a model folder that no library should open (strop.received.models)",
+    "received settings": "a module as strop.received.settings: load(), which lets no settings of others run what they "
+    "name, note() and note_again() for a user's own, and check_inputs() of a run that is continued",
     "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
     "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
-    "end of the machine": "a class as strop.trainer.restarts.machine.MachineEnd, for run.save_before",
+    "requests to end": "a strop.trainer.outside.StopRequest",
+    "checkpoints in the background": "a strop.trainer.checkpointing.Checkpointer, for run.async_save",
+    "watch of checkpoints": "a function (run, step, say=, limit_s=) that gives a context in which the checkpoint of "
+    "the step is written, within so many seconds",
     "limits of a run": "a class as strop.trainer.restarts.limits.LimitedEnding: what ends a run before its last step",
+    "fingerprints of steps": "a strop.run.folder.StepDigests, called as (event log)",
     "repeated run": "a function (run folder) that gives what the run in it repeats, with last_step and steps (by "
     "step, what generation ahead takes as `recorded`), or None",
     "recorded samples": "a module with check(config, data, first_step=), which refuses those that do not fit the run, "
     "and open_recording(run folder, section reward), a strop.replay.samples.Recording",
+    "inputs of a run": "a module as strop.hub.inputs, for models and data sets that are not of this machine",
     "lines of a fresh run": "a function (config, source=, overrides=) that gives what is said as it begins",
     "records of a fresh run": "a function (config, data, run, say) that records what is known of what the run uses, "
     "at no cost",
+    "trial of the reward": "a function (config, data, run, say, costs=) that tries the reward of a run before anything "
+    "is loaded, and may refuse it",
     "before the first steps": "a function (config, data, roles, run, say, force=) that tries what a fresh run will "
     "do, says and records what it finds, and may refuse the run unless somebody forces it",
 }
@@ -159,9 +181,9 @@ PLACES = {
     "reward form": "a parameter that tells a calling convention: (function, as it was loaded, setup) -> the function",
     "reward loader": "what scores in place of a function of the user's (`built-in scorer`, `manager`): a function from "
     "its setup to a strop.rewards.functions.RewardFunction",
-    "tracker": "name of a tracker: a strop.trainer.trackers.TrackerFactory, with check(), which raises a ValueError "
+    "tracker": "name of a tracker: a strop.tracking.group.TrackerFactory, with check(), which raises a ValueError "
     "where what it needs is missing",
-    "elsewhere": "models, rows, commits (of data sets) or runs: the module that fetches, or sends, what names and URLs "
+    "elsewhere": "models, rows or runs: the module that fetches, or sends, what names and URLs "
     "mean that are not of this machine (strop.base.elsewhere)",
     "agent": "name of an agent: the async function (prompt, trajectory, generate, context) that plays it",
     "self-scoring agent": "name of an agent that is given no tools and scores its episodes itself: as above",

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Protocol, Self
 
 METRICS: dict[str, Metric] = {}
 """Every declared metric, by name, of the modules that are imported."""
@@ -72,6 +72,21 @@ class Metric(str):
         return str, (str(self),)
 
 
+class Reduction(Protocol):
+    """What one part reports of a metric, and how it merges with what others do."""
+
+    @property
+    def value(self) -> float:
+        """The number."""
+
+    @property
+    def is_over_nothing(self) -> bool:
+        """There is no number, as nothing was counted."""
+
+    def merge(self, other: Self) -> Self:
+        """That over the items of both."""
+
+
 @dataclass(frozen=True)
 class Mean:
     """A weighted mean: the weighted total and the weight (usually a count of tokens or samples)."""
@@ -88,6 +103,11 @@ class Mean:
         return Mean(self.total + other.total, self.count + other.count)
 
     @property
+    def is_over_nothing(self) -> bool:
+        """Nothing was counted."""
+        return self.count == 0
+
+    @property
     def value(self) -> float:
         """total / count, or NaN when nothing was counted."""
         return self.total / self.count if self.count else math.nan
@@ -98,6 +118,7 @@ class Max:
     """The largest value of all parts; NaN if any part is NaN, so that it is never hidden."""
 
     value: float
+    is_over_nothing: ClassVar[bool] = False
 
     def merge(self, other: Max) -> Max:
         """The larger of both."""
@@ -109,54 +130,11 @@ class Min:
     """The smallest value of all parts; NaN if any part is NaN, so that it is never hidden."""
 
     value: float
+    is_over_nothing: ClassVar[bool] = False
 
     def merge(self, other: Min) -> Min:
         """The smaller of both."""
         return min(self, other, key=lambda part: (not math.isnan(part.value), part.value))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplainedVariance:
-    """How much of the variance of returns the values explain: 1 - var(errors) / var(returns).
-
-    Parts merge exactly: a part carries its count, its means and its sums of squares around them.
-    """
-
-    count: int = 0
-    """Tokens."""
-    return_mean: float = 0.0
-    return_squares: float = 0.0
-    """Sum of squared distances of the returns from their mean."""
-    error_mean: float = 0.0
-    """Mean of return minus value."""
-    error_squares: float = 0.0
-    """Sum of squared distances of the errors from their mean."""
-
-    def merge(self, other: ExplainedVariance) -> ExplainedVariance:
-        """That over the tokens of both.
-
-        Source: Chan, Golub and LeVeque 1979, updating formulae for sample variances.
-        """
-        count = self.count + other.count
-        if not count:
-            return self
-        share = other.count / count
-        return_gap, error_gap = other.return_mean - self.return_mean, other.error_mean - self.error_mean
-        return ExplainedVariance(
-            count=count,
-            return_mean=self.return_mean + return_gap * share,
-            return_squares=self.return_squares + other.return_squares + return_gap**2 * self.count * share,
-            error_mean=self.error_mean + error_gap * share,
-            error_squares=self.error_squares + other.error_squares + error_gap**2 * self.count * share,
-        )
-
-    @property
-    def value(self) -> float:
-        """1 - var(errors) / var(returns), or NaN where the returns do not vary."""
-        return 1 - self.error_squares / self.return_squares if self.return_squares > 0 else math.nan
-
-
-Reduction: TypeAlias = Mean | Max | Min | ExplainedVariance
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, Reduction]:
@@ -174,17 +152,10 @@ def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, Reducti
                     f"metric {key!r} is reported as {type(held).__name__} by one part and as {type(item).__name__} by "
                     f"another: report it with one rule"
                 )
-            merged[key] = item if held is None else held.merge(item)  # type: ignore[arg-type]  # one type, as was just seen
+            merged[key] = item if held is None else held.merge(item)
     return merged
 
 
 def metric_values(metrics: Mapping[str, Reduction]) -> dict[str, float]:
-    """The final number under each key; a mean over nothing, or the share of a variance of 0, is left out."""
-    return {key: item.value for key, item in metrics.items() if not _is_over_nothing(item)}
-
-
-def _is_over_nothing(item: Reduction) -> bool:
-    match item:
-        case Mean(count=0) | ExplainedVariance(return_squares=0.0):
-            return True
-    return False
+    """The final number under each key; those over nothing are left out."""
+    return {key: item.value for key, item in metrics.items() if not item.is_over_nothing}

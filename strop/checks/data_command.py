@@ -80,7 +80,7 @@ def _model_folder(args: argparse.Namespace, config: Config) -> str:
         return str(find_model(args.model, weights=False).folder)
     if not config.model.path:
         raise UsageError("lengths are counted in tokens of a model: name it with --model MODEL")
-    from strop.trainer.models import POLICY, locate
+    from strop.hub.locating import POLICY, locate
 
     return locate(config, say=say, weights=False, keys=POLICY).config.model.path
 

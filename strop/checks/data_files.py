@@ -17,9 +17,10 @@ from transformers import PreTrainedTokenizerBase
 from strop.chat_template import TemplateTooCostly
 from strop.data.chat import Chat, encode_all, render, require_chat_template, to_chat, to_messages
 from strop.data.config import DataConfig
-from strop.data.media import media_reader, shown_text
+from strop.data.media import media_reader
 from strop.data.prompts import truncate
 from strop.data.rows import missing_values, row_data_source, row_extra_info, row_messages
+from strop.run.samples.rows import shown_text
 
 _MAX_BINS = 10
 _BATCH = 512

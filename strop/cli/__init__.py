@@ -5,7 +5,6 @@ output.py     what reaches the terminal: escaped text, JSON, the errors of the c
 libraries.py  the noise of libraries, and the log on the terminal
 settings.py   --config and key=value, the same for every command
 launching.py  what commands that make runs share: a run folder, its resume, its end
-runs.py       RUN: the run, or its checkpoint, that is meant
 standard_error.py  standard error that cannot end a run
 
 The guest `unread` refuses settings that a command has no use for.

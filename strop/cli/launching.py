@@ -7,17 +7,15 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strop.base.elsewhere import elsewhere, is_url
-from strop.base.guests import all_joined, needed, optional, targets
+from strop.base.guests import all_joined, optional, targets
 from strop.cli.output import Interrupted, UsageError, say
-from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
-    from strop.trainer.config import Config
     from strop.trainer.launch import Start
 
 
@@ -39,16 +37,8 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
         help="continue the run in DIR with its own settings; some may be given anew; of a URL (run.copy_to), the copy "
         "is fetched into --out first",
     )
-    parser.add_argument(
-        "--from",
-        dest="origin",
-        metavar="RUN[@STEP|@best]",
-        help="begin a run with the weights of this one's last checkpoint (of STEP, of the best validation), and with "
-        "its settings where --config names no others; RUN may be the URL of a copy",
-    )
-    parser.add_argument(
-        "--with-optimizer", action="store_true", help="with --from: take over the optimizer's state too"
-    )
+    for add_options in all_joined("options of a run").values():
+        add_options(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
@@ -69,11 +59,12 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
         args.resume, args.out = _fetched_to(args.resume, args.out), None
     if args.resume is not None:
         _refuse_sources(args)
-        _check_kind(args.resume, kind)
+        check_kind(args.resume, kind)
         _refuse_unread(args, reads)
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(args.resume, overrides=args.overrides, say=say, admit=admit)
-    config, beginning = _settings(args, kind)
+    settings = optional("beginning of a run")
+    config, beginning = (load_settings(args), None) if settings is None else settings(args, kind)
     _refuse_unread(args, reads)
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line, say=say, beginning=beginning)
@@ -130,57 +121,13 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
             say(f"no link {run.path / MODEL_FOLDER}: {error.strerror}; the models are in its checkpoints")
 
 
-def _settings(args: argparse.Namespace, kind: str) -> tuple[Config, Any]:
-    """What a run begins with, and the run whose weights it takes."""
-    if args.origin is None:
-        if args.with_optimizer:
-            raise UsageError("--with-optimizer belongs to --from RUN; leave it out, or name the run")
-        return load_settings(args), None
-    folder, step = _run_and_step(args.origin)
-    _check_kind(folder, kind, needs_same=args.config is None)
-    given = [word.lstrip("+~").split("=", 1)[0] for word in args.overrides]
-    if "model.path" in given:
-        raise UsageError("--from and model.path both say what the run begins with: leave one of them out")
-    with RunFolder.open(folder, read_only=True) as run:
-        checkpoint, lines = choose_checkpoint(run, step)
-        info = dict(run.info)
-    for line in lines:
-        say(line)
-    if checkpoint is None:
-        raise RunError(f"{folder} has no valid checkpoint to begin with; continue it until it saves one")
-    config = load_settings(args, source=folder / "config.yaml")
-    make = needed("beginning of a run", "--from names a run")
-    beginning = make(
-        run=folder,
-        info=info,
-        checkpoint=checkpoint,
-        settings=config if args.config is None else None,
-        given=given,
-        with_optimizer=args.with_optimizer,
-    )
-    return config, beginning
-
-
-def _run_and_step(text: str) -> tuple[Path, int | str | None]:
-    """RUN[@STEP|@best]; a folder whose name has an @ in it is one."""
-    folder, at, step = text.rpartition("@")
-    if is_url(text) and (not at or "/" in step):
-        return _fetched_copy(text, None), None
-    if not at or Path(text).is_dir():
-        return run_in(Path(text).expanduser()), None
-    if step != "best" and not step.isdecimal():
-        raise UsageError(f"--from {text}: {step!r} is no step; give RUN@NUMBER, RUN@best, or RUN alone")
-    wanted = step if step == "best" else int(step)
-    return _fetched_copy(folder, wanted) if is_url(folder) else run_in(Path(folder).expanduser()), wanted
-
-
-def _fetched_copy(url: str, step: int | str | None) -> Path:
-    return Path(elsewhere("runs", f"{url} is a URL").kept_run(url, step))
-
-
 def _refuse_sources(args: argparse.Namespace) -> None:
     given = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
-    given += ["--from"] * (args.origin is not None) + ["--with-optimizer"] * args.with_optimizer
+    others = {
+        "origin": "--from",
+        "with_optimizer": "--with-optimizer",
+    }  # of the guest of "beginning of a run"
+    given += [option for name, option in others.items() if getattr(args, name, None)]
     if given:
         raise UsageError(
             f"--resume continues a run with its own settings, so {' '.join(given)} has no place "
@@ -188,7 +135,8 @@ def _refuse_sources(args: argparse.Namespace) -> None:
         )
 
 
-def _check_kind(folder: Path, kind: str, *, needs_same: bool = True) -> None:
+def check_kind(folder: Path, kind: str, *, needs_same: bool = True) -> None:
+    """Refuse a run that another command has made, where that matters."""
     if not is_run(folder) or not needs_same:
         return  # opening it says what is wrong
     with RunFolder.open(folder, read_only=True) as run:

@@ -1,29 +1,25 @@
 """Settings on the command line: a file and key=value, the same for every command.
 
 Settings that lie in a run folder may be somebody else's. What they name is run only when strop wrote them for this user
-on this machine, or with --trust-code (strop.base.trust); a command that needs nothing of it goes on without.
+on this machine (the guest received/), or with --trust-code.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from strop.base import trust
-from strop.cli.output import say
+from strop.base.guests import needed
 
 if TYPE_CHECKING:
-    from strop.base.trust import Named
     from strop.trainer.config import Config
 
 EVERYTHING = ("",)
 """A command that trains needs all that the settings name."""
-_GIVEN = "command line"
 _SETTING = re.compile(r"[+~]?[a-z_]+(\.[\w/-]+)+=|[a-z_]+=")
 
 
@@ -83,13 +79,22 @@ def load_settings(
     if path is None or args.trust_code or (args.config and not _lies_in_run(path)):
         # what the command line names is the user's word
         return load(args.config or source, overrides=args.overrides)
-    return _received(path, read_settings(path), args.overrides, needs)
+    config: Config = _received(path).load(path, read_settings(path), args.overrides, needs)
+    return config
 
 
 def admission(path: Path, overrides: Sequence[str]) -> Callable[[str], object]:
     """What refuses to go on with the settings of a run folder when they name code and are not the user's own: a
     function of their text, which raises an UntrustedCode that lists what they name, or a ConfigError."""
-    return lambda text: _received(path, text, overrides, EVERYTHING)
+    received = _received(path)
+    return lambda text: received.load(path, text, overrides, EVERYTHING)
+
+
+def _received(path: Path) -> Any:
+    """The guest that tells the user's own settings from others."""
+    return needed(
+        "received settings", f"somebody else may have written {path} (--trust-code: use it all the same)"
+    )
 
 
 def _lies_in_run(path: Path) -> bool:
@@ -99,34 +104,3 @@ def _lies_in_run(path: Path) -> bool:
     with contextlib.suppress(OSError, RuntimeError):  # a circle of links lies nowhere
         return is_run(path.parent) or is_run(path.resolve().parent)
     return False
-
-
-def _received(path: Path, text: str, overrides: Sequence[str], needs: Collection[str]) -> Config:
-    """The configuration in this text, with the door closed when it may be somebody else's."""
-    from strop.trainer.loading import code_named, is_elsewhere, load, load_and_tell
-
-    folders = trust.made_in(text)
-    given = [word.lstrip("+~").split("=", 1)[0] for word in overrides]
-    if str(Path.cwd()) in folders:
-        return load(path, text=text, overrides=overrides)
-    trust.close(str(path), own=given)
-    config, origin_of = load_and_tell(path, text=text, overrides=overrides)
-    named = [one for one in code_named(config) if origin_of(one.key) != _GIVEN]
-    if folders:  # of a run of the user's own, started elsewhere: a relative path may be another file here
-        named = [one for one in named if is_elsewhere(one) and Path(one.path).exists()]
-        if not named:
-            trust.reopen()
-            return load(path, text=text, overrides=overrides)
-    needed = [one for one in named if one.key.startswith(tuple(needs))]
-    if needed:
-        raise trust.UntrustedCode(trust.refusal(str(path), _listed(needed)))
-    if named:
-        say(f"{path} was received, so this is not run: {'; '.join(_listed(named))}")
-    if origin_of("model.trust_remote_code") == _GIVEN:
-        return config
-    model = dataclasses.replace(config.model, trust_remote_code=False)
-    return dataclasses.replace(config, model=model)
-
-
-def _listed(named: Sequence[Named]) -> list[str]:
-    return [f"{one.key}: {one.value}" for one in named]

@@ -8,7 +8,10 @@ user_functions.py    estimators and losses in verl's calling convention, called 
 listed_rewards.py    reward functions of TRL, and for batches, in the worker processes of the reward; there too
                      query_rewards.py: those of OpenRLHF, and reward_managers.py: managers of verl
 agent_loops/         verl's agent loops, played by an adapter
+dispatch_modes.py    dispatch modes that users add, by name or as dictionaries
+batches.py           operations on batches that nothing in strop needs
 folding.py           batches along a second axis, and padded so that their rows divide
+config_files.py      files beside a configuration, as in Hydra
 interpolation.py     `${...}` in settings, as in Hydra's files
 worker_groups.py     RayWorkerGroup, also a detached one, and what it is made of, under verl's names
 """

@@ -6,16 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from strop.base.guests import optional
 from strop.config.build import build_config
 from strop.config.layers import Layers
 from strop.config.overrides import Override, parse_override
 from strop.config.sources import (
     Layer,
     mapping_in,
-    own_file,
-    own_layers,
     preset_layers,
-    preset_names,
     read_settings,
     source_layers,
 )
@@ -87,16 +85,13 @@ def _choose(layers: Layers, folder: Path | None, override: Override) -> bool:
     if not isinstance(name, str) or "=" not in override.text:
         return False
     is_section = layers.is_section(key)
-    file = own_file(folder, key, name) if is_section or not layers.has(key) else None
-    if file is not None and name in preset_names(key):
-        raise ValueError(f"{override.text} is both the file {file} and a preset: give the file another name")
+    files = optional("files of settings") if is_section or not layers.has(key) else None
+    laid: list[Layer] | None = None if files is None else files.chosen(folder, key, name)
     if is_section:
-        laid = own_layers(file, key) if file is not None else preset_layers(key, name)
-        layers.replace_section(key, laid)
-    elif file is not None:
-        for layer in own_layers(file, key):
-            layers.add(layer)
-    return is_section or file is not None
+        layers.replace_section(key, preset_layers(key, name) if laid is None else laid)
+    for layer in [] if is_section or laid is None else laid:
+        layers.add(layer)
+    return is_section or laid is not None
 
 
 def read_config(root: type[T], path: str | Path, *, text: str | None = None) -> T:

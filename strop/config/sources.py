@@ -8,9 +8,8 @@ A YAML file may begin with `defaults:`, a list of presets that it builds on:
     algorithm:
       clip_ratio: 0.1         # the file's own keys come on top
 
-The folder of the file is a place of presets too, as in Hydra: `- base` is base.yaml beside it, `- algorithm: mine` is
-algorithm/mine.yaml, with the keys of that section, or of the whole tree where its first line is
-`# @package _global_`. The own keys come where `_self_` stands in the list; without it, on top.
+The own keys come where `_self_` stands in the list; without it, on top. The folder of the file is a place of presets
+too, where the guest is there that knows files as Hydra has them.
 
 A preset of a section holds the keys of that section, and may have two more entries:
 
@@ -22,13 +21,14 @@ A file path in a configuration is relative to the directory the command is start
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from strop.base.field_types import nearest
 from strop.base.foreign_files import MAX_YAML_BYTES, read_text
+from strop.base.guests import optional
 from strop.config.errors import ConfigError
 from strop.config.schema import join
 from strop.config.yaml_text import parse
@@ -36,7 +36,6 @@ from strop.config.yaml_text import parse
 PRESETS = Path(__file__).parent / "presets"
 _SELF = ("", "_self_")
 """Entry of `defaults` that stands for the file's own keys."""
-_PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +76,13 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
     """
     path = Path(source)
     if text is not None:
-        return _layers_of(mapping_in(text, str(source)), str(source))
+        return layers_of(mapping_in(text, str(source)), str(source))
     if path.exists() and not path.is_dir():
-        return own_layers(path)
+        files = optional("files of settings")
+        if files is None:
+            return layers_of(read_mapping(path, str(path)), str(path))
+        found: list[Layer] = files.own_layers(path)
+        return found
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         return preset_layers("", source)
     what = "is a directory" if path.is_dir() else "does not exist"
@@ -87,47 +90,6 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
         f"the configuration file {source} {what}; give a YAML file, "
         f"or the name of a preset: {', '.join(preset_names()) or '(none)'}"
     )
-
-
-def own_layers(path: Path, section: str = "", *, above: tuple[str, ...] = ()) -> list[Layer]:
-    """The layers of a YAML file of the user's, lowest first.
-
-    Args:
-        path: of the file.
-        section: full key of the section that it is for; "" for the whole tree.
-        above: the files and presets whose defaults lead to it.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    label = str(path)
-    if label in above:
-        raise ConfigError(f"{' -> '.join((*above, label))}: the defaults of these files form a circle")
-    text = read_settings(path, label)
-    if found := _PACKAGE.match(text):
-        if found[1] not in ("_global_", "_group_"):
-            raise ConfigError(
-                f"{label} begins with `# @package {found[1]}`; here a file of a folder is for the section of the "
-                f"folder's name, or with `# @package _global_` for the whole configuration"
-            )
-        section = "" if found[1] == "_global_" else section
-    values = mapping_in(text, label)
-    return _layers_of(values, label, section=section, folder=path.parent, above=(*above, label))
-
-
-def own_file(folder: Path | None, group: str, name: str) -> Path | None:
-    """The file of a `defaults` entry, or of GROUP=NAME, below the folder of a configuration; None where there is none.
-
-    Args:
-        folder: of the configuration file.
-        group: with dots or slashes; "" for none.
-        name: with or without .yaml.
-    """
-    if folder is None or not name:
-        return None
-    path = folder.joinpath(*group.replace(".", "/").split("/"), name)
-    options = (path,) if path.suffix in (".yaml", ".yml") else (Path(f"{path}.yaml"), Path(f"{path}.yml"))
-    return next((one for one in options if one.is_file()), None)
 
 
 def preset_layers(section: str, name: str, *, above: tuple[str, ...] = ()) -> list[Layer]:
@@ -149,7 +111,7 @@ def preset_layers(section: str, name: str, *, above: tuple[str, ...] = ()) -> li
         raise ConfigError(_no_such_preset(section, name, known))
     values = read_mapping(PRESETS.joinpath(*section.split("."), f"{name}.yaml"), label)
     if not section:
-        return _layers_of(values, label, preset=name, above=(*above, label))
+        return layers_of(values, label, preset=name, above=(*above, label))
     if "defaults" in values:
         raise ConfigError(f"{label} is the preset of a section and cannot have defaults")
     outside = values.pop("outside", {})
@@ -171,39 +133,40 @@ def _no_such_preset(section: str, name: str, known: list[str]) -> str:
     return f"{section} has no preset {name}; it has {', '.join(known)}{meant}"
 
 
-def _layers_of(
+def layers_of(
     values: dict[str, Any],
     label: str,
     *,
     section: str = "",
     preset: str = "",
-    folder: Path | None = None,
+    own: Callable[[str, str], list[Layer] | None] = lambda group, name: None,
     above: tuple[str, ...] = (),
 ) -> list[Layer]:
-    """Those of the defaults, and its own values where `_self_` stands."""
+    """Those of the defaults of a file or preset, and its own values where `_self_` stands.
+
+    Args:
+        values: as read.
+        label: what an error calls it.
+        section: full key of the section that it is for; "" for the whole tree.
+        preset: its name, where it is one.
+        own: the layers of an entry of `defaults` that names a file of the user's; None for those that name a preset.
+        above: the presets whose defaults lead to it.
+    """
     if not section and "hydra" in values:
         raise ConfigError(
             f"{label} has a section hydra, which is about Hydra's own folders, logging and launchers: remove it; the "
             f"run folder is --out, several runs are `strop sweep`"
         )
     entries = _defaults(values.pop("defaults", []), label)
-    own = Layer(section=section, values=values, origin=label, preset=preset)
+    itself = Layer(section=section, values=values, origin=label, preset=preset)
     layers = []
     for group, name in entries if _SELF in entries else [*entries, _SELF]:
         if (group, name) == _SELF:
-            layers.append(own)
+            layers.append(itself)
             continue
-        file = own_file(folder, group, name)
         full = join(section, group) if group else section
-        if file is None:
-            layers.extend(preset_layers(full, name, above=above))
-        elif name in preset_names(full):
-            raise ConfigError(
-                f"{label}: `{name}` under defaults is both the file {file} and a preset that comes with strop: give "
-                f"the file another name"
-            )
-        else:
-            layers.extend(own_layers(file, full, above=above))
+        laid = own(group, name)
+        layers.extend(preset_layers(full, name, above=above) if laid is None else laid)
     return layers
 
 

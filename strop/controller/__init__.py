@@ -17,9 +17,10 @@ A guest in this room, with a file that says where it joins: ray/ (workers in pro
 
 from __future__ import annotations
 
+from strop.base.lazy_names import lazy_names
 from strop.controller.call import Returns, WorkerCall
-from strop.controller.dispatch import Dispatch, DispatchMode, register_dispatch_mode
-from strop.controller.errors import CallTimeout, Failure, GroupStopped, NotEnoughDevices, WorkerFailed
+from strop.controller.dispatch import Dispatch, DispatchMode
+from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import ResultFuture, WorkerGroup, as_list
 from strop.controller.inline import InlineRuntime, InlineWorkerGroup
 from strop.controller.mesh import Mesh
@@ -29,21 +30,14 @@ from strop.controller.roles import RoleSpec, meshes_on, role
 from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, placed
 
-Cut = Partition
-"""Its name until 0.2, for those who import it."""
-
 __all__ = [
     "CallTimeout",
-    "Cut",
     "Dispatch",
     "DispatchMode",
     "Execute",
-    "Failure",
-    "GroupStopped",
     "InlineRuntime",
     "InlineWorkerGroup",
     "Mesh",
-    "NotEnoughDevices",
     "Partition",
     "Placement",
     "Registration",
@@ -59,6 +53,7 @@ __all__ = [
     "meshes_on",
     "placed",
     "register",
-    "register_dispatch_mode",
     "role",
 ]
+
+__getattr__, __dir__ = lazy_names(__name__, {})

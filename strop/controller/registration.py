@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from strop.controller.dispatch import Dispatch, DispatchMode, mode_named
+from strop.base.guests import needed
+from strop.controller.dispatch import Dispatch, DispatchMode
 
 _MARK = "_strop_registration"
 
@@ -56,7 +57,7 @@ def register(
             rows the workers may hold (a DataProtoFuture) until `get()`.
         materialize_futures: False hands a DataProtoFuture on as it is.
     """
-    mode = mode_named(dispatch_mode)
+    mode = _mode_of(dispatch_mode)
     if execute_mode is Execute.RANK_ZERO and mode.cuts_rows:
         raise ValueError(
             f"{mode.name} gives each worker a part of the rows, and Execute.RANK_ZERO would drop all parts "
@@ -76,6 +77,17 @@ def register(
         return method
 
     return mark
+
+
+def _mode_of(wanted: Dispatch | DispatchMode | str | Mapping[str, Any]) -> DispatchMode:
+    if isinstance(wanted, Dispatch):
+        return wanted.value
+    if isinstance(wanted, DispatchMode):
+        return wanted
+    mode: DispatchMode = needed("dispatch modes", f"dispatch mode {wanted!r} is none of Dispatch").mode_named(
+        wanted
+    )
+    return mode
 
 
 def registrations(worker_class: type) -> dict[str, Registration]:

@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from strop.base.guests import needed
-from strop.trajectory import Media
 
 MEDIA_COLUMNS = {"image": "images", "video": "videos"}
 """Kind of media -> column of a row, where nobody names another one."""
@@ -77,22 +74,3 @@ def content_parts(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if not isinstance(content, list | tuple):
         return []
     return [part for part in content if isinstance(part, Mapping)]
-
-
-def shown_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], media: Sequence[Media]) -> str:
-    """Ids as the model sees them, special tokens included, with `<image 448x448: 256 tokens>` for each medium.
-
-    Of a video the times are those that its file says.
-    """
-    pieces, at = [], 0
-    for one in media:
-        start, end = one.span
-        wide, high = one.size
-        pieces.append(str(tokenizer.decode(list(token_ids[at:start]), skip_special_tokens=False)))
-        frames = (
-            f", {len(one.times)} frames from {one.times[0]:.1f} to {one.times[-1]:.1f} s" if one.times else ""
-        )
-        pieces.append(f"<{one.kind} {wide}x{high}: {one.num_tokens} tokens{frames}>")
-        at = end
-    pieces.append(str(tokenizer.decode(list(token_ids[at:]), skip_special_tokens=False)))
-    return "".join(pieces)

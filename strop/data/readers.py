@@ -14,6 +14,7 @@ import pyarrow.parquet
 from strop.base.elsewhere import elsewhere, is_hub, is_url
 from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.base.guests import needed
+from strop.base.sections import section_on
 from strop.border import encodable_value
 from strop.data.config import DataConfig
 
@@ -49,7 +50,7 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
             for path in leaves(entry, cache_dir):
                 with fetched(entry, path):
                     if path.is_dir():
-                        found += open_saved(path).to_list()
+                        found += folders(path).open_saved(path).to_list()
                     elif path.suffix == ".parquet":
                         found += _parquet(path).to_pylist()
                     else:
@@ -70,7 +71,7 @@ def load_rows(
     """
     files = config.train_files if split == "train" else config.val_files
     is_streamed = config.streaming and split == "train"
-    if config.dataset_class.path:
+    if section_on(config, "dataset_class") is not None:
         open_class = needed("rows of a class", "data.dataset_class is set")
         limit = config.max_train_prompts if split == "train" else config.max_val_prompts
         rows: Sequence[dict[str, Any]] = open_class(config, files, tokenizer, max_samples=limit, seed=seed)
@@ -91,6 +92,16 @@ def open_set(entry: str) -> Any:
         ValueError: the entry has another form, or it cannot be had.
     """
     return elsewhere("rows", f"data entry {entry!r} is a data set of a hub").open_hub(entry)
+
+
+def folders(path: Path) -> Any:
+    """The module that knows folders of rows: leaves(folder, split) are the files that are meant, or the folder itself
+    where `datasets` wrote it, and open_saved(folder) is the `datasets.Dataset` in that.
+
+    Raises:
+        ValueError: it is missing from this installation.
+    """
+    return needed("folders of rows", f"data entry {path} is a folder")
 
 
 def check_entries(files: Sequence[str | Path]) -> None:
@@ -143,7 +154,8 @@ def fetched(entry: str, path: Path) -> Iterator[None]:
 
 def _leaves(path: Path, split: str) -> list[Path]:
     if path.is_dir():
-        return _folder_leaves(path, split)
+        found: list[Path] = folders(path).leaves(path, split)
+        return found
     if path.suffix not in SUFFIXES:
         raise ValueError(
             f"data file {path} ends in {path.suffix or 'no suffix'!r}; use one of {', '.join(SUFFIXES)}, or "
@@ -243,38 +255,3 @@ def _not_an_object(where: str, item: object) -> str:
         f'{where} is a JSON {type(item).__name__}, not an object; each row is {{"column": value, ...}} with '
         f"the column names as keys"
     )
-
-
-def _folder_leaves(path: Path, split: str) -> list[Path]:
-    if (path / "dataset_dict.json").exists():
-        named = path / "dataset_dict.json"
-        splits = parse_object(read_text(named), str(named)).get("splits")
-        names = [str(name) for name in splits] if isinstance(splits, list) else []
-        if split in names:
-            return [path / split]
-        example = path / names[0] if names else path
-        raise ValueError(
-            f"data folder {path} is a dataset with the splits {', '.join(names)}; name one of them, for "
-            f"example {example}"
-        )
-    if (path / "state.json").exists():
-        return [path]
-    folders = needed("folders of rows", f"data entry {path} is a folder of files")
-    files: list[Path] = folders.folder_files(path, split)
-    return files
-
-
-def open_saved(path: Path) -> Any:
-    """The `datasets.Dataset` of a folder that `save_to_disk` wrote, mapped into memory."""
-    import datasets  # heavy, and only folders need it
-
-    try:
-        for inner in path.iterdir():
-            if not inner.is_dir():
-                check_regular(inner)
-        return datasets.load_from_disk(str(path))
-    except (OSError, ValueError, KeyError, pyarrow.ArrowException) as error:
-        raise ValueError(
-            f"data folder {path} cannot be read by datasets ({type(error).__name__}: {error}); save it again "
-            f"with save_to_disk"
-        ) from error

@@ -12,6 +12,7 @@ generate_command.py  `strop generate`; answering.py: answers to chats; answer_fi
                      likely_tokens.py: what a model finds likely in the place of each token
 validation_metrics.py  val-core/ and val-aux/ numbers; votes.py: pass@k, best@k, worst@k and maj@k in closed form;
                      rates.py: pass@k and maj@k with intervals
+reward_trial.py      the reward function tried before anything is loaded
 intervals.py         how sure a rate is, in closed form
 score_command.py     `strop score`; rescoring.py: saved answers scored once more
 """

@@ -23,12 +23,13 @@ from strop.controller import Dispatch, Mesh, Worker, WorkerGroup, register, role
 from strop.data.media import media_reader
 from strop.engines.model import load_tokenizer
 from strop.evaluation.alone import OnUsage, answering, is_remote, play_alone
+from strop.evaluation.reward_trial import probe_scorers
 from strop.protocol import DataProto
 from strop.rewards import RewardPool
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
-from strop.trainer.setup import load_val_prompts, probe_scorers
+from strop.trainer.setup import load_val_prompts
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode

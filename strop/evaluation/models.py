@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.base.elsewhere import elsewhere, is_model_elsewhere
+from strop.base.elsewhere import elsewhere
 from strop.base.guests import targets
 from strop.cli.output import UsageError, say
-from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import is_setting
 from strop.run import CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
+from strop.trainer.beginning.naming import choose_checkpoint, run_in
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -130,7 +130,7 @@ def with_model(config: Config, source: ModelSource | None, args: argparse.Namesp
         UsageError: there must be a model, and is none.
     """
     from strop.engines.config import ModelConfig
-    from strop.trainer.models import POLICY, locate
+    from strop.hub.locating import POLICY, locate
 
     if source is None and args.config and config.model.path and not config.rollout.remote:
         return locate(config, say=say, keys=POLICY).config  # the file names the model
@@ -190,6 +190,8 @@ def _is_elsewhere(text: str) -> bool:
     """A word that is no folder names a model of a hub or a URL; key=value does not."""
     if "=" in text and "://" not in text:
         return False
+    from strop.hub.locating import is_model_elsewhere
+
     try:
         return is_model_elsewhere(text, "MODEL")
     except ValueError:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.output import UsageError, say
-from strop.cli.runs import run_in
 from strop.evaluation.models import ModelSource, find_model
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, read_manifest
+from strop.trainer.beginning.naming import run_in
 
 if TYPE_CHECKING:
     from strop.evaluation.spending import Spent

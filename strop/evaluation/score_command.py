@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     config = _settings(args)
     samples = _samples(args, config)
     from strop.evaluation.rescoring import rescore
-    from strop.trainer.models import POLICY, locate
+    from strop.hub.locating import POLICY, locate
 
     if config.reward.manager:  # it is given the tokenizer
         config = locate(config, say=say, weights=False, keys=POLICY).config

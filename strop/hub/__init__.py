@@ -2,9 +2,11 @@
 
 places      what a model's name stands for: a folder, a model of a hub, a URL
 files       which files of a model are fetched, and which of them a folder lacks
+locating    the models that a configuration names, in folders of this machine
 models      the one function that makes a folder of a name
 rows        data sets of hubs, and files with rows that URLs name; face_sets, scope_sets: those of each hub
 folders     which files of a folder of a data set are the rows that are meant
+inputs      models and data sets of a run, when it begins and when it goes on
 commits     the commits of data sets that a run reads, looked up when it starts
 face        models of the Hugging Face hub, through its own client and cache
 scope       models of ModelScope, through its own client and cache

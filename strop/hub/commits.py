@@ -18,11 +18,11 @@ from strop.base.durable import replace_text
 from strop.base.elsewhere import is_hub
 from strop.base.foreign_files import read_json
 from strop.base.guests import targets
+from strop.hub.locating import Located
 from strop.hub.models import hashes
 from strop.hub.rows import commit_of, parse_hub
 from strop.run import RunError
 from strop.trainer.config import Config
-from strop.trainer.models import Located
 
 MODELS_FILE = "models.json"
 Records = Mapping[str, Mapping[str, Any]]

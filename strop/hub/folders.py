@@ -9,10 +9,52 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
-from strop.data.readers import some_of
+import pyarrow
+
+from strop.base.foreign_files import check_regular, read_text
+from strop.data.readers import parse_object, some_of
 
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev|eval)(?=[-_.])")
+
+
+def leaves(path: Path, split: str) -> list[Path]:
+    """What a folder means: its files, or itself where `datasets` wrote it.
+
+    Raises:
+        ValueError: it has several splits, and none of these is named, or no data file.
+    """
+    if (path / "dataset_dict.json").exists():
+        named = path / "dataset_dict.json"
+        splits = parse_object(read_text(named), str(named)).get("splits")
+        names = [str(name) for name in splits] if isinstance(splits, list) else []
+        if split in names:
+            return [path / split]
+        example = path / names[0] if names else path
+        raise ValueError(
+            f"data folder {path} is a dataset with the splits {', '.join(names)}; name one of them, for "
+            f"example {example}"
+        )
+    if (path / "state.json").exists():
+        return [path]
+    return folder_files(path, split)
+
+
+def open_saved(path: Path) -> Any:
+    """The `datasets.Dataset` of a folder that `save_to_disk` wrote, mapped into memory."""
+    import datasets  # heavy, and only folders need it
+
+    try:
+        for inner in path.iterdir():
+            if not inner.is_dir():
+                check_regular(inner)
+        return datasets.load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, pyarrow.ArrowException) as error:
+        raise ValueError(
+            f"data folder {path} cannot be read by datasets ({type(error).__name__}: {error}); save it again "
+            f"with save_to_disk"
+        ) from error
 
 
 def folder_files(folder: Path, split: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What guests need to speak with other processes and with services.
+"""What speaks with other processes and with services, and what waits for them.
 
 Sockets that a run listens on: where they are bound, who may speak there, and how others can tell what they are for; and
 one way to ask a service over HTTP.
@@ -13,4 +13,5 @@ calls            requests to a service: its key, limits and repeats
 token_bucket     calls per second
 listing          all sockets of some processes that listen, from the system's own tables
 background_loop  event loops in threads of their own
+call_loop        the loop of a worker whose work outlives the call that began it
 """

@@ -3,7 +3,7 @@
 schema       the columns of a training batch: what each holds, who makes it and who takes it
 columns      dense and jagged tensor columns, and what is done to their rows
 batch        DataProto
-indices      row numbers, masks, equal ranges, mini-batch order
+indices      row numbers, masks, equal ranges
 merging      columns and facts by name: chosen, and of the same name joined or refused
 
 A guest has a batch in other forms: forms/ (a folder, one TensorDict).

@@ -1,8 +1,8 @@
-"""Which rows: numbers, masks, equal ranges and the order of mini-batches."""
+"""Which rows: numbers, masks and equal ranges."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strop.base.randomness import permutation, random_key
 from strop.protocol.columns import BatchError
 
 Rows = Sequence[int] | Sequence[bool] | NDArray[Any] | Tensor
@@ -40,30 +39,3 @@ def balanced_ranges(length: int, chunks: int) -> list[tuple[int, int]]:
         raise BatchError(f"a batch is cut into at least 1 chunk, got {chunks}")
     bounds = [length // chunks * number + min(number, length % chunks) for number in range(chunks + 1)]
     return list(pairwise(bounds))
-
-
-def mini_batch_rows(
-    length: int, mini_batch_size: int, epochs: int, seed: int | None, options: Mapping[str, Any]
-) -> Iterator[NDArray[np.int64]]:
-    """Row numbers of each mini-batch; the arguments are those of `DataProto.make_iterator`."""
-    if mini_batch_size < 1 or epochs < 0:
-        raise BatchError(
-            f"mini-batches need a size of at least 1 and 0 or more epochs, got size {mini_batch_size} and "
-            f"{epochs} epochs"
-        )
-    unknown = sorted(set(options) - {"shuffle"})
-    if unknown:
-        raise BatchError(f"make_iterator knows the option 'shuffle' only, got {', '.join(unknown)}")
-    shuffle = bool(options.get("shuffle", False))
-    if shuffle and seed is None:
-        raise BatchError("shuffled mini-batches need a seed, so that a run can be repeated; pass seed=")
-    return _mini_batches(length, mini_batch_size, epochs, seed if shuffle else None)
-
-
-def _mini_batches(length: int, size: int, epochs: int, seed: int | None) -> Iterator[NDArray[np.int64]]:
-    for epoch in range(epochs):
-        order = np.arange(length, dtype=np.int64)
-        if seed is not None:
-            order = permutation(random_key(seed, "mini_batches", epoch), length)
-        for start in range(0, length, size):
-            yield order[start : start + size]

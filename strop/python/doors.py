@@ -27,15 +27,15 @@ from strop.python.brought import (
     model_folder,
     reward_settings,
 )
+from strop.python.listening import Functions
 from strop.python.picture import Picture, in_notebook
 from strop.python.results import Result
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 from strop.trainer.config import Config
 from strop.trainer.ending import result_of
 from strop.trainer.launch import CONFIG_FILE, Start, resume_run, start_run
-from strop.trainer.listening import Listeners
 from strop.trainer.loading import load
-from strop.trainer.stopping import StopRequest
+from strop.trainer.restarts.signals import SignalRequest
 
 T = TypeVar("T")
 Settings = Mapping[str, Any] | Sequence[str]
@@ -151,8 +151,8 @@ def train(
 
     folder = _folder(out, "train")
     start = _begun(folder, given, config, settings, kind="train", resume=resume)
-    listeners = Listeners(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
-    stop = StopRequest()
+    listeners = Functions(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
+    stop = SignalRequest()
 
     def work() -> Result:
         with _carrying_out(start.run) as run, _shown(folder, listeners) as heard:
@@ -204,7 +204,7 @@ def sft(
 
     folder = _folder(out, "sft")
     start = _begun(folder, given, config, settings, kind="sft", resume=resume)
-    stop = StopRequest()
+    stop = SignalRequest()
 
     def work() -> Result:
         with _carrying_out(start.run) as run:
@@ -255,7 +255,7 @@ def evaluate(
         given |= _brought(model, tokenizer, {"data.val_files": data}, Path(name)) | column_settings(data)
         given |= reward_settings(rewards, reward_weights, Path(name))
         loaded = load(config, overrides=[*map(override_of, given.items()), *overrides_of(settings)])
-        found = _carried_out(lambda: evaluate_model(loaded, say=_say), StopRequest())
+        found = _carried_out(lambda: evaluate_model(loaded, say=_say), SignalRequest())
     rate = found.total.pass_rate
     return Result(
         run=None,
@@ -353,7 +353,7 @@ def _carrying_out(run: RunFolder) -> Iterator[RunFolder]:
 
 
 @contextlib.contextmanager
-def _shown(folder: Path, listeners: Listeners) -> Iterator[Listeners]:
+def _shown(folder: Path, listeners: Functions) -> Iterator[Functions]:
     """The listeners, and a picture where the caller is a notebook."""
     if not in_notebook():
         yield listeners
@@ -392,7 +392,7 @@ def _way_on(function: str, folder: Path) -> Iterator[None]:
         raise
 
 
-def _carried_out(work: Callable[[], T], stop: StopRequest) -> T:
+def _carried_out(work: Callable[[], T], stop: SignalRequest) -> T:
     """What the work returns. Where this thread has an event loop, as in a notebook, the work has a thread of its own.
 
     An interrupt then lets the step that runs come to its end and be saved; a second one, or one outside of a step, ends

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages.groups import STD_EPS, center_groups, group_std, lead_of_the_best, spread
+from strop.algorithms.advantages.groups import STD_EPS, center_groups, group_std, spread
 from strop.algorithms.advantages.registration import implements_outcome
 
 
@@ -118,3 +118,17 @@ def maxrl_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) 
         )
     mean = rewards - centered  # [B]
     return spread(torch.where(mean > 0, centered / mean, torch.zeros_like(centered)), response_mask)
+
+
+def lead_of_the_best(values: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
+    """Whether a sample alone has the largest value of its group [B] bool, and the second-largest value [G].
+
+    Of a group of one, the second-largest is -inf. Two samples that share the largest value: neither is alone.
+    """
+    nothing = torch.full((num_groups,), -torch.inf, dtype=values.dtype, device=values.device)  # [G]
+    highest = nothing.scatter_reduce(0, group, values, "amax")  # [G]
+    is_best = values == highest[group]  # [B]
+    num_best = torch.zeros_like(nothing).index_add(0, group, is_best.to(values.dtype))  # [G]
+    others = torch.where(is_best, nothing[group], values)  # [B]
+    second = nothing.scatter_reduce(0, group, others, "amax")  # [G]
+    return is_best & (num_best == 1)[group], second

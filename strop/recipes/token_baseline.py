@@ -9,9 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.algorithms.advantages.groups import lead_of_the_best, require_finite
+from strop.algorithms.advantages.groups import require_finite
 from strop.algorithms.advantages.registration import implements
 from strop.algorithms.advantages.returns import reward_to_go
+from strop.recipes.group_baselines import lead_of_the_best
 
 
 def token_baseline_advantages(

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from strop.cli.launching import carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
-from strop.cli.runs import run_in
 from strop.cli.settings import add_trust_argument, admission
 from strop.replay.comparing import Difference, common_steps, compare
+from strop.replay.fingerprints import FingerprintChain
 from strop.run import RunFolder
+from strop.trainer.beginning.naming import run_in
 
 if TYPE_CHECKING:
     from strop.replay.repeated import Recorded
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         RunFolder.open(recorded.run, read_only=True) as old,
         RunFolder.open(start.run.path, read_only=True) as new,
     ):
-        old_prints, new_prints = old.fingerprints.read(), new.fingerprints.read()
+        old_prints, new_prints = FingerprintChain(old.events).read(), FingerprintChain(new.events).read()
     difference, steps = compare(old_prints, new_prints), common_steps(old_prints, new_prints)
     if args.json:
         print_json(_record(recorded, start.run.path, difference, len(steps)))

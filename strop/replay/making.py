@@ -8,10 +8,11 @@ from pathlib import Path
 from strop.config import ConfigError, read_settings
 from strop.engines.flops.threads import EVENT as THREADS
 from strop.hub.commits import read_models
+from strop.replay.fingerprints import FingerprintChain
 from strop.replay.repeated import Recorded, write_recorded
 from strop.replay.schedule import read_schedule
 from strop.run import RunError, RunFolder
-from strop.trainer.beginning import take_optimizer
+from strop.trainer.beginning.weights import take_optimizer
 from strop.trainer.continuing import settings_to_continue
 from strop.trainer.launch import CONFIG_FILE, Say, Start, start_run
 from strop.trainer.steering import NEUTRAL, is_among
@@ -86,7 +87,7 @@ def recorded_of(run: RunFolder) -> Recorded:
                 f"{run.path} was continued with other settings at step {event['step']} ({', '.join(steered)}), so its "
                 f"steps do not follow from those that it has now; repeat a run that kept its settings"
             )
-    prints = run.fingerprints.read()
+    prints = FingerprintChain(run.events).read()
     if not prints:
         raise RunError(f"{run.path} did no step, so there is nothing to repeat")
     config = run.info["config"]

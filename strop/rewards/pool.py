@@ -8,7 +8,6 @@ as reward.on_failure says.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +20,6 @@ from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.workers import Workers
 from strop.trajectory import Prompt, Trajectory
-
-_MAX_PROBES = 4
-"""Samples that the preflight scores; enough to tell a broken function from a bad answer."""
 
 
 class RewardPool:
@@ -154,32 +150,3 @@ class RewardPool:
             return [outcome for _, outcome in answers]
         compared: list[Outcome] = await self._services.compare(prompt, answers)
         return compared
-
-    async def preflight(self, prompts: Sequence[Prompt], solutions: Sequence[str]) -> list[Outcome]:
-        """Score a few probes before training; at most four are used.
-
-        Returns:
-            The outcomes; one that failed among others that did not is the caller's to report.
-
-        Raises:
-            RewardError: every probe failed; the sentence says what the function did.
-        """
-        probes = list(zip(prompts, solutions, strict=True))[:_MAX_PROBES]
-        if not probes:
-            raise ValueError("the reward preflight needs at least one prompt and one answer")
-        outcomes = await asyncio.gather(*(self.score_text(prompt, text) for prompt, text in probes))
-        if all(outcome.kind != "score" for outcome in outcomes):
-            raise RewardError(_verdict(outcomes, self.config.path))
-        return list(outcomes)
-
-
-def _verdict(outcomes: Sequence[Outcome], path: str) -> str:
-    count = "the one probe" if len(outcomes) == 1 else f"all {len(outcomes)} probes"
-    where = f" ({path})" if path else ""
-    if all(outcome.kind == "timeout" for outcome in outcomes):
-        advice = "make it faster, or raise reward.timeout_s"
-    elif path:
-        advice = "repair the function; training has not started"
-    else:
-        advice = "repair the data, or set reward.path to a scorer of your own; training has not started"
-    return f"the reward function failed on {count}{where}: {outcomes[0].error}. What to do: {advice}"

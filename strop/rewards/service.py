@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol, Self
+from typing import Protocol
 
 
 class ServiceSection(Protocol):
@@ -21,12 +21,4 @@ class ServiceSection(Protocol):
     @property
     def has_price(self) -> bool:
         """Whether asking it costs something, which the run then counts."""
-        ...
-
-    def share(self, rank: int, count: int) -> Self:
-        """What process `rank` of `count` may do, so that all of them together keep the limits.
-
-        Raises:
-            ValueError: the limits cannot be shared by so many.
-        """
         ...

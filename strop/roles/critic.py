@@ -12,7 +12,7 @@ from strop.algorithms.batch_metrics import EXPLAINED_VARIANCE
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import aggregation_of
 from strop.algorithms.registry import load_extensions
-from strop.base.metrics import Mean, Metric
+from strop.base.metrics import Mean, Metric, Reduction
 from strop.base.sections import section_of
 from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, RoleSpec, WorkerGroup, as_list, register, role
@@ -131,7 +131,7 @@ class CriticWorker(TrainedWorker):
             value = self.engine.accumulate(data, loss)
         report = self.engine.step()
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
-        seen = {
+        seen: dict[str, Reduction] = {
             LOSS.of("loss"): Mean(value, share),
             LOSS.of("vf_loss"): Mean(value, share),
             EXPLAINED_VARIANCE: explained_variance(old_values, returns, weights != 0),

@@ -6,13 +6,14 @@ optimizer batch is the loss, for any cut into micro-batches and ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from strop.base.metrics import ExplainedVariance, Metric
+from strop.base.metrics import Metric
 
 VALUE_STATISTIC = Metric(
     "critic/{vf_clipfrac,vpred_mean}",
@@ -63,6 +64,52 @@ def value_loss_terms(
             "vpred_mean": values.detach(),
         }
     return ValueLossTerms(terms=torch.maximum(plain, clipped) / 2, statistics=statistics)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExplainedVariance:
+    """How much of the variance of returns the values explain: 1 - var(errors) / var(returns).
+
+    Parts merge exactly: a part carries its count, its means and its sums of squares around them.
+    """
+
+    count: int = 0
+    """Tokens."""
+    return_mean: float = 0.0
+    return_squares: float = 0.0
+    """Sum of squared distances of the returns from their mean."""
+    error_mean: float = 0.0
+    """Mean of return minus value."""
+    error_squares: float = 0.0
+    """Sum of squared distances of the errors from their mean."""
+
+    def merge(self, other: ExplainedVariance) -> ExplainedVariance:
+        """That over the tokens of both.
+
+        Source: Chan, Golub and LeVeque 1979, updating formulae for sample variances.
+        """
+        count = self.count + other.count
+        if not count:
+            return self
+        share = other.count / count
+        return_gap, error_gap = other.return_mean - self.return_mean, other.error_mean - self.error_mean
+        return ExplainedVariance(
+            count=count,
+            return_mean=self.return_mean + return_gap * share,
+            return_squares=self.return_squares + other.return_squares + return_gap**2 * self.count * share,
+            error_mean=self.error_mean + error_gap * share,
+            error_squares=self.error_squares + other.error_squares + error_gap**2 * self.count * share,
+        )
+
+    @property
+    def is_over_nothing(self) -> bool:
+        """The returns do not vary."""
+        return self.return_squares == 0
+
+    @property
+    def value(self) -> float:
+        """1 - var(errors) / var(returns), or NaN where the returns do not vary."""
+        return 1 - self.error_squares / self.return_squares if self.return_squares > 0 else math.nan
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> ExplainedVariance:

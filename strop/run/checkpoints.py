@@ -11,9 +11,8 @@ Only then are older checkpoints removed. A process that dies at any moment leave
 untouched. A step that is saved again moves the earlier folder aside (`.replaced-global_step_40`) for the
 moment of the rename; if the process dies just there, the folder set aside is still found.
 
-Concurrency: one process uses a store, and one save is in flight at a time. Sealing reads every byte twice, so it
-can run in a thread beside training, which `seal_after` starts; its outcome comes with `settle`, with the next `begin`,
-or with `result`. Files come from any processes.
+Concurrency: one process uses a store, and one save is in flight at a time. Files come from any processes. Sealing reads
+every byte twice, and may be done by another thread than the one that goes on.
 """
 
 from __future__ import annotations
@@ -24,13 +23,11 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base.background import in_background
 from strop.base.durable import replace_text, sync_folder
 from strop.run.manifest import (
     Checkpoint,
@@ -88,21 +85,19 @@ class CheckpointStore:
     def begin(self, step: int, *, score: float | None = None, facts: Mapping[str, Any]) -> PendingCheckpoint:
         """Begin a checkpoint: files go into its `folder`, then it is sealed.
 
-        One that is being sealed in the background is waited for first.
-
         Args:
             step: training steps done.
             score: higher is better; None or a value that is not finite takes no part in `keep_best`.
             facts: plain values for the manifest, as they are now.
 
         Raises:
-            CheckpointError: the one before failed, or the disk refused this one; the message names the checkpoint
-                that stays valid.
+            CheckpointError: the disk refused; the message names the checkpoint that stays valid.
             RuntimeError: the one before is not sealed.
         """
         plain_facts = jsonable(facts, "facts")
         known_score = float(score) if score is not None and math.isfinite(score) else None
-        self.settle()
+        if self._in_flight is not None and not self._in_flight.is_over:
+            raise RuntimeError(f"checkpoint {self._in_flight.step} was begun, and is not sealed")
         pending = PendingCheckpoint(self, step, score=known_score, facts=plain_facts)
         with self._whole_or_absent(pending):
             self.root.mkdir(parents=True, exist_ok=True)
@@ -110,20 +105,6 @@ class CheckpointStore:
             pending.folder.mkdir()
         self._in_flight = pending
         return pending
-
-    def settle(self, timeout: float | None = None) -> Checkpoint | None:
-        """Wait for the checkpoint that is being sealed in the background; None when there is none.
-
-        Args:
-            timeout: seconds; None waits as long as it takes.
-
-        Raises:
-            CheckpointError: it could not be saved; the message names the checkpoint that stays valid.
-            TimeoutError: it takes longer; it goes on.
-            RuntimeError: one was begun that is not sealed.
-        """
-        pending = self._in_flight
-        return None if pending is None or pending.is_over else pending.result(timeout)
 
     def latest_valid(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint with every byte as it was written, and a sentence per newer one skipped."""
@@ -345,7 +326,7 @@ class CheckpointStore:
 class PendingCheckpoint:
     """A checkpoint between its beginning and its manifest: `CheckpointStore.begin` makes it.
 
-    Write into `folder`, from any process, within `writing`; then call `seal`, or `seal_after` to go on meanwhile.
+    Write into `folder`, from any process, within `writing`; then call `seal`.
     Nothing here looks at the files before they are all written.
     """
 
@@ -360,9 +341,9 @@ class PendingCheckpoint:
         self.folder = store.root / f"{_SAVING}global_step_{step}"
         """Where the files go; subfolders are fine."""
         self._store = store
-        self._sealing: Future[Checkpoint] | None = None
+        self._is_closed = False
         self.is_over = False
-        """Sealed, or failed, and the owner knows."""
+        """Sealed, or failed."""
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -388,46 +369,14 @@ class PendingCheckpoint:
                 checkpoint that stays valid. Nothing is left of the failed save.
         """
         self._check_open()
+        self._is_closed = True
         try:
             return self._store._seal(self)
         finally:
             self.is_over = True
 
-    def seal_after(self, written: Callable[[], object]) -> None:
-        """Return at once; a thread calls `written`, which returns when every writer is done, then seals.
-
-        Where the process ends before, what is unsealed counts as a crash during save.
-
-        Args:
-            written: raises what a writer raised. All writers have ended when it does, or the folder may return.
-        """
-        self._check_open()
-
-        def seal() -> Checkpoint:
-            with self._store._whole_or_absent(self):
-                written()
-            return self._store._seal(self)
-
-        self._sealing = in_background(seal, name=f"seal checkpoint {self.step}")
-
-    def done(self) -> bool:
-        """True once what `seal_after` began has ended, well or not."""
-        return self._sealing is not None and self._sealing.done()
-
-    def result(self, timeout: float | None = None) -> Checkpoint:
-        """Wait for what `seal_after` began. The arguments and errors are those of `CheckpointStore.settle`."""
-        if self._sealing is None:
-            raise RuntimeError(f"checkpoint {self.step} was begun, and is not sealed")
-        if wait([self._sealing], timeout).not_done:
-            raise TimeoutError(
-                f"checkpoint {self.step} is not on the disk after {timeout:g} s of waiting; check the disk of "
-                f"{self.folder.parent}, or allow more time"
-            )
-        self.is_over = True
-        return self._sealing.result()
-
     def _check_open(self) -> None:
-        if self.is_over or self._sealing is not None:
+        if self.is_over or self._is_closed:
             raise RuntimeError(f"checkpoint {self.step} is being sealed, was sealed, or has failed")
 
 

@@ -2,7 +2,7 @@
 
     run.json        who, when, with which versions, on which machine, by which command, with which settings
     config.yaml     the resolved configuration, written by the caller
-    events.jsonl    the event log; ledger and fingerprints are views of it
+    events.jsonl    the event log; the ledger is a view of it
     samples/        what the model wrote
     grown.jsonl     rows that came while the run went on
     checkpoints/    what a continuation needs
@@ -35,7 +35,6 @@ from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.errors import RunError
 from strop.run.events import EventLog
-from strop.run.fingerprints import FingerprintChain
 from strop.run.ledger import Ledger
 from strop.run.lock import RunLock
 
@@ -52,6 +51,19 @@ _UNBEGUN = ("created", "model", "started_from", "threads", "preflight")
 _DEFAULTS = RunConfig()
 
 
+class StepDigests:
+    """What the steps of a run did, as digests, for whoever compares runs. The guest replay/ keeps them."""
+
+    head = ""
+    """Digest over those of all steps so far; a checkpoint records it."""
+
+    def append(self, step: int, **stage_digests: str) -> object:
+        """Take those of the stages of one step."""
+
+    def reload(self) -> None:
+        """Go on after the event log was rolled back."""
+
+
 class RunFolder:
     """One run on disk. Use `create` or `open`, and `close` at the end (or a `with` block)."""
 
@@ -63,7 +75,8 @@ class RunFolder:
         """Content of run.json."""
         self.events = EventLog(path / "events.jsonl", read_only=lock is None)
         self.ledger = Ledger(self.events)
-        self.fingerprints = FingerprintChain(self.events)
+        prints = optional("fingerprints of steps")
+        self.fingerprints: StepDigests = StepDigests() if prints is None else prints(self.events)
         store = optional("sample store")
         self.samples: Any = None if store is None else store(path / SAMPLES)
         """What the model wrote (`strop.run.samples.SampleStore`); None where nothing here can keep it."""
@@ -291,13 +304,3 @@ def _environment() -> dict[str, Any]:
             continue
     machine = {"host": socket.gethostname(), "system": platform.platform(), "cpus": os.cpu_count()}
     return {"versions": versions, "machine": machine}
-
-
-def processes_of(config: Mapping[str, Any]) -> int:
-    """How many processes a run with these settings has; 0 where they do not say."""
-    resources = config.get("resources")
-    if not isinstance(resources, Mapping):
-        return 0
-    apart = resources.get("apart")
-    counts = [resources.get("ranks", 1), *(apart.values() if isinstance(apart, Mapping) else ())]
-    return sum(count for count in counts if type(count) is int)

@@ -64,7 +64,7 @@ class RunLock:
             if error.errno not in _UNSUPPORTED:
                 raise
             owner = self._owner(descriptor)
-            if owner and (owner.get("host") != socket.gethostname() or _is_alive(owner.get("pid", 0))):
+            if owner and (owner.get("host") != socket.gethostname() or is_alive(owner.get("pid", 0))):
                 raise self._refusal(owner) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
@@ -86,28 +86,7 @@ class RunLock:
         )
 
 
-def is_held(path: Path) -> bool:
-    """Whether a process writes the run whose lock file this is; False for one that is not there."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no locks here: the name in the file decides
-        try:
-            owner = parse_json(os.pread(descriptor, 4096, 0))
-        except (ValueError, OSError):
-            return False
-        return isinstance(owner, dict) and _is_alive(owner.get("pid", 0))
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _is_alive(pid: object) -> bool:
+def is_alive(pid: object) -> bool:
     """True while a process with this id exists; False for what is no id."""
     if type(pid) is not int or not 0 < pid < 2**31:
         return False

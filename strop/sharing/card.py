@@ -36,7 +36,7 @@ class CardFacts:
     settings: Mapping[str, Any]
     """Those that differ from their defaults, by full key."""
     models: Mapping[str, Mapping[str, Any]]
-    """What the run fetched: of each key source, kind and revision (strop.trainer.models)."""
+    """What the run fetched: of each key source, kind and revision (strop.hub.locating)."""
     export: Export
     name: str
     """Of the model, at the hub."""

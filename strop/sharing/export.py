@@ -12,13 +12,13 @@ from strop.base.elsewhere import is_url
 from strop.base.sections import section_of
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
-from strop.cli.runs import choose_checkpoint, run_in
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import Reads, refuse_unread
 from strop.evaluation.models import add_step_argument
 from strop.hub.sending import Sending, destination
 from strop.roles.settings import CriticConfig, PrmConfig
 from strop.run import Checkpoint, RunError, RunFolder, is_run
+from strop.trainer.beginning.naming import choose_checkpoint, run_in
 
 if TYPE_CHECKING:
     from strop.sharing.role_export import Export
@@ -132,8 +132,8 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
 
     from strop.engines.config import LoraConfig
     from strop.hub.commits import read_models
+    from strop.hub.locating import locate
     from strop.sharing.role_export import export_role
-    from strop.trainer.models import locate
 
     located = config
     if (

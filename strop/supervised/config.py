@@ -9,7 +9,8 @@ from typing import Any, Literal
 from strop.base.elsewhere import fetched
 from strop.base.field_types import FiniteFloat, NonNegativeFloat, PositiveInt
 from strop.base.sections import section
-from strop.data.config import Column, check_mixture
+from strop.data.config import Column
+from strop.data.mixing.settings import check_mixture
 from strop.engines.config import EngineConfig, OptimizerConfig
 
 

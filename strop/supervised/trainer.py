@@ -22,6 +22,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.flops.threads import set_threads_of_run
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
+from strop.engines.ulysses.settings import check_ranks
 from strop.engines.ulysses.shards import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
@@ -31,15 +32,13 @@ from strop.supervised.kept import SftExample
 from strop.supervised.result import SftResult, sft_result_of
 from strop.supervised.rows import read_sft_rows
 from strop.supervised.worker import LOSS, TEACHER, SupervisedWorker
-from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
+from strop.trainer.checkpointing import checkpointer, is_due, restore_position
 from strop.trainer.config import Config
-from strop.trainer.config_checks import check_ranks
-from strop.trainer.ending import machine_end
 from strop.trainer.launch import Say, optimizer_of
+from strop.trainer.outside import StopRequest, stop_request
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stages import Stages
-from strop.trainer.stopping import StopRequest
-from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers
+from strop.trainer.trackers import Trackers, TrackerSetup, check_trackers, trackers_of
 from strop.workers.metrics import THROUGHPUT, TIMING
 from strop.workers.models import Learning
 from strop.workers.rows import GRAD_NORM, Update, flat_mask, merged_update
@@ -68,9 +67,8 @@ class SupervisedTrainer:
         stop: StopRequest | None = None,
     ) -> None:
         self._config, self._run, self._say = config, run, say
-        self._stop = stop or StopRequest()
-        self._stop.grace_s = config.run.grace_s
-        self._machine = machine_end(config.run)
+        self._stop = stop or stop_request()
+        self._stop.begin(config.run)
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         say(threads.line())
@@ -100,8 +98,7 @@ class SupervisedTrainer:
             restore_position(run, checkpoint, self._sampler)
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
-        if self._machine is not None:
-            self._machine.tell(run, self._start_step, say)
+        self._stop.tell(run, self._start_step, say)
 
     def _order(self) -> PromptSampler:
         """Which rows a step visits."""
@@ -149,7 +146,7 @@ class SupervisedTrainer:
             self._start_worker(stack)
             stack.enter_context(settled())
             self._begin()
-            trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
+            trackers = stack.enter_context(trackers_of(self._config.trainer.trackers, setup))
             if self._val is not None and self._wants_first_validation():
                 trackers.log(0, self._validate(self._val, 0))
             for step in range(self._start_step + 1, self._num_steps + 1):
@@ -164,7 +161,7 @@ class SupervisedTrainer:
     def _begin(self) -> None:
         """What is to be done once with the model at the start, before the first step of this process."""
 
-    def _run_step(self, step: int, trackers: TrackerGroup) -> None:
+    def _run_step(self, step: int, trackers: Trackers) -> None:
         """One step with its records and its checkpoint, which is also written where the run is asked to end."""
         numbers = self._step(step)
         is_last = step == self._num_steps
@@ -174,7 +171,7 @@ class SupervisedTrainer:
         if is_last or is_due(step, self._config.run.save_every):
             self._checkpointer.save(step, None, facts={}, is_last=is_last)
         self._checkpointer.poll()
-        self._stop.look_at(self._machine, self._say)
+        self._stop.look(self._say)
         self._checkpointer.save_before_the_end(self._stop, step, facts={})
 
     def _start_worker(self, stack: ExitStack) -> None:
@@ -189,7 +186,7 @@ class SupervisedTrainer:
         spec = self._role(learning)
         mesh = role_mesh(config, "actor", sft.engine)
         self._worker: WorkerGroup[Any] = runtime.groups({"actor": spec.on(mesh)})["actor"]
-        self._checkpointer = Checkpointer(
+        self._checkpointer = checkpointer(config.run)(
             self._run,
             {"actor": self._worker},
             settings=config.run,
@@ -358,6 +355,6 @@ def fine_tune(
     trainer: type[SupervisedTrainer] = SupervisedTrainer,
 ) -> SftResult:
     """Run a fine-tuning, or what `trainer` does, to its end; other arguments as those of `strop.trainer.loop.train`."""
-    stop = stop or StopRequest()
+    stop = stop or stop_request()
     with stop.listening():
         return trainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()

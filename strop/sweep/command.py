@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     _claim(args.out)
     from strop.sweep.outcomes import outcome_of
     from strop.sweep.running import run_all
-    from strop.trainer.stopping import StopRequest
+    from strop.trainer.restarts.signals import SignalRequest
 
     failures: dict[str, str] = {}
     chosen = {one.name: one.chosen for one in runs}
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         )
 
     try:
-        with StopRequest().listening():
+        with SignalRequest().listening():
             at_once = min(args.parallel, max(len(jobs), 1))
             run_all(jobs, at_once=at_once, places=_places(at_once), started=started, ended=ended)
     except KeyboardInterrupt as error:

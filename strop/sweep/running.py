@@ -18,7 +18,7 @@ from pathlib import Path
 
 _LOOK_EVERY_S = 0.1
 _END_WITHIN_S = 120.0
-"""A run may finish its step (strop.trainer.stopping) and write a checkpoint; then it is killed."""
+"""A run may finish its step (strop.trainer.restarts.signals) and write a checkpoint; then it is killed."""
 
 
 @dataclass(kw_only=True)

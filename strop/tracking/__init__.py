@@ -1,5 +1,6 @@
 """Trackers: the terminal, and those of other people, which a run does not depend on.
 
+group.py    several of them as one; what fails is switched off
 tally.py    how far generation is, while a step lasts
 console.py  a bar with the time left, and the numbers that people watch
 behind.py   a tracker that is told from a thread of its own

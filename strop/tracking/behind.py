@@ -55,7 +55,7 @@ class Remote(ABC):
 
 
 class Behind:
-    """A `strop.trainer.trackers.Tracker` that tells a remote from a thread; subclasses say which one."""
+    """A `strop.tracking.group.Tracker` that tells a remote from a thread; subclasses say which one."""
 
     remote: ClassVar[type[Remote]]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from strop.base.guests import joined, targets
 from strop.cli.output import UsageError, print_json, print_plain, say
-from strop.cli.runs import run_in
 from strop.run import RunError, RunFolder
+from strop.trainer.beginning.naming import run_in
 
 SUMMARY = "send a recorded run to a tracker: wandb, mlflow, swanlab, trackio, clearml, comet"
 EPILOG = """\

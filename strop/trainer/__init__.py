@@ -7,6 +7,7 @@ experience.py       the rows that are trained on, as references, cut into optimi
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights
 stages.py           stages from outside: their time, and which role is active
+telling.py          what a step tells people: its numbers, and what was lost
 records.py          a step: samples, what was learned, and what it leaves in the run folder, fates and a fingerprint
 
 Its configuration
@@ -15,15 +16,16 @@ loading.py          a configuration with the user's own files, checked; what it 
 
 Before the first step
 launch.py           a run is begun or continued; continuing.py: from where, with which settings anew
-models.py           models in folders of this machine, and what a run remembers of those that were fetched
+models.py           models in folders of this machine (the guest hub/: those that are fetched)
 setup.py            data, sampling and what is checked with them; the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
 
 Numbers
 validation.py       answers on held-out prompts
-trackers.py         where numbers go
+trackers.py         where numbers go: the metrics file (the guest tracking/: all else)
 
-checkpointing.py    what a checkpoint holds, for every kind of training, and how long it takes to write
-ending.py           what ends a run, and how it ended; stopping.py: signals that ask it to end; listening.py: functions
-                    of a caller that hear of it; the guest restarts/: processes and machines that are lost
+checkpointing.py    what a checkpoint holds, for every kind of training
+ending.py           what ends a run, and how it ended
+outside.py          who asks a run to end, and who hears of it; the guest restarts/: signals, and processes, machines
+                    and disks that are lost
 """

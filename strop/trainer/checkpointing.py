@@ -1,41 +1,31 @@
-"""What a training checkpoint holds, for every kind of training: enough for a resume to be a continuation.
-
-A checkpoint that takes long to write is said, and one that takes too long ends the process: nothing interrupts a write
-that a disk or a file server does not answer, so a thread beside it looks at the time.
-"""
+"""What a training checkpoint holds, for every kind of training: enough for a resume to be a continuation."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from strop.base.background import every
 from strop.base.elsewhere import elsewhere
-from strop.controller import WorkerGroup, as_list
+from strop.base.guests import needed, optional
+from strop.controller import WorkerGroup
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
-from strop.trainer.stopping import StopRequest
+from strop.trainer.outside import StopRequest
 
 SETTLE_S = 600.0
-"""Longest wait for a checkpoint that is being sealed when a run fails."""
-SLOW_S = 60.0
-"""From when on it is said that one is still being written, and how often, in seconds."""
-EXIT_CODE = 1
-"""Of a process whose disk does not answer."""
+"""Longest wait for copies that are under way at the end."""
 
 
 class Checkpointer:
     """Checkpoints of a run: the sharded state of each trained role, the policy as a Hugging Face folder, and the
     position in the data.
 
-    With run.async_save the roles copy their state and go on; `poll` seals the checkpoint once all files are
-    there. Until then the checkpoint before is the newest one.
+    With run.async_save a guest writes them beside the training (`checkpointer`).
     """
 
     def __init__(
@@ -67,14 +57,13 @@ class Checkpointer:
             on_sealed: called with each checkpoint that is whole.
         """
         self._texts, self._on_sealed = texts, on_sealed
-        self._watched = partial(watched, run, say=say, limit_s=limit_s)
+        watched = optional("watch of checkpoints")
+        self._watch = None if watched is None else partial(watched, run, say=say, limit_s=limit_s)
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
         self._copier: Any = None
         if settings.copy_to:
             self._copier = elsewhere("runs", "run.copy_to is set").Copier(run, settings.copy_to)
-        self._writing: PendingCheckpoint | None = None
-        self._is_sealing = False
         self._saved_step = 0
 
     def save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:
@@ -91,10 +80,20 @@ class Checkpointer:
             LedgerError: the sample ledger contradicts itself.
         """
         with self._watched(step):
-            self._finish()
-            self._save(step, score, facts=facts, is_last=is_last)
+            pending = self._write(step, score, facts=facts, is_last=is_last)
+            self._finish_roles(pending)
+            self._tell(pending, pending.seal())
 
-    def _save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:
+    def _write(
+        self,
+        step: int,
+        score: float | None,
+        *,
+        facts: Mapping[str, Any],
+        is_last: bool,
+        in_background: bool = False,
+    ) -> PendingCheckpoint:
+        """All files of a checkpoint; in the background, those of roles may still be written afterwards."""
         run = self._run
         run.ledger.check()
         run.events.sync()
@@ -105,8 +104,7 @@ class Checkpointer:
             "chain": run.fingerprints.head,
         }
         pending = run.checkpoints.begin(step, score=score, facts={**facts, **position})
-        self._writing, self._saved_step = pending, step
-        in_background = self._settings.async_save
+        self._saved_step = step
         with pending.writing():
             for group in self._trained.values():
                 group.call.save_checkpoint(pending.folder, in_background=in_background)
@@ -116,8 +114,7 @@ class Checkpointer:
             self._tokenizer.save_pretrained(pending.folder / next(iter(self._trained)) / CONFIG_FOLDER)
             if self._wants_model(is_last):
                 self._save_model(pending.folder / MODEL_FOLDER)
-        if not in_background:
-            self._finish()
+        return pending
 
     def save_before_the_end(self, stop: StopRequest, step: int, *, facts: Mapping[str, Any]) -> None:
         """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
@@ -129,18 +126,12 @@ class Checkpointer:
         self.finish()
         self._run.events.append("interrupted", step, fsync=True, phase="", error=stop.reason)
 
+    def _watched(self, step: int) -> AbstractContextManager[None]:
+        """While the checkpoint of a step is being written."""
+        return contextlib.nullcontext() if self._watch is None else self._watch(step)
+
     def poll(self) -> None:
-        """Bring the checkpoint that is being written one stage on, if it can be; never waits for files."""
-        pending = self._writing
-        if pending is None:
-            return
-        if self._is_sealing:
-            if pending.done():
-                self.finish()
-        elif all(all(as_list(group.call.is_checkpoint_written())) for group in self._trained.values()):
-            self._finish_roles(pending)
-            pending.seal_after(lambda: None)
-            self._is_sealing = True
+        """Bring a checkpoint that is being written one stage on, if there is one; never waits for files."""
 
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, until it is sealed.
@@ -148,32 +139,20 @@ class Checkpointer:
         Raises:
             CheckpointError: it could not be written; the one before stays valid.
         """
-        if self._writing is not None:
-            with self._watched(self._saved_step):
-                self._finish()
 
-    def _finish(self) -> None:
-        pending = self._writing
-        if pending is None:
-            return
-        if not self._is_sealing:
-            self._finish_roles(pending)
-        sealing, self._is_sealing, self._writing = self._is_sealing, False, None
-        checkpoint = pending.result() if sealing else pending.seal()
+    def settle(self) -> None:
+        """Let what runs in the background end, well or not, where the run has failed too."""
+        if self._copier is not None:
+            self._copier.finish(SETTLE_S)
+
+    def _tell(self, pending: PendingCheckpoint, checkpoint: Checkpoint) -> None:
+        """A checkpoint is whole."""
         self._run.events.append(
             "checkpoint", checkpoint.step, fsync=True, path=checkpoint.path.name, score=pending.score
         )
         if self._copier is not None:
             self._copier.hear(checkpoint)
         self._on_sealed(checkpoint)
-
-    def settle(self) -> None:
-        """Let what runs in the background end, well or not: a seal of a run that failed, and copies."""
-        if self._is_sealing and self._writing is not None:
-            with contextlib.suppress(CheckpointError):
-                self._writing.result(SETTLE_S)
-        if self._copier is not None:
-            self._copier.finish(SETTLE_S)
 
     def _finish_roles(self, pending: PendingCheckpoint) -> None:
         """Every role has written its files, or the checkpoint is given up."""
@@ -191,44 +170,12 @@ class Checkpointer:
         write_model(policy, folder, tokenizer=self._tokenizer, source=self._source_model)
 
 
-@contextlib.contextmanager
-def watched(run: RunFolder, step: int, *, say: Callable[[str], None], limit_s: float) -> Iterator[None]:
-    """While the checkpoint of a step is being written; event `slow_disk` afterwards, if it took long.
-
-    Args:
-        run: written into.
-        step: of the checkpoint.
-        say: takes lines for the person who watches.
-        limit_s: seconds after which the process ends.
-    """
-    begun = time.monotonic()
-
-    def look() -> None:
-        seconds = time.monotonic() - begun
-        if seconds >= limit_s:
-            _end(run.path, step, seconds)
-        say(
-            f"the checkpoint of step {step} has been written for {seconds:.0f} s: is the disk of {run.path} slow? The "
-            f"run waits for up to resources.call_timeout_s = {limit_s:g} s"
-        )
-
-    with every(min(SLOW_S, limit_s), look, name="disk"):
-        yield
-    seconds = time.monotonic() - begun
-    if seconds >= SLOW_S:
-        run.events.append("slow_disk", step, seconds=seconds)
-
-
-def _end(folder: Path, step: int, seconds: float) -> None:
-    """End the process, whatever its main thread waits for; worker processes notice and end by themselves."""
-    text = (
-        f"\nthe checkpoint of step {step} could not be written within resources.call_timeout_s ({seconds:.0f} s): the "
-        f"disk of {folder} does not answer. The run ends here; the checkpoint before is intact, and "
-        f"`strop train --resume {folder}` goes on from it once the disk answers\n"
-    )
-    with contextlib.suppress(OSError):  # a terminal that closed
-        os.write(2, text.encode())
-    os._exit(EXIT_CODE)
+def checkpointer(settings: RunConfig) -> type[Checkpointer]:
+    """What writes the checkpoints of a run."""
+    if not settings.async_save:
+        return Checkpointer
+    made: type[Checkpointer] = needed("checkpoints in the background", "run.async_save is set")
+    return made
 
 
 def write_model(policy: WorkerGroup[Any], folder: Path, *, tokenizer: Any, source: str | Path) -> None:

@@ -146,7 +146,7 @@ class Config:
         """Why nobody knows how many steps the epochs make; empty where that is known."""
         if section_on(self.algorithm, "filter_groups") is not None:
             return "algorithm.filter_groups asks for prompts until enough groups can teach"
-        if self.data.datagen.path:
+        if section_on(self.data, "datagen") is not None:
             return "data.datagen adds rows"
         if self.data.streaming and self.data.filter_overlong_prompts:
             return "data.streaming passes over prompts that are too long at their visit"

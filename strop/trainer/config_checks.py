@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from strop.algorithms.declarations import check_estimator, check_loss_settings
 from strop.base.guests import all_joined, needed
 from strop.data.sampler import sees_results
-from strop.engines.config import EngineConfig
 from strop.rollout.registry import check_engine_name
 
 if TYPE_CHECKING:
@@ -72,18 +71,6 @@ def _check_roles(config: Config) -> None:
             raise ValueError(f"resources.apart names {role}, but this run has no such role: remove it")
 
 
-def _check_ranks(config: Config) -> None:
-    for role, engine in config.engines.items():
-        check_ranks(role, engine, config.resources.apart.get(role, config.resources.ranks))
-
-
-def _check_services(config: Config) -> None:
-    """Every rollout worker must have its share of what services allow."""
-    workers = config.resources.apart.get("rollout", config.resources.ranks)
-    for service in config.reward.services.values():
-        service.share(0, workers)
-
-
 def _check_ahead(config: Config) -> None:
     """Whether samples can be played over several calls, is known by the guest that plays them."""
     if key := config.ahead_by:
@@ -106,38 +93,11 @@ def _check_epochs(config: Config) -> None:
         )
 
 
-def _check_replicas(config: Config) -> None:
-    if config.rollout.replicas > 1 and "rollout" in config.resources.apart:
-        raise ValueError(
-            f"rollout.replicas is {config.rollout.replicas} with resources.apart={{rollout: …}}, where each process "
-            f"has one engine: raise the number of processes instead"
-        )
-
-
 _CHECKS = (
     _check_sampler,
-    _check_replicas,
     _check_epochs,
     _check_budgets,
     _check_roles,
-    _check_ranks,
-    _check_services,
     _check_ahead,
 )
 """In the order in which they speak, after those of guests."""
-
-
-def check_ranks(role: str, engine: EngineConfig, ranks: int) -> None:
-    """Raise a ValueError when the engine's groups of ranks do not divide those of the role.
-
-    Args:
-        role: section of the engine, `actor` for actor.engine.
-        engine: of the role.
-        ranks: of the role.
-    """
-    for key, size in (("sequence_parallel", engine.sequence_parallel), ("shard_size", engine.shard_size)):
-        if size > 1 and ranks % size:
-            raise ValueError(
-                f"{role}.engine.{key} is {size}, which does not divide the {ranks} ranks of the {role}: "
-                f"change it, or the number of ranks"
-            )

@@ -6,9 +6,8 @@ Which settings may be given anew, the guest steering/ says.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,32 +16,29 @@ from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.loading import read
 
-OF_THE_MACHINE = "resources."
-"""What holds for one continuation alone."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
-    """How a run goes on."""
+    """How a run goes on: with the settings that it has."""
 
     config: Config
-    """Its settings, with those given anew."""
-    own: Config
-    """Those of `config` that hold from here on; the others (OF_THE_MACHINE) hold for this continuation."""
-    before: Mapping[str, Any]
+    """Its settings."""
+    before: Mapping[str, Any] = field(default_factory=dict)
     """What was changed, as it was: full key to value."""
-    after: Mapping[str, Any]
+    after: Mapping[str, Any] = field(default_factory=dict)
     """What was changed, as it is now."""
     is_longer: bool = False
     """Something of what ends a run was changed, so one that is finished goes on."""
-    check_reach: Callable[[int], None] = lambda step: None
-    """Refuses, by a ConfigError, to continue from this step, which is after the end that was given anew."""
 
-    def lines(self, step: int) -> Iterator[str]:
+    def check_reach(self, step: int) -> None:
+        """Refuse, by a ConfigError, to continue from this step, which is after an end that was given anew."""
+
+    def lines(self, step: int) -> Iterable[str]:
         """What the person who resumes at this step should know of the changes."""
-        for key, value in self.after.items():
-            held = "for this continuation" if key.startswith(OF_THE_MACHINE) else f"from step {step + 1} on"
-            yield f"{key}={json.dumps(value)} {held}; it was {json.dumps(self.before[key])}"
+        return ()
+
+    def keep(self, run: RunFolder) -> None:
+        """Write the settings that hold from here on, where they are others."""
 
 
 def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> Continuation:
@@ -58,7 +54,7 @@ def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> 
     """
     before = read(file, text=text)
     if not overrides:
-        return Continuation(config=before, own=before, before={}, after={})
+        return Continuation(config=before)
     anew = needed("settings given anew", f"{overrides[0]} is given beside --resume")
     continuation: Continuation = anew(file, overrides, before, text=text)
     return continuation

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from strop.base.guests import needed, optional
-from strop.run import RunConfig, RunFolder
+from strop.base.guests import optional
+from strop.run import RunFolder
 from strop.trainer.sections import TrainerConfig
 
 
@@ -50,17 +49,6 @@ def is_best(run: RunFolder, pass_rate: float) -> bool:
     """Whether no checkpoint that is kept has a validation as good as this one."""
     best = run.checkpoints.best()
     return best is None or pass_rate > best[1]
-
-
-def machine_end(settings: RunConfig) -> Any:
-    """What knows when the machine is taken away (place "end of the machine"); None without run.save_before.
-
-    Raises:
-        ValueError: it cannot be known, as a variable has something else than a time.
-    """
-    if not settings.save_before:
-        return None
-    return needed("end of the machine", "run.save_before is set")(settings)
 
 
 @dataclass(frozen=True, kw_only=True)

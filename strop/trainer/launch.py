@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base import trust
 from strop.base.durable import replace_text
-from strop.config import read_settings, to_dict, to_flat_dict
+from strop.base.guests import optional
+from strop.config import read_settings, to_dict
 from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.trainer.config import Config
-from strop.trainer.continuing import Continuation, roll_back, settings_to_continue
+from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
-from strop.trainer.models import (
-    MODEL_PATHS,
-    locate,
-    models_elsewhere,
-    records_of_fetched,
-)
+from strop.trainer.models import local_models
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +59,7 @@ def start_run(
         config: settings.
         command: the command line.
         say: takes lines for the person who watches.
-        beginning: another run, with whose weights it begins: a strop.trainer.beginning.Beginning.
+        beginning: another run, with whose weights it begins: a strop.trainer.beginning.weights.Beginning.
         known: what a run that this one repeats has recorded of its models and data sets, which are taken as they were.
 
     Raises:
@@ -74,34 +69,34 @@ def start_run(
     """
     config = with_extensions(config)
     check_trainable(config.rollout)
-    keys: Collection[str] = MODEL_PATHS
+    taken: Collection[str] = ()
     if beginning is not None:
         config = beginning.configured(config, folder)
-        keys = [key for key in MODEL_PATHS if key not in beginning.taken_keys(config)]
-    located, records = locate(config, say=say, keys=keys, known=known), records_of_fetched()
-    if records is not None:
-        located = records.with_data(located, command[1:2], say=say, known=known)
+        taken = beginning.taken_keys(config)
+    received, inputs = optional("received settings"), optional("inputs of a run")
+    if inputs is None:
+        located, models = local_models(config, but=taken), {}
+    else:
+        found = inputs.found(config, command[1:2], say=say, but=taken, known=known)
+        located, models = found.config, found.models
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
-        if records is not None:
-            records.write_models(run.path, located.models)
+        if inputs is not None:
+            inputs.write_models(run.path, models)
         for line in () if beginning is None else beginning.take_over(run, config):
             say(line)
-        if not trust.record(text):
-            logger.warning(
-                "there is no private folder where strop could note that this run is yours (XDG_STATE_HOME), so "
-                "commands that run its code will ask for --trust-code"
-            )
+        if received is not None:
+            received.note(text)
     except OSError as error:
         run.close()
         raise RunError(
             f"cannot write {run.path / CONFIG_FILE}: {error.strerror}; choose another --out"
         ) from error
-    for line in _of_models(run, located.models):
+    for line in () if inputs is None else inputs.told(run, models):
         say(line)
-    return Start(run=run, config=located.config, checkpoint=None, is_finished=False)
+    return Start(run=run, config=located, checkpoint=None, is_finished=False)
 
 
 def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:
@@ -137,6 +132,7 @@ def resume_run(
     text = read_settings(path)
     if admit is not None:
         admit(text)
+    received, inputs = optional("received settings"), optional("inputs of a run")
     continuation = settings_to_continue(path, overrides, text=text)
     config = continuation.config
     run = RunFolder.open(folder, settings=config.run)
@@ -144,70 +140,18 @@ def resume_run(
         is_finished = bool(run.events.read("finished")) and not continuation.is_longer
         checkpoint, lines = None, [_FINISHED.format(run=run.path)]
         if not is_finished:
-            _check_inputs(run.path, config, text)
-            records = records_of_fetched()
-            known = {} if records is None else records.read_models(run.path)
-            located = locate(config, say=say, known=known)
-            if records is not None:
-                records.check_models_same(known, located)
-                located = records.with_data(located, run.info["command"][1:2], say=say, known=known)
-            config = located.config
+            if received is not None:
+                received.check_inputs(run.path, config, text)
+            config = local_models(config) if inputs is None else inputs.found_again(config, run, say=say)
             checkpoint, lines = roll_back(run, continuation)
             lines += continuation.lines(0 if checkpoint is None else checkpoint.step)
-            _keep_settings(run, continuation, text)
+            continuation.keep(run)
     except BaseException:
         run.close()
         raise
     for line in lines:
         say(line)
     return Start(run=run, config=config, checkpoint=checkpoint, is_finished=is_finished)
-
-
-def _keep_settings(run: RunFolder, continuation: Continuation, before: str) -> None:
-    """Write the settings that hold from here on; they are the user's own where those before were."""
-    text = dump(to_dict(continuation.own))
-    if not continuation.after or text == before:
-        return
-    replace_text(run.path / CONFIG_FILE, text)
-    if trust.made_in(before):
-        trust.record(text)
-
-
-def _of_models(run: RunFolder, models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """A line for each model that was fetched and each data set of the hub, which the log of the run keeps too."""
-    for key, model in models.items():
-        run.events.append("model", 0, key=key, source=model["source"], revision=model["revision"])
-        yield f"{key}: {model['source']}, revision {model['revision']}"
-
-
-def _check_inputs(folder: Path, config: Config, text: str) -> None:
-    """What the run reads is here, before anything is rolled back: relative paths may be meant from elsewhere.
-
-    Args:
-        folder, config: of the run.
-        text: its config.yaml.
-
-    Raises:
-        RunError: something is not.
-    """
-    homes = [Path(home) for home in sorted(trust.made_in(text))]
-    elsewhere = dict(models_elsewhere(config))
-    named = [("model.path", config.model.path), ("reward.path", config.reward.path)]
-    named = [(key, path) for key, path in named if key not in elsewhere]
-    for key, files in to_flat_dict(config).items():
-        if key.endswith((".train_files", ".val_files")):
-            named += [(key, file) for file in files]
-    for key, path in named:
-        if not path or Path(path).expanduser().exists():
-            continue
-        home = next((one for one in homes if (one / path).exists()), None)
-        if home is not None:
-            raise RunError(
-                f"{folder} reads {key}={path}, which is in {home}, where it was started, and not here: continue it "
-                f"from there, with --resume {folder.resolve()}"
-            )
-        if key == "model.path":
-            raise RunError(f"{folder} reads {key}={path}, which does not exist; put it back, then continue")
 
 
 def _without_config(folder: Path) -> RunError:

@@ -11,7 +11,6 @@ that waits: generation (rollout.timeout_s), scoring (reward.timeout_s), calls of
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -24,41 +23,40 @@ import torch
 from strop.base.garbage import settled
 from strop.base.guests import all_joined, needed, optional
 from strop.base.heartbeat import SUFFIX, beating, doing
-from strop.base.metrics import Metric
 from strop.base.sections import section_on
-from strop.controller import CallTimeout, WorkerFailed, as_list
-from strop.data.sampler import visit_uid
+from strop.controller import CallTimeout, WorkerFailed
 from strop.engines.config import ModelConfig
 from strop.engines.model import describe_precision
-from strop.rewards import RewardPool, summarize
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.checkpointing import Checkpointer, is_due, restore_position
+from strop.trainer.checkpointing import checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
-from strop.trainer.ending import TrainResult, ending_of, is_best, machine_end, result_of
+from strop.trainer.ending import TrainResult, ending_of, is_best, result_of
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
-from strop.trainer.listening import Listeners
+from strop.trainer.outside import Listeners, StopRequest, stop_request
 from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
 from strop.trainer.sections import ResourcesConfig
 from strop.trainer.setup import (
-    NUM_PROBES,
     TrainingData,
     load_training_data,
-    probe_scorers,
     sampling_of,
 )
 from strop.trainer.stages import Stages
-from strop.trainer.stopping import StopRequest
-from strop.trainer.trackers import METRICS_FILE, TrackerGroup, TrackerSetup, check_trackers, read_metrics
+from strop.trainer.telling import step_metrics, tell_of_losses
+from strop.trainer.trackers import (
+    METRICS_FILE,
+    Trackers,
+    TrackerSetup,
+    check_trackers,
+    read_metrics,
+    trackers_of,
+)
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
 from strop.workers.reports import Decided, check_failed_episodes
-
-POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
-GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
 
 
 class Alarm(Protocol):
@@ -94,12 +92,11 @@ class Trainer:
         self._run = run
         self._say = say
         self._force = force
-        self._stop = stop or StopRequest()
+        self._stop = stop or stop_request()
         self._listeners = listeners or Listeners()
-        self._stop.grace_s = config.run.grace_s
+        self._stop.begin(config.run)
         self.has_begun = False
         """All roles are there."""
-        self._machine = machine_end(config.run)
         check_trackers(config.trainer.trackers)
         check_observers(config.rollout)
         check_models(config)
@@ -123,13 +120,13 @@ class Trainer:
             *self.data.report(), config.arithmetic(), precision, threads, config.placement()
         ]:  # fmt: skip
             say(line)
-        if self._machine is not None:
-            self._machine.tell(run, self._start_step, say)
+        self._stop.tell(run, self._start_step, say)
 
     def fit(self) -> TrainResult:
         """Train to the last step; the run folder then holds everything."""
         start = time.perf_counter()
-        self._probe_reward()
+        if try_reward := optional("trial of the reward"):
+            try_reward(self.config, self.data, self._run, self._say, costs=self._costs)
         with ExitStack() as stack:
             stack.enter_context(beating(self._run.path / "logs" / f"controller{SUFFIX}"))
             with doing("the start of the roles"):
@@ -147,7 +144,7 @@ class Trainer:
                 project=self.config.trainer.project_name,
                 name=self.config.trainer.experiment_name,
             )
-            trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
+            trackers = stack.enter_context(trackers_of(self.config.trainer.trackers, setup))
             if self.roles.watch is not None:
                 self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
@@ -164,7 +161,7 @@ class Trainer:
                 with self._stop.step(), doing(f"step {step}"):
                     self._run_step(step, trackers)
                     if not self._ending.reason:  # the last step needs no other one
-                        self._stop.look_at(self._machine, self._say)
+                        self._stop.look(self._say)
                     self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
             self._checkpointer.finish()
         if step < self.data.num_steps:
@@ -186,25 +183,6 @@ class Trainer:
         return record
 
     # ------------------------------------------------------------------ around it
-
-    def _probe_reward(self) -> None:
-        """Try the reward function before anything is loaded."""
-        rows = self.data.train.row_numbers[:NUM_PROBES]
-        visited = [self.data.train.prompt(row, visit_uid(0, row)) for row in rows]
-
-        async def probe() -> None:
-            async with RewardPool(
-                self.config.reward, tokenizer=self.config.model.tokenizer_folder, logs=self._run.path / "logs"
-            ) as pool:
-                if self._costs is not None:
-                    pool.tell_spent(self._costs.totals)
-                try:
-                    await probe_scorers(pool, visited, self._say)
-                finally:
-                    if self._costs is not None:
-                        self._costs.add(pool.spent())
-
-        asyncio.run(probe())
 
     def _note_what_is_used(self) -> None:
         """Let guests record what is known of what the run will use."""
@@ -264,7 +242,7 @@ class Trainer:
             self.collector = needed("dynamic sampling", why)(*parts)
         else:
             self.collector = RolloutCollector(*parts)
-        self._checkpointer = Checkpointer(
+        self._checkpointer = checkpointer(config.run)(
             self._run,
             self.roles.trained(),
             settings=config.run,
@@ -280,7 +258,7 @@ class Trainer:
         for line in self.collector.begin_again(checkpoint):
             self._say(line)
 
-    def _run_step(self, step: int, trackers: TrackerGroup) -> None:
+    def _run_step(self, step: int, trackers: Trackers) -> None:
         """One step with its records, validation and checkpoint."""
         stages = Stages(self.roles)
         try:
@@ -300,10 +278,12 @@ class Trainer:
             batch = record.learned.experience.shown()
         if self.data.sampler.sees_results:
             self.data.sampler.record(step, record.reports, batch)
-        metrics = self._metrics(record, stages)
+        metrics = step_metrics(
+            record, stages, self.roles, epoch=self.data.sampler.epoch, limits=self.config.data
+        )
         if self.data.growth is not None:
             metrics |= self.data.growth.after(step, batch)
-        self._warn(record)
+        tell_of_losses(record, self.roles, self._run, self._say, timeout_s=self.config.reward.timeout_s)
         asked = self._listeners.hear_step(self._run, step, metrics)
         is_last, is_new_best, score = self._ending.look(step, asked=asked), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
@@ -381,49 +361,6 @@ class Trainer:
         """What a continuation needs of the algorithm."""
         return {**self.learner.facts(), "curriculum": self.data.sampler.curriculum()}
 
-    def _metrics(self, record: StepRecord, stages: Stages) -> dict[str, float]:
-        """All numbers of a step that do not depend on what follows it."""
-        metrics = {
-            POSITION.of("global_step"): float(record.step),
-            POSITION.of("epoch"): float(self.data.sampler.epoch),
-            **measure.episode_metrics(
-                record.reports,
-                max_prompt_tokens=self.config.data.max_prompt_tokens,
-                max_response_tokens=self.config.data.max_response_tokens,
-            ),
-            **measure.throughput_metrics(
-                num_total_tokens=record.num_tokens,
-                step_s=stages.total(),
-                num_devices=self.roles.actor.world_size,
-            ),
-        }
-        generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
-        if gen_s > 0:
-            metrics[GENERATION_SPEED] = generated / gen_s
-        if counts := optional("operation counts"):
-            usage = {name: as_list(group.call.usage()) for name, group in self.roles.trained().items()}
-            is_reference = self.roles.reference is None
-            metrics |= counts.usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
-        return metrics | record.metrics()
-
-    def _warn(self, record: StepRecord) -> None:
-        """Say at once what a person would otherwise find out after hours."""
-        for lost in (one for ranks in as_list(self.roles.rollout.call.engine_losses()) for one in ranks):
-            self._run.events.append("engine_lost", record.step, message=lost)
-            self._say(f"step {record.step}: {lost}")
-        for reason in record.skipped:
-            self._run.events.append("skipped_update", record.step, reason=reason)
-            self._say(f"step {record.step} skipped an update: {reason}")
-        failed = [report for report in record.reports if not report.is_finished]
-        if failed:
-            self._say(
-                f"step {record.step}: {len(failed)} of {len(record.reports)} episodes failed; the first one, "
-                f"{failed[0].id}: {failed[0].failure}"
-            )
-        outcomes = [report.outcome for report in record.reports if report.outcome is not None]
-        if any(outcome.kind != "score" for outcome in outcomes):
-            self._say(f"step {record.step}: {summarize(outcomes, timeout_s=self.config.reward.timeout_s)}")
-
 
 def train(
     config: Config,
@@ -451,7 +388,7 @@ def train(
         Terminated: the process was asked to end by SIGTERM or SIGHUP; what it had is saved.
         WorkerFailed, CallTimeout: workers raised an error, or died and did so again (run.max_restarts).
     """
-    stop = stop or StopRequest()
+    stop = stop or stop_request()
     mending, step = optional("mending of a run"), 0 if checkpoint is None else checkpoint.step
     healing = None if mending is None else mending(config, run, step=step, say=say)
     with stop.listening():

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from strop.base.device import device_name
 from strop.base.guests import needed, optional
+from strop.base.sections import section_on
 from strop.controller import (
     InlineRuntime,
     Mesh,
@@ -284,7 +285,7 @@ def playing_of(
         samples=None if samples is None else samples.absolute(),
         max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
         logs=None if logs is None else logs.absolute(),
-        keeps_rows=bool(config.data.dataset_class.path),
+        keeps_rows=section_on(config.data, "dataset_class") is not None,
         extensions=tuple(config.algorithm.extensions),
         is_replayed=is_replayed,
         recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
@@ -341,19 +342,28 @@ def make_roles(
         reference=groups.get("reference"),
         others={name: groups[name] for name in of_run},
         learning=frozenset(name for name, one in of_run.items() if one.learns),
-        sync=PolicySync(
-            actor=groups["actor"],
-            rollout=groups["rollout"],
-            shares_process="rollout" not in apart,
-            probes_weights=config.rollout.engine != "native",
-            version=playing.version,
-        ),
+        sync=_sync(config, groups, version=playing.version),
         costs=costs or costs_of(config, None),
         watch=watch and watch.PlayWatch(playing.logs),
         offloads_idle=config.resources.offload_idle,
     )
     roles.sync.begin()
     return roles
+
+
+def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: int) -> PolicySync:
+    """What brings generation to the actor's weights."""
+    is_apart, is_native = "rollout" in config.resources.apart, config.rollout.engine == "native"
+    if is_native and not is_apart:
+        return PolicySync(rollout=groups["rollout"], version=version)
+    made: PolicySync = needed("weights of engines", "generation has weights of its own")(
+        rollout=groups["rollout"],
+        version=version,
+        actor=groups["actor"],
+        shares_process=not is_apart,
+        probes_weights=not is_native,
+    )
+    return made
 
 
 def role_specs(

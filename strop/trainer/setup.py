@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.agents.registry import AGENTS_IN_A_WORLD
 from strop.agents.setup import AgentSetup
-from strop.base.guests import all_joined, needed
+from strop.base.guests import all_joined, needed, optional
+from strop.base.sections import section_on
 from strop.data.config import DataConfig
 from strop.data.drawing import TrainingPrompts
 from strop.data.media import media_reader
@@ -20,16 +20,11 @@ from strop.data.sampler import PromptSampler, val_uid
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.model_folder import end_tokens
-from strop.rewards import RewardPool, summarize
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.launch import Say
 from strop.trainer.sections import EvalConfig
 from strop.trajectory import Prompt
-
-NUM_PROBES = 2
-"""Prompts on which scorers are tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +75,8 @@ def load_training_data(
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
     train, growth = _training_prompts(config, data, tokenizer, setup)
     chosen, num_epochs = None, config.num_epochs
-    if isinstance(train, PromptDataset) and (data.source_weights or data.source_shares):
-        mixed = needed("mixture of sources", "data.source_weights or data.source_shares is set")
-        chosen, num_epochs = mixed(train.data_sources, data, num_epochs, config.trainer.seed)
+    if isinstance(train, PromptDataset) and (mixed := optional("mixture of sources")) is not None:
+        chosen, num_epochs = mixed(train, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
         data.prompts_per_step,
@@ -122,37 +116,18 @@ def _training_prompts(
 ) -> tuple[TrainingPrompts, Any]:
     """The training prompts, and what adds rows to them while the run goes on."""
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
-    is_growing = _grows(data, rows)
-    if is_growing and config.trainer.max_steps is None:
-        raise ValueError(
-            f"data.dataset_class {data.dataset_class.name} has on_batch_end, which may add rows, so epochs do not tell "
-            f"how many steps there are: set trainer.max_steps"
-        )
     if data.streaming:
         streamed: TrainingPrompts = needed("streamed rows", "data.streaming is set").StreamedPrompts(
             rows, tokenizer, data, shown=setup.shown_row
         )
         return streamed, None
     train = PromptDataset(setup.shown_rows(rows, "train"), tokenizer, data, "train")
-    if not is_growing:
+    if section_on(data, "datagen") is None and not getattr(rows, "hears_of_batches", False):
         return train, None
     grow = needed("rows that come later", "data.datagen, or on_batch_end of a dataset class, adds rows")
-    growth = grow(data, rows, train, tokenizer, lambda new: setup.shown_rows(new, "train"))
+    prepare, max_steps = lambda new: setup.shown_rows(new, "train"), config.trainer.max_steps
+    growth = grow(data, rows, train, tokenizer, prepare, max_steps=max_steps)
     return growth.prompts, growth
-
-
-def _grows(data: DataConfig, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether rows come while the run goes on.
-
-    Raises:
-        ValueError: from two sources.
-    """
-    hears = bool(getattr(rows, "hears_of_batches", False)) and not data.streaming
-    if data.datagen.path and hears:
-        raise ValueError(
-            "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
-        )
-    return bool(data.datagen.path) or hears
 
 
 def load_val_prompts(
@@ -200,23 +175,3 @@ def sampling_of(config: Config, how: RolloutConfig | EvalConfig, tokenizer: Any)
         max_tokens=config.data.max_response_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
     )
-
-
-async def probe_scorers(scorers: RewardPool, prompts: Sequence[Prompt], say: Say) -> None:
-    """Score the right answer and an empty one to each of a few prompts; what failed of it is said.
-
-    Args:
-        scorers: they run.
-        prompts: the first ones count; those of agents that score episodes themselves are left out.
-        say: takes the line.
-
-    Raises:
-        RewardError: every probe failed.
-    """
-    probed = [prompt for prompt in prompts[:NUM_PROBES] if prompt.agent_name not in AGENTS_IN_A_WORLD]
-    if not probed:
-        return
-    answers = [str(prompt.ground_truth) for prompt in probed]
-    outcomes = await scorers.preflight([*probed, *probed], [*answers, *["" for _ in probed]])
-    if any(outcome.kind != "score" for outcome in outcomes):
-        say(f"reward preflight: {summarize(outcomes, timeout_s=scorers.config.timeout_s)}")

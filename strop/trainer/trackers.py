@@ -1,42 +1,35 @@
-"""Where the numbers of a run go: a JSON-lines file, and what guests bring.
-
-A tracker is made from a `TrackerSetup` by a name of the registry. All of them survive a resume: what they
-hold about steps after the resume point is replaced by what the continued run logs.
-"""
+"""Where the numbers of a run go: into its metrics file, and where the guest tracking/ shows or sends them."""
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Self
 
 from rich.console import Console
 
 from strop.base.durable import append_line, replace_text, whole_lines
 from strop.base.foreign_files import open_regular, parse_json
-from strop.base.guests import joined, targets
-from strop.base.registry import Registry, unknown
+from strop.base.guests import needed, optional
+from strop.base.lazy_names import lazy_names
 from strop.border import as_number, storable, storable_text
 from strop.run.errors import RunError
 from strop.run.records import MAX_STEP
 
-logger = logging.getLogger(__name__)
+__all__ = [
+    "METRICS_FILE",
+    "JsonlTracker",
+    "TrackerSetup",
+    "Trackers",
+    "check_trackers",
+    "read_metrics",
+    "trackers_of",
+]
+__getattr__, __dir__ = lazy_names(__name__, {})
 
 METRICS_FILE = "metrics.jsonl"
-
-
-class Tracker(Protocol):
-    """Takes the metrics of each step."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take metrics of one step; several calls for one step add up."""
-
-    def close(self) -> None:
-        """Write what is pending and let go of files and the terminal; a second call does nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,108 +52,50 @@ class TrackerSetup:
     """Where progress is shown; standard output stays free for results."""
 
 
-TrackerFactory = Callable[[TrackerSetup], Tracker]
+class Trackers:
+    """The trackers of a run as one. Here they are its metrics file alone, where that is asked for."""
 
+    def __init__(self, names: Sequence[str], setup: TrackerSetup) -> None:
+        file = setup.folder / METRICS_FILE
+        self._file = JsonlTracker(file, resume_step=setup.resume_step) if "jsonl" in names else None
 
-trackers: Registry[TrackerFactory] = Registry("tracker")
-"""Tracker factories by the names that a configuration uses."""
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take metrics of one step, whatever their names and values came from; several calls for one step add up."""
+        if self._file is not None:
+            self._file.log(step, {storable_text(name): as_number(value) for name, value in metrics.items()})
+
+    def note(self, text: str) -> None:
+        """Show how far a step is, where anything shows it."""
+
+    def close(self) -> None:
+        """Write what is pending and let go of files and the terminal; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 def check_trackers(names: Sequence[str]) -> None:
     """Raise a ValueError, with the known names, when one of these is no tracker, or lacks what it needs."""
-    for name in names:
-        if name in targets("tracker"):
-            joined("tracker", name).check()
-        elif name not in trackers:
-            raise ValueError(unknown("tracker", name, {*trackers, *targets("tracker")}))
+    if others := [name for name in names if name != "jsonl"]:
+        needed("trackers", f"trainer.trackers names {others[0]}").check_trackers(names)
 
 
-def _factory(name: str) -> TrackerFactory:
-    """What makes a tracker: one that is registered, or one of a guest."""
-    factory: TrackerFactory = trackers[name] if name in trackers else joined("tracker", name)
-    return factory
+def trackers_of(names: Sequence[str], setup: TrackerSetup) -> Trackers:
+    """The trackers of these names.
 
-
-class TrackerGroup:
-    """Several trackers as one.
-
-    What trackers show is no part of the run: one that fails is said once and left out from then on. The exception is a
-    RunError, by which the one that keeps the run's own record ends it.
+    Raises:
+        ValueError: as `check_trackers`.
+        RunError: the metrics file cannot be written.
     """
-
-    def __init__(self, names: Sequence[str], setup: TrackerSetup) -> None:
-        check_trackers(names)
-        factories = [(name, _factory(name)) for name in names]
-        self._trackers: dict[str, Tracker] = {}
-        try:
-            for name, factory in factories:
-                try:
-                    self._trackers[name] = factory(setup)
-                except OSError as error:
-                    _warn(name, error)
-        except BaseException:  # if one cannot start, those before it are closed
-            self.close()
-            raise
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Give metrics of one step to every tracker, whatever their names and values came from."""
-        plain = {storable_text(name): as_number(value) for name, value in metrics.items()}
-        for name, tracker in list(self._trackers.items()):
-            try:
-                tracker.log(step, plain)
-            except RunError:
-                raise
-            except Exception as error:  # noqa: BLE001 (a tracker may be the user's; the run does not depend on it)
-                _warn(name, error)
-                self._close_one(name, is_said=True)
-
-    def note(self, text: str) -> None:
-        """Let trackers that have a method `note` show how far a step is."""
-        for name, tracker in list(self._trackers.items()):
-            try:
-                if show := getattr(tracker, "note", None):
-                    show(text)
-            except Exception as error:  # noqa: BLE001 (as in log)
-                _warn(name, error)
-                self._close_one(name, is_said=True)
-
-    def close(self) -> None:
-        """Close every tracker, also when one of them fails to."""
-        for name in reversed(list(self._trackers)):
-            self._close_one(name)
-
-    def _close_one(self, name: str, *, is_said: bool = False) -> None:
-        try:
-            self._trackers.pop(name).close()
-        except Exception as error:  # noqa: BLE001 (as in log)
-            if not is_said:
-                _warn(name, error)
-
-    def __enter__(self) -> TrackerGroup:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _warn(name: str, error: Exception) -> None:
-    """Say that a tracker failed."""
-    logger.warning(
-        "the tracker %r failed and is switched off; the run goes on, and %s has its numbers: %s",
-        name, METRICS_FILE, f"{type(error).__name__}: {error}",
-    )  # fmt: skip
-    logger.debug("how it failed", exc_info=error)
-
-
-@trackers.register("jsonl")
-def jsonl_tracker(setup: TrackerSetup) -> Tracker:
-    """One JSON object per line in `metrics.jsonl`."""
-    return JsonlTracker(setup.folder / METRICS_FILE, resume_step=setup.resume_step)
+    check_trackers(names)
+    others = optional("trackers")
+    made: Trackers = Trackers(names, setup) if others is None else others.TrackerGroup(names, setup)
+    return made
 
 
 class JsonlTracker:

@@ -10,6 +10,7 @@ from typing import Any
 
 from strop.cli.output import print_json, print_plain, shorten
 from strop.replay.comparing import Difference, common_steps, compare
+from strop.replay.fingerprints import FingerprintChain
 from strop.replay.schedule import ScheduleDifference, compare_schedules, read_schedule
 from strop.run import RunFolder
 
@@ -113,7 +114,7 @@ def compared(a: RunFolder, b: RunFolder) -> Comparison:
     Raises:
         ValueError: they have no step in common.
     """
-    prints_a, prints_b = a.fingerprints.read(), b.fingerprints.read()
+    prints_a, prints_b = FingerprintChain(a.events).read(), FingerprintChain(b.events).read()
     difference = compare(prints_a, prints_b)
     schedules = read_schedule(a.events), read_schedule(b.events)
     return Comparison(

@@ -13,10 +13,10 @@ from typing import Any
 from strop.base.foreign_files import read_json
 from strop.base.heartbeat import SUFFIX
 from strop.cli.output import print_json, print_plain, shorten
-from strop.cli.runs import run_in
 from strop.net.notes import read_small
 from strop.run import RunFolder
-from strop.run.lock import is_held
+from strop.trainer.beginning.naming import run_in
+from strop.view.records import is_held
 
 SUMMARY = "what a run that ended or hangs did last: each process, its slowest item, its stacks"
 EPILOG = """\

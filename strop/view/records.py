@@ -6,6 +6,7 @@ them) are most of an event log and are passed over.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from strop.border import as_number
 from strop.run import RunError
 from strop.run.events import without_taken_back
 from strop.run.folder import RUN_FILE, SAMPLES
-from strop.run.lock import is_held
+from strop.run.lock import is_alive
 from strop.run.records import MAX_STEP, is_record
 from strop.run.samples import SampleStore
 from strop.trainer.trackers import METRICS_FILE
@@ -24,6 +25,27 @@ from strop.trainer.trackers import METRICS_FILE
 _OF_SAMPLES = tuple(
     f'{{"kind":"{kind}"'.encode() for kind in ("issued", "settled", "fingerprint", "schedule")
 )
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process writes the run whose lock file this is; False for one that is not there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks here: the name in the file decides
+        try:
+            owner = parse_json(os.pread(descriptor, 4096, 0))
+        except (ValueError, OSError):
+            return False
+        return isinstance(owner, dict) and is_alive(owner.get("pid", 0))
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class GrowingLines:

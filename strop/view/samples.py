@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.output import UsageError, plain, print_json, say
-from strop.cli.runs import run_in
 from strop.evaluation.models import find_model
 from strop.run import RunError, RunFolder
+from strop.trainer.beginning.naming import run_in
 from strop.view.dropped import find_fates, table_of
 from strop.view.records import RunRecords
 from strop.view.token_view import legend, response_tokens, summary, token_table, token_text

@@ -8,7 +8,7 @@ rollout.py       RolloutWorker: plays prompts, makes training rows and saved sam
                  generation.py: the engines that it has
 
 What they share: models.py (a role with a model, and one that learns), rows.py (rows of a batch, and what an optimizer
-step on them came to), estimates.py (rollout correction and advantages), summary.py (what the controller keeps of a
+step on them came to), estimates.py (advantages), summary.py (what the controller keeps of a
 batch).
 
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one

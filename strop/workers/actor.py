@@ -23,21 +23,20 @@ from strop.algorithms.losses import (
     rows_that_move,
 )
 from strop.algorithms.registry import load_extensions
+from strop.base.guests import needed
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, Execute, register
 from strop.engines.adapters import adapters, has_adapter, merged_weights
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
-from strop.engines.packing import make_rows
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.protocol.merging import METRICS
-from strop.rollout.sync.probe import Probe, probe_tokens
 from strop.rollout.sync.transfer import Sender, weight_transfer
-from strop.rollout.sync.types import Endpoint, SyncReport
+from strop.rollout.sync.types import Endpoint, Probe, SyncReport
 from strop.workers.config import ActorConfig
-from strop.workers.estimates import batch_advantages, correction_columns
+from strop.workers.estimates import batch_advantages
 from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
@@ -182,8 +181,10 @@ class ActorWorker(TrainedWorker):
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def correct_rollout(self, data: DataProto) -> DataProto:
-        """What the trainer's log-probs say about all rows of a step (`correction_columns`)."""
-        return correction_columns(data, self._algorithm)
+        """What the trainer's log-probs say about all rows of a step."""
+        correct = needed("rollout correction", "algorithm.correction is on")
+        made: DataProto = correct(data, self._algorithm)
+        return made
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def summarize_batch(self, data: DataProto) -> BatchSummary:
@@ -210,13 +211,8 @@ class ActorWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def probe(self) -> Probe:
         """What the policy says of a few tokens, for engines whose weights cannot be read."""
-        model = self.engine.model
-        ids = probe_tokens(model.config.get_text_config().vocab_size, never=model.media_tokens)
-        rows = make_rows([torch.tensor(ids[:1])], [torch.tensor(ids[1:])])
-        made = self.engine.map_tokens(
-            rows, lambda tokens: {"log_probs": tokens.log_probs(temperature=1.0)[0]}
-        )
-        return Probe(token_ids=ids, log_probs=tuple(made["log_probs"].tolist()))
+        probe: Probe = needed("engines apart", "an engine is not the native one").probe_of(self.engine)
+        return probe
 
     def close(self) -> None:
         """Leave the rollout workers, if there are any."""

@@ -1,4 +1,4 @@
-"""Rollout correction and advantages of a batch, from its columns: the formulas are in strop.algorithms.
+"""Advantages of a batch, from its columns: the formulas are in strop.algorithms.
 
 They need all rows at once (groups, whitening) but no token ids: they run in one worker, on light columns.
 """
@@ -17,41 +17,11 @@ from strop.algorithms.sequence_credit import (
     spread_over_sequences,
     with_answer_scores,
 )
-from strop.base.guests import needed, optional
-from strop.base.sections import section_on
-from strop.protocol import DataProto, columns
+from strop.base.guests import optional
+from strop.protocol import columns
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
 """Columns that an estimator in verl's convention gets, where there are any."""
-
-
-def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto:
-    """Columns loss_mask [B, R~], rollout_is_weights [B, R~] where weights are asked for, and num_trained [B] int64.
-
-    Args:
-        data: response_mask, rollout_log_probs and old_log_probs [B, R~] of all rows of a step.
-        algorithm: its `correction` says what is weighted and rejected.
-
-    Returns:
-        The columns, and meta_info["numbers"]: metrics of the whole batch, by name.
-    """
-    tensors = data.tensors()
-    mask = padded(tensors, "response_mask").bool()
-    correct = needed("rollout correction", "algorithm.correction is on")
-    found = correct(
-        padded(tensors, "old_log_probs"),
-        padded(tensors, "rollout_log_probs"),
-        mask,
-        section_on(algorithm, "correction"),
-    )
-    inside = torch.arange(mask.shape[1])[None] < columns.row_lengths(tensors["response_mask"])[:, None]
-    made = {
-        "loss_mask": columns.from_padded(found.mask, inside),
-        "num_trained": found.mask.sum(dim=1, dtype=torch.int64),
-    }
-    if found.weights is not None:
-        made["rollout_is_weights"] = columns.from_padded(found.weights, inside)
-    return DataProto.from_dict(made, meta_info={"numbers": found.metrics})
 
 
 def batch_advantages(

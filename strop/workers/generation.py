@@ -22,9 +22,9 @@ from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig, check_trainable
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.registry import NATIVE
-from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.target import WeightTarget
 from strop.rollout.sync.transfer import weight_transfer
+from strop.rollout.sync.types import Probe
 from strop.rollout.types import RolloutEngine
 
 

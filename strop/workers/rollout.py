@@ -11,16 +11,16 @@ reward.timeout_s.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.algorithms.registry import load_extensions
-from strop.base.call_loop import CallRunner, Runner
 from strop.base.guests import needed, optional
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
@@ -30,9 +30,8 @@ from strop.protocol import DataProto
 from strop.rewards import RewardConfig, RewardPool
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.sync.probe import Probe
 from strop.rollout.sync.transfer import ReceivingEngine, weight_transfer
-from strop.rollout.sync.types import Endpoint, SyncReport
+from strop.rollout.sync.types import Endpoint, Probe, SyncReport
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows
@@ -40,6 +39,8 @@ from strop.workers.generation import Generation, Place, make_serving
 from strop.workers.models import TrainedWorker
 from strop.workers.player import Player, Scorers, make_player
 from strop.workers.reports import report_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +84,18 @@ class Playing:
     """Folder for what the engine and reward functions print, and for how far a call is."""
 
 
+class Runner(Protocol):
+    """Runs coroutines on one loop, from outside of it."""
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result, when it has one."""
+        ...
+
+    def close(self) -> None:
+        """Cancel what is left, and end the loop; a second call does nothing."""
+        ...
+
+
 class RolloutWorker(Worker):
     """Plays prompts, and makes training rows and saved samples of episodes. It remembers none of it."""
 
@@ -119,7 +132,8 @@ class RolloutWorker(Worker):
 
     def _make_runner(self) -> Runner:
         """Runs the loop of the agents, the engine and the scorers."""
-        return CallRunner()
+        made: type[Runner] = optional("loop of calls") or asyncio.Runner
+        return made()
 
     def _asked(self) -> tuple[GenerateClient, Scorers]:
         """What the player asks for tokens and for scores."""

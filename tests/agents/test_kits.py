@@ -17,6 +17,7 @@ from strop.agents import AgentConfig, AgentSetup
 from strop.base.sections import section_of
 from strop.environments.config import CreditSettings, EnvironmentConfig
 from strop.interactions.settings import InteractionSettings
+from strop.received.named import of_agents
 from strop.tools.calculator import CalculatorTool
 from strop.tools.settings import ToolSettings
 
@@ -90,7 +91,7 @@ def test_files_are_told_and_become_absolute_whoever_declares_them(
         environment=EnvironmentConfig(name="w.py:World"),
     )
     made = config.with_absolute_paths()
-    assert [(one.key, one.value, one.path) for one in made.code_named()] == [
+    assert [(one.key, one.value, one.path) for one in of_agents(made)] == [
         ("agent.files", f"{tmp_path}/a.py", f"{tmp_path}/a.py"),
         ("agent.files", "/b.py", "/b.py"),
         ("agent.loops", f"{tmp_path}/l.yaml", f"{tmp_path}/l.yaml"),

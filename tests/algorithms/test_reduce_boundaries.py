@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from strop.base.metrics import (
-    ExplainedVariance,
     Max,
     Mean,
     Min,
@@ -16,7 +15,7 @@ from strop.base.metrics import (
     merge_metrics,
     metric_values,
 )
-from strop.roles.value_loss import explained_variance, value_loss_terms
+from strop.roles.value_loss import ExplainedVariance, explained_variance, value_loss_terms
 
 
 def test_a_mean_over_nothing_is_neutral() -> None:

@@ -36,7 +36,8 @@ from strop.run.samples import COLUMNS, SampleStore
 from strop.tools import BaseTool, OpenAIFunctionToolSchema, ToolLimits, ToolResponse, ToolSession
 from strop.tools.formats import FunctionCall, MalformedCall
 from strop.tools.formats.calls import call_from_json, typed_value
-from strop.trainer.trackers import TrackerGroup, TrackerSetup, read_metrics
+from strop.tracking.group import TrackerGroup
+from strop.trainer.trackers import TrackerSetup, read_metrics
 
 quick = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 HOSTILE = [make() for name, make in MAKERS.items() if name != "doubling"]

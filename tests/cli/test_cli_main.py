@@ -23,7 +23,7 @@ from strop.cli.output import Interrupted
 from strop.rollout.client import RolloutTimeout
 from strop.run import CheckpointError, RunError
 from strop.trainer.collecting import TooFewGroups
-from strop.trainer.stopping import Terminated
+from strop.trainer.restarts.signals import Terminated
 from strop.workers.reports import EpisodesFailed, StaleSamples
 
 

@@ -20,10 +20,11 @@ from cli_calls import Project, Result, cli
 from strop.base import foreign_files, trust
 from strop.config import describe, load_config
 from strop.quickstart.stages import start_or_resume
+from strop.received.named import code_named
+from strop.received.own import made_in
 from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
-from strop.trainer.loading import code_named
 
 REWARD = """
 def compute_score(**given):
@@ -514,7 +515,7 @@ def test_what_is_remembered_is_what_was_written(received: Received, project: Pro
         config = load_config(Config, source=project.config)
         start_run(folder, config, command=["strop", "train"]).run.close()
     assert (folder / "config.yaml").read_text() == content
-    assert not trust.made_in(content)
+    assert not made_in(content)
 
 
 def test_the_settings_of_a_new_run_do_not_follow_a_link(project: Project, tmp_path: Path) -> None:

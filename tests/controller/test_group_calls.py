@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inline_groups import inline_group
 
+from strop.compat import dispatch_modes as dispatch_module
 from strop.controller import (
     Dispatch,
     DispatchMode,
@@ -29,7 +30,6 @@ from strop.controller import (
     register,
     register_dispatch_mode,
 )
-from strop.controller import dispatch as dispatch_module
 from strop.controller.ray.future import Contents, DataProtoFuture
 from strop.protocol import BatchError, DataProto, jagged, rows
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from ray_workers import CPUS, Doubler, Faulty, batch, shared_cluster
 
-from strop.controller import WorkerCall, role
-from strop.controller.errors import CallTimeout, Failure, GroupStopped, NotEnoughDevices, WorkerFailed
+from strop.controller import Failure, GroupStopped, NotEnoughDevices, WorkerCall, role
+from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.ray import RayRuntime, manager
 from strop.controller.ray.failures import Observed, first_failure, is_secondary
 from strop.controller.ray.launcher import End, end_of

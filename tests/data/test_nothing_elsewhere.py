@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from strop.base.elsewhere import fetch_copy, is_model_elsewhere
+from strop.base.elsewhere import fetch_copy
 from strop.data import DataConfig, read_rows
 from strop.data.readers import load_rows
-from strop.evaluation.models import find_model
 from strop.trainer.config import Config
 from strop.trainer.loading import load
-from strop.trainer.models import locate, models_elsewhere, records_of_fetched
+from strop.trainer.models import local_models
 
 MISSING = "is missing from this installation: give a file or folder of this machine"
 
@@ -30,15 +29,10 @@ def test_rows_elsewhere_are_refused_by_name(core_alone: None, entry: str) -> Non
 def test_models_are_folders(core_alone: None, tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    located = locate(settings(str(folder)), say=print)
-    assert (located.config.model.path, located.models) == (str(folder), {})
-    assert records_of_fetched() is None
-    assert not is_model_elsewhere("Qwen/Qwen2.5-0.5B", "MODEL")
-    assert list(models_elsewhere(settings("Qwen/Qwen2.5-0.5B"))) == []
+    assert local_models(settings(str(folder))).model.path == str(folder)
+    assert local_models(settings("Qwen/Qwen2.5-0.5B"), but=["model.path"]).model.path == "Qwen/Qwen2.5-0.5B"
     with pytest.raises(ValueError, match=f"model.path 'Qwen/Qwen2.5-0.5B' is not a folder, .*{MISSING}"):
-        locate(settings("Qwen/Qwen2.5-0.5B"), say=print)
-    with pytest.raises(ValueError, match="Qwen/Qwen2.5-0.5B does not exist"):
-        find_model("Qwen/Qwen2.5-0.5B")
+        local_models(settings("Qwen/Qwen2.5-0.5B"))
     fetch_copy(tmp_path / "models--a--b" / "snapshots" / ("0" * 40), weights=True)  # nobody to ask
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from strop.compat.datasets.settings import DatasetClassConfig
 from strop.data import DataConfig
-from strop.data.config import DatasetClassConfig
 from strop.data.readers import load_rows
 
 

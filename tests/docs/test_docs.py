@@ -44,9 +44,8 @@ from strop.cli.output import Interrupted
 from strop.config import describe, load_config
 from strop.config.schema import current_key
 from strop.config.sources import preset_names
-from strop.controller import NotEnoughDevices, WorkerFailed
-from strop.controller.errors import Failure
 from strop.controller.ray.cluster import Node, _is_on_loopback
+from strop.controller.ray.errors import Failure, NotEnoughDevices, RankFailed
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.engines.weights import TensorMetadata, WeightsMetadata
 from strop.health import HealthMonitor
@@ -60,10 +59,11 @@ from strop.run import CheckpointError, RunFolder
 from strop.run.checkpoints import CheckpointStore
 from strop.run.samples import COLUMNS
 from strop.tracking.console import HEADLINES
+from strop.tracking.group import TrackerGroup
 from strop.trainer.config import Config
 from strop.trainer.curve import _CURVES
-from strop.trainer.stopping import Terminated
-from strop.trainer.trackers import TrackerGroup, TrackerSetup
+from strop.trainer.restarts.signals import Terminated
+from strop.trainer.trackers import TrackerSetup
 from strop.workers.reports import EpisodeReport, StaleSamples, check_versions
 
 DOCS = ROOT / "docs"
@@ -400,7 +400,9 @@ def bad_steps() -> Iterator[str]:
         check_versions([old], 4, is_corrected=False)
     yield str(stale.value)
     # No gradient of the pages is infinite; the sentence is made in one place.
-    assert 'f"step {record.step} skipped an update: {reason}"' in (ROOT / "strop/trainer/loop.py").read_text()
+    assert (
+        'f"step {record.step} skipped an update: {reason}"' in (ROOT / "strop/trainer/telling.py").read_text()
+    )
     yield "step 1 skipped an update: the gradient is not finite"
 
 
@@ -456,7 +458,7 @@ def bad_processes(folder: Path) -> Iterator[str]:
         choose_nodes(small, [RayResourcePool([4])])
     yield str(too_little.value)
     yield str(
-        WorkerFailed(
+        RankFailed(
             Failure(role="actor", rank=1, node="a", pid=7, method="update_policy", exit_signal="SIGKILL")
         )
     )

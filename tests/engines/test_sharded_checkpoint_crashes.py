@@ -17,6 +17,7 @@ import torch
 
 from strop.engines.checkpoint import load_sharded
 from strop.run import CheckpointError, CheckpointStore, PendingCheckpoint
+from strop.trainer.restarts.background import Sealing
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -35,17 +36,21 @@ TRAINER = (
     TENSORS
     + """
 from strop.run import CheckpointStore
+from strop.trainer.restarts.background import Sealing
+sealing = None
 store = CheckpointStore(Path(sys.argv[1]), keep_last=2, keep_best=0)
 live = tensors(0)
 for step in range(1, 10**6):
     for tensor in live.values():
         tensor.fill_(step)  # while the save before may still be written
-    pending = store.begin(step, facts={"step": step})  # settles the one before
+    if sealing is not None:
+        sealing.result()
+    pending = store.begin(step, facts={"step": step})
     print(step - 1, flush=True)
     writing = save_sharded_async(
         pending.folder / "actor", live, {"step": step}, parallel=Parallel(device=torch.device("cpu"))
     )
-    pending.seal_after(lambda writing=writing: writing.result(60))
+    sealing = Sealing(pending, lambda writing=writing: writing.result(60))
 """
 )
 
@@ -142,9 +147,7 @@ def test_a_rank_or_a_controller_that_dies_meanwhile_leaves_the_checkpoint_before
 
     pending = store.begin(1, facts={})
     tell(1, pending)
-    pending.seal_after(lambda: wait(1))
-    saved = store.settle(60)
-    assert saved is not None
+    saved = Sealing(pending, lambda: wait(1)).result(60)
     names = sorted(path.name for path in (saved.path / "actor").iterdir())
     assert names == ["shard-00001-of-00002.safetensors", "shard-00002-of-00002.safetensors", "state.json"]
     assert chosen() == (1, [])
@@ -161,12 +164,12 @@ def test_a_rank_or_a_controller_that_dies_meanwhile_leaves_the_checkpoint_before
     ranks[1].send_signal(signal.SIGSTOP)
     pending = store.begin(2, facts={})
     tell(2, pending)
-    pending.seal_after(lambda: wait(2))
+    sealing = Sealing(pending, lambda: wait(2))
     threading.Timer(0.2, ranks[1].kill).start()
     with pytest.raises(
         CheckpointError, match="checkpoint 2 .*: rank 1 ended while it wrote; checkpoint 1 stays valid"
     ):
-        store.settle(60)
+        sealing.result(60)
     assert chosen() == (1, [])
 
 
@@ -177,6 +180,7 @@ def test_a_full_disk_comes_to_light_at_the_next_save(tmp_path: Path) -> None:
         TENSORS
         + """
 from strop.run import CheckpointError, CheckpointStore
+from strop.trainer.restarts.background import Sealing
 store = CheckpointStore(Path(sys.argv[1]), keep_last=1, keep_best=0)
 alone = Parallel(device=torch.device("cpu"))
 
@@ -184,18 +188,17 @@ def begin(step, size):
     pending = store.begin(step, facts={})
     live = {"model/a": torch.full((size,), float(step))}
     writing = save_sharded_async(pending.folder / "actor", live, {"step": step}, parallel=alone)
-    pending.seal_after(lambda: writing.result(60))
+    return Sealing(pending, lambda: writing.result(60))
 
-begin(1, 1000)
-begin(2, 10**7)
+begin(1, 1000).result()
+second = begin(2, 10**7)
 print("training goes on")
 try:
-    begin(3, 1000)
+    second.result()
 except CheckpointError as error:
     print(error)
 print(store.latest_valid()[0].step, sorted(path.name for path in store.root.iterdir()))
-begin(3, 1000)
-print(store.settle(60).step, store.steps())
+print(begin(3, 1000).result(60).step, store.steps())
 """
     )
     command = ["unshare", "--mount", "sh", "-c", shell, "sh", str(tmp_path), sys.executable, script]

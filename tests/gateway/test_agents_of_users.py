@@ -18,6 +18,7 @@ from strop.agents.episodes import EpisodeTimeout
 from strop.agents.setup import AgentSetup
 from strop.data.tiny import make_tiny_tokenizer
 from strop.gateway.settings import OpenAIAgentConfig
+from strop.received.named import of_agents
 from strop.rollout.types import TokenOutput
 from strop.trajectory import Trajectory
 
@@ -197,7 +198,7 @@ def test_the_file_is_named_to_whoever_may_have_to_trust_it(agent_file: Path) -> 
     config = AgentConfig(
         default_agent="openai_agent", openai=OpenAIAgentConfig(path=f"{agent_file}:two_turns")
     )
-    (named,) = config.code_named()
+    (named,) = of_agents(config)
     assert (named.key, named.path) == ("agent.openai.path", str(agent_file))
     relative = dataclasses.replace(config, openai=OpenAIAgentConfig(path="a.py:b"))
     moved: Any = relative.with_absolute_paths()

@@ -25,7 +25,7 @@ from strop.python.doors import _carried_out
 from strop.quickstart.task import TaskFiles
 from strop.run import RunFolder
 from strop.run.errors import RunError
-from strop.trainer.stopping import StopRequest
+from strop.trainer.restarts.signals import SignalRequest
 
 SMALL = {
     "data.max_prompt_tokens": 24,
@@ -255,7 +255,7 @@ def test_an_interrupt_outside_of_a_step_ends_the_work_where_it_is() -> None:
             ended.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        in_a_cell(lambda: _carried_out(work, StopRequest()))
+        in_a_cell(lambda: _carried_out(work, SignalRequest()))
     assert ended == [True]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from reward_cases import DEADLINE_S, FAULTS, make_prompt, reward_processes, write_reward
 
+from strop.evaluation.reward_trial import probe_answers
 from strop.rewards import RewardConfig, RewardError, RewardPool
 from strop.trajectory import Prompt
 
@@ -84,7 +85,7 @@ def test_keyword_that_the_function_does_not_accept_is_named(tmp_path: Path) -> N
 def preflight_error(config: RewardConfig, prompt: Prompt) -> str:
     async def run() -> None:
         async with RewardPool(config) as pool:
-            await pool.preflight([prompt] * 6, ["12"] * 6)
+            await probe_answers(pool, [prompt] * 6, ["12"] * 6)
 
     with pytest.raises(RewardError) as caught:
         asyncio.run(run())
@@ -125,7 +126,7 @@ def test_preflight_passes_when_one_probe_is_scored(tmp_path: Path) -> None:
 
     async def run() -> list[str]:
         async with RewardPool(config) as pool:
-            outcomes = await pool.preflight([make_prompt()] * 3, ["raise", "7", "exit"])
+            outcomes = await probe_answers(pool, [make_prompt()] * 3, ["raise", "7", "exit"])
             return [outcome.kind for outcome in outcomes]
 
     assert asyncio.run(run()) == ["error", "score", "error"]

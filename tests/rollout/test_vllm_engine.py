@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 from strop.data.tiny import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import weights_of_folder
-from strop.rollout.sync.probe import Probe, probe_tokens
-from strop.rollout.sync.types import SyncCorrupted
+from strop.rollout.processes.probing import check_probe, probe_tokens
+from strop.rollout.sync.types import Probe, SyncCorrupted
 from strop.rollout.transfer.stream import parameter_stream
 from strop.rollout.types import Sampling, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
@@ -321,9 +321,9 @@ def test_a_probe_tells_an_engine_with_other_weights(served: Served) -> None:
         Probe(token_ids=ids, log_probs=tuple(log_probs(model, list(ids)).tolist())) for model in served.models
     ]
     found = served.run(served.engine.log_probs(ids))
-    assert probes[0].check(found, version=4, dtype="float32") < TOLERANCE
+    assert check_probe(probes[0], found, version=4, dtype="float32") < TOLERANCE
     with pytest.raises(SyncCorrupted, match="sync 4 corrupted: on a probe of 23 tokens"):
-        probes[1].check(found, version=4, dtype="float32")
+        check_probe(probes[1], found, version=4, dtype="float32")
 
 
 def test_health_has_vllms_own_counts(served: Served) -> None:

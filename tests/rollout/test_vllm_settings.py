@@ -15,14 +15,15 @@ from strop.config import ConfigError
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model, weights_of_folder
 from strop.engines.weights import weights_metadata
+from strop.received.named import code_named
 from strop.rollout.config import RolloutConfig
-from strop.rollout.sync.probe import Probe, probe_tokens
-from strop.rollout.sync.types import SyncCorrupted
+from strop.rollout.processes.probing import check_probe, probe_tokens
+from strop.rollout.sync.types import Probe, SyncCorrupted
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings, start_vllm
 from strop.rollout.vllm.environment import VARIABLE, vllm_python
 from strop.rollout.vllm.process import VllmDied
-from strop.trainer.loading import code_named, load
+from strop.trainer.loading import load
 from strop.workers.generation import check_engine
 
 
@@ -115,11 +116,11 @@ def test_a_probe_allows_rounding_alone() -> None:
     # Differences 0.02 and 0.004: 0.012 on average.
     probe = Probe(token_ids=(1, 2, 3), log_probs=(-1.0, -2.0))
     found = [-1.02, -2.004]
-    assert probe.check(found, version=1, dtype="bfloat16") == pytest.approx(0.012)
+    assert check_probe(probe, found, version=1, dtype="bfloat16") == pytest.approx(0.012)
     with pytest.raises(SyncCorrupted, match=r"sync 1 corrupted: on a probe of 2 tokens .* 0\.012 "):
-        probe.check(found, version=1, dtype="float32")
+        check_probe(probe, found, version=1, dtype="float32")
     with pytest.raises(SyncCorrupted):
-        probe.check([float("nan"), -2.0], version=1, dtype="bfloat16")
+        check_probe(probe, [float("nan"), -2.0], version=1, dtype="bfloat16")
 
 
 def test_probe_tokens_are_of_the_vocabulary() -> None:

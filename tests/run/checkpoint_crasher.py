@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from strop.run import CheckpointStore
+from strop.trainer.restarts.background import Sealing
 
 FILE_EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "shutil.rmtree")
 
@@ -46,8 +47,7 @@ def save_in_background(store: CheckpointStore, step: int, boundary: Callable[[st
         target=write, args=(pending.folder,), kwargs={"boundary": boundary, "content": b"new" * 999}
     )
     writer.start()
-    pending.seal_after(writer.join)
-    store.settle(60)
+    Sealing(pending, writer.join).result(60)
 
 
 def child(root: Path, kill_at: int, mode: str) -> None:

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strop.run import CheckpointError, CheckpointStore, PendingCheckpoint
+from strop.trainer.restarts.background import Sealing
 
 
 def writer(content: bytes = b"weights" * 100) -> Callable[[Path], None]:
@@ -282,52 +283,43 @@ def test_begin_and_seal_are_a_save_in_parts(tmp_path: Path) -> None:
     assert (saved.step, saved.manifest.score, saved.manifest.facts) == (40, 0.5, {"rng": [1]})
     assert store.latest_valid() == (saved, [])
     assert names(tmp_path) == ["global_step_40", "latest_checkpointed_iteration.txt"]
-    assert store.settle() is None, "nothing is in flight"
 
 
-def test_sealing_in_the_background_waits_for_the_writers_and_is_settled_by_the_next_begin(
+def test_sealing_in_the_background_waits_for_the_writers(
     tmp_path: Path,
 ) -> None:
     store = make_store(tmp_path, keep_last=1, steps=(20,))
     written = threading.Event()
     pending = begin_and_write(store, 40)
-    pending.seal_after(lambda: written.wait(30))
-    assert not pending.done()
+    sealing = Sealing(pending, lambda: written.wait(30))
+    assert not sealing.done()
     assert store.latest_valid()[0] == store.at(20)
     with pytest.raises(TimeoutError, match=r"checkpoint 40 is not on the disk after 0\.01 s of waiting"):
-        store.settle(0.01)
+        sealing.result(0.01)
+    with pytest.raises(RuntimeError, match="checkpoint 40 was begun, and is not sealed"):
+        store.begin(60, facts={})
     threading.Timer(0.05, written.set).start()
-    following = begin_and_write(store, 60)
-    assert pending.done()
-    assert pending.result() == store.at(40)
+    assert sealing.result(30) == store.at(40)
+    assert sealing.done()
     assert store.steps() == [40]
-    following.seal_after(lambda: None)
-    settled = store.settle(30)
-    assert settled == store.at(60)
-    assert store.settle() is None
+    assert Sealing(begin_and_write(store, 60)).result(30) == store.at(60)
     assert names(tmp_path) == ["global_step_60", "latest_checkpointed_iteration.txt"]
 
 
-@pytest.mark.parametrize("where", ["next begin", "settle", "next save"])
-def test_a_background_failure_surfaces_with_the_checkpoint_that_stays(tmp_path: Path, where: str) -> None:
+def test_a_background_failure_surfaces_with_the_checkpoint_that_stays(tmp_path: Path) -> None:
     store = make_store(tmp_path, steps=(20,))
 
     def refuse() -> None:
         raise OSError(28, "No space left on device")
 
     pending = begin_and_write(store, 40)
-    pending.seal_after(refuse)
+    sealing = Sealing(pending, refuse)
     message = (
         "checkpoint 40 could not be saved to .*: No space left on device; checkpoint 20 stays valid. Free"
     )
-    surface = {
-        "next begin": lambda: store.begin(60, facts={}),
-        "settle": lambda: store.settle(30),
-        "next save": lambda: save(store, 60, writer(), facts={}),
-    }
     with pytest.raises(CheckpointError, match=message):
-        surface[where]()
-    assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"], "and 60 was not begun"
+        sealing.result(30)
+    assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
     begin_and_write(store, 60).seal()
     assert store.steps() == [20, 60], "with room again, the next one works"
 
@@ -338,26 +330,25 @@ def test_errors_that_are_not_of_the_disk_pass_through_the_background(tmp_path: P
     def broken() -> None:
         raise KeyError("optimizer")
 
-    begin_and_write(store, 40).seal_after(broken)
+    sealing = Sealing(begin_and_write(store, 40), broken)
     with pytest.raises(KeyError, match="optimizer"):
-        store.settle(30)
-    store.begin(40, facts={}).seal_after(lambda: None)
+        sealing.result(30)
+    sealing = Sealing(store.begin(40, facts={}))
     with pytest.raises(ValueError, match="checkpoint of step 40 has no file"):
-        store.settle(30)
+        sealing.result(30)
     assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
 
 
 def test_one_checkpoint_is_in_flight_at_a_time(tmp_path: Path) -> None:
     store = make_store(tmp_path, steps=(20,))
     pending = begin_and_write(store, 40)
-    for call in (lambda: store.begin(60, facts={}), store.settle, pending.result):
-        with pytest.raises(RuntimeError, match="checkpoint 40 was begun, and is not sealed"):
-            call()
+    with pytest.raises(RuntimeError, match="checkpoint 40 was begun, and is not sealed"):
+        store.begin(60, facts={})
     with pytest.raises(KeyError), pending.writing():
         raise KeyError("optimizer")
     assert names(tmp_path) == ["global_step_20", "latest_checkpointed_iteration.txt"]
     following = begin_and_write(store, 40)
-    for call in (pending.seal, lambda: pending.seal_after(lambda: None)):
+    for call in (pending.seal, Sealing(pending).result):
         with pytest.raises(RuntimeError, match="checkpoint 40 is being sealed, was sealed, or has failed"):
             call()
     following.seal()

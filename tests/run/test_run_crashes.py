@@ -114,8 +114,10 @@ ENDLESS_SAVER = """
 import sys, threading
 from pathlib import Path
 from strop.run import CheckpointStore
+from strop.trainer.restarts.background import Sealing
 
 store = CheckpointStore(Path(sys.argv[1]), keep_last=2, keep_best=1)
+sealing = None
 for step in range(1, 10**6):
     def write(folder, content=str(step).encode() * 200_000):
         for name in "abc":
@@ -127,11 +129,13 @@ for step in range(1, 10**6):
         pending.seal()
         print(step, flush=True)
     else:
+        if sealing is not None:
+            sealing.result()
         pending = store.begin(step, score=-step % 7, facts={"step": step})
         print(step - 1, flush=True)  # the one before is on the disk
         writer = threading.Thread(target=write, args=(pending.folder,))
         writer.start()
-        pending.seal_after(writer.join)
+        sealing = Sealing(pending, writer.join)
 """
 
 

@@ -16,8 +16,9 @@ from view.made_runs import make_run
 
 from strop.tracking import behind
 from strop.tracking.behind import Behind, Remote
+from strop.tracking.group import TrackerGroup, check_trackers, trackers
 from strop.tracking.story import COLUMNS, Story
-from strop.trainer.trackers import TrackerGroup, TrackerSetup, check_trackers, trackers
+from strop.trainer.trackers import TrackerSetup
 
 
 class Told(Remote):

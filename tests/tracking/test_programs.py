@@ -20,7 +20,8 @@ PROGRAM = """
 import json, sys
 sys.path.append({packages!r})
 from pathlib import Path
-from strop.trainer.trackers import TrackerGroup, TrackerSetup
+from strop.tracking.group import TrackerGroup
+from strop.trainer.trackers import TrackerSetup
 folder = Path({folder!r})
 steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 for first, last in ((0, 2), (3, 4)):

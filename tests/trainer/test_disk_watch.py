@@ -12,8 +12,8 @@ from tiny_runs import Project, resume_in
 
 from strop.config import save_config
 from strop.run import RunFolder
-from strop.trainer import checkpointing
-from strop.trainer.checkpointing import watched
+from strop.trainer.restarts import disk
+from strop.trainer.restarts.disk import watched
 
 HANGING = """
 import os, pathlib, sys
@@ -32,7 +32,7 @@ sys.exit(main(["train", *sys.argv[1:]]))
 
 
 def test_a_slow_write_is_said_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpointing, "SLOW_S", 0.1)
+    monkeypatch.setattr(disk, "SLOW_S", 0.1)
     said: list[str] = []
     with RunFolder.create(tmp_path / "run", config={}, command=["strop", "train"]) as run:
         with watched(run, 3, say=said.append, limit_s=60.0):
@@ -63,7 +63,7 @@ def test_a_disk_that_does_not_answer_ends_the_run_and_it_goes_on_later(
     done = subprocess.run(
         [sys.executable, *map(str, words)], capture_output=True, text=True, timeout=120, check=False
     )
-    assert done.returncode == checkpointing.EXIT_CODE, done.stderr
+    assert done.returncode == disk.EXIT_CODE, done.stderr
     assert time.monotonic() - begun < 60
     assert "the checkpoint of step 2 could not be written within resources.call_timeout_s" in done.stderr
     assert f"`strop train --resume {tmp_path / 'run'}` goes on from it" in done.stderr

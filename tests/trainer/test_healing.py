@@ -15,7 +15,8 @@ from test_ahead_runs import AHEAD, FEW, trained
 from test_ray_runs import RAY, worker_processes
 from tiny_runs import Done, Project, chain_of, check_records, train_in
 
-from strop.controller import CallTimeout, Failure, WorkerFailed
+from strop.controller import CallTimeout, WorkerFailed
+from strop.controller.ray.errors import Failure, RankFailed
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
@@ -26,7 +27,7 @@ SAVED = ["run.save_every=1", "run.keep_last=9", "data.val_files=[]"]
 
 
 def lost(**fields: object) -> WorkerFailed:
-    return WorkerFailed(Failure(role="actor", rank=0, node="here", pid=7, method="update", **fields))  # type: ignore[arg-type]
+    return RankFailed(Failure(role="actor", rank=0, node="here", pid=7, method="update", **fields))  # type: ignore[arg-type]
 
 
 def healing_of(project: Project, folder: Path, *settings: str) -> tuple[Healing, RunFolder, list[str]]:

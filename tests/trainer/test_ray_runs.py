@@ -21,7 +21,7 @@ from tiny_runs import Done, Project, check_records, resume_in, stages_that_diffe
 from strop.config import save_config
 from strop.protocol import columns
 from strop.run import RunFolder
-from strop.trainer.trackers import trackers
+from strop.tracking.group import trackers
 
 DEADLINE_S = 240.0
 """Longest wait for a process to come to the place where something happens to it."""

@@ -25,8 +25,8 @@ from strop.supervised.trainer import SupervisedTrainer, fine_tune
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loop import Trainer, train
 from strop.trainer.records import StepRecord
+from strop.trainer.restarts.signals import SignalRequest, Terminated
 from strop.trainer.stages import Stages
-from strop.trainer.stopping import StopRequest, Terminated
 
 DEADLINE_S = 120.0
 
@@ -128,7 +128,7 @@ def test_a_fine_tuning_saves_too(project: Project, tmp_path: Path, monkeypatch: 
 
 def test_outside_of_a_step_the_end_comes_at_once() -> None:
     def play() -> None:
-        with StopRequest().listening():
+        with SignalRequest().listening():
             signal.raise_signal(signal.SIGTERM)
             raise AssertionError("the handler raises")
 
@@ -139,13 +139,13 @@ def test_outside_of_a_step_the_end_comes_at_once() -> None:
 def test_an_error_after_the_request_is_its_consequence() -> None:
     """Processes of the run may have got the same signal."""
 
-    def play(stop: StopRequest) -> None:
+    def play(stop: SignalRequest) -> None:
         with stop.listening(), stop.step():
             signal.raise_signal(signal.SIGTERM)
             raise RuntimeError("a worker is gone")
 
     with pytest.raises(Terminated) as caught:
-        play(StopRequest())
+        play(SignalRequest())
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
@@ -162,7 +162,7 @@ def test_a_wait_that_gives_the_signal_another_class_ends_as_that_signal(number: 
     """As the waits of Ray do, whose C++ code knows of KeyboardInterrupt alone."""
 
     def play() -> None:
-        with StopRequest().listening():
+        with SignalRequest().listening():
             try:
                 signal.raise_signal(number)
             except KeyboardInterrupt:
@@ -177,7 +177,7 @@ def test_a_wait_that_gives_the_signal_another_class_ends_as_that_signal(number: 
 
 
 def test_a_request_that_was_lost_in_a_destructor_ends_the_run_before_its_next_step() -> None:
-    def play(stop: StopRequest) -> None:
+    def play(stop: SignalRequest) -> None:
         with stop.listening():
             with contextlib.suppress(Terminated):
                 signal.raise_signal(signal.SIGTERM)
@@ -185,7 +185,7 @@ def test_a_request_that_was_lost_in_a_destructor_ends_the_run_before_its_next_st
                 raise AssertionError("the step does not begin")
 
     with pytest.raises(Terminated) as caught:
-        play(StopRequest())
+        play(SignalRequest())
     assert caught.value.__cause__ is None
 
 
@@ -195,13 +195,13 @@ def test_a_ctrl_c_and_a_schedulers_warning_let_the_step_end_and_say_so(
 ) -> None:
     done = []
 
-    def play(stop: StopRequest) -> None:
+    def play(stop: SignalRequest) -> None:
         with stop.listening(), stop.step():
             signal.raise_signal(number)
             done.append("the step")
 
     with pytest.raises(Terminated) as caught:
-        play(StopRequest())
+        play(SignalRequest())
     assert done == ["the step"]
     assert caught.value.number == number
     assert f"{number.name}: this step comes to its end and is saved first" in capfd.readouterr().err
@@ -211,7 +211,7 @@ RAY_WAITS = """
 import os, signal, threading
 import ray
 from strop.controller.ray.cluster import Cluster
-from strop.trainer.stopping import StopRequest, Terminated
+from strop.trainer.restarts.signals import SignalRequest, Terminated
 
 cluster = Cluster()
 
@@ -224,7 +224,7 @@ for wait in (lambda: ray.wait([reference], timeout=60), lambda: ray.get(referenc
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         threading.Timer(0.2, os.kill, (os.getpid(), number)).start()
         try:
-            with StopRequest().listening():
+            with SignalRequest().listening():
                 wait()
         except Terminated as error:
             print(error)
@@ -243,7 +243,7 @@ def test_a_signal_that_ends_a_wait_of_ray_is_told_as_that_signal() -> None:
 def test_what_fails_after_the_request_reaches_the_command(project: Project, tmp_path: Path) -> None:
     def play() -> None:
         start = start_run(tmp_path / "run", project.config(), command=["strop", "train"])
-        with carrying_out(start, kind="train"), StopRequest().listening():
+        with carrying_out(start, kind="train"), SignalRequest().listening():
             with contextlib.suppress(Terminated):
                 signal.raise_signal(signal.SIGHUP)
             raise OSError("no room for the checkpoint")
@@ -258,7 +258,7 @@ def test_another_thread_leaves_the_signals_alone() -> None:
     seen: list[object] = []
 
     def look() -> None:
-        with StopRequest().listening():
+        with SignalRequest().listening():
             seen.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=look)
@@ -270,7 +270,7 @@ def test_another_thread_leaves_the_signals_alone() -> None:
 def test_a_run_under_nohup_outlives_its_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with StopRequest().listening():
+        with SignalRequest().listening():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
@@ -279,8 +279,8 @@ def test_a_run_under_nohup_outlives_its_terminal() -> None:
 
 SECOND = """
 import os, signal, time
-from strop.trainer.stopping import StopRequest
-stop = StopRequest()
+from strop.trainer.restarts.signals import SignalRequest
+stop = SignalRequest()
 with stop.listening(), stop.step():
     os.kill(os.getpid(), signal.SIGTERM)
     print("still here", flush=True)

@@ -20,9 +20,10 @@ from rich.console import Console
 from strop.rewards import Outcome
 from strop.run import RunError
 from strop.tracking.console import ConsoleTracker, duration, headline
+from strop.tracking.group import TrackerGroup, trackers
 from strop.tracking.tally import PlayWatch, Tally
 from strop.trainer.curve import find
-from strop.trainer.trackers import JsonlTracker, TrackerGroup, TrackerSetup, read_metrics, trackers
+from strop.trainer.trackers import JsonlTracker, TrackerSetup, read_metrics
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
 
@@ -352,7 +353,8 @@ def test_unknown_tracker_lists_the_known_ones_before_any_starts(tmp_path: Path) 
 
 def test_progress_of_a_piped_process_goes_to_stderr_and_leaves_stdout_alone() -> None:
     code = (
-        "from pathlib import Path; from strop.trainer.trackers import TrackerGroup, TrackerSetup\n"
+        "from pathlib import Path; from strop.tracking.group import TrackerGroup\n"
+        "from strop.trainer.trackers import TrackerSetup\n"
         "with TrackerGroup(['console'], TrackerSetup(folder=Path('.'), total_steps=1)) as group:\n"
         "    group.log(1, {'critic/rewards/mean': 1.0})\n"
         "print('{}')"

@@ -26,11 +26,11 @@ from references.tiny_vision import (
 from strop.checks.data_files import examine, overlap
 from strop.compat.datasets.prepare import prepare_rows, write_rows
 from strop.data.config import DataConfig
-from strop.data.media import shown_text
 from strop.data.prompts import PromptDataset
 from strop.data.readers import read_rows
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
+from strop.run.samples.rows import shown_text
 from strop.trajectory import Prompt
 from strop.vision.families import load_media_processor
 from strop.vision.grids import fitted_size

@@ -18,7 +18,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.media import media_reader
 from strop.engines.model import load_model
 from strop.rollout.config import RolloutConfig
-from strop.rollout.sync.probe import probe_tokens
+from strop.rollout.processes.probing import probe_tokens
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings
 from strop.rollout.vllm.pictures import SharedPictures

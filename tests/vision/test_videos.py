@@ -21,10 +21,10 @@ from references.tiny_vision import BLUE, GREEN, MERGE, PATCH, RED, TEMPLATE, pic
 from references.videos import EVEN, UNEVEN, write_video
 from strop.checks.data_files import examine
 from strop.data.config import DataConfig
-from strop.data.media import shown_text
 from strop.data.prompts import PromptDataset
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
+from strop.run.samples.rows import shown_text
 from strop.trajectory import Prompt
 from strop.vision.families import load_media_processor
 from strop.vision.films import read_film, read_frames

@@ -16,11 +16,12 @@ from references.tiny_vision import GREEN, IMAGE, RED, picture, png, save_tiny_vi
 from references.token_passes import log_probs_of
 from references.vision_prompts import WIDE, asked, generated_by_transformers, prompts_from, prompts_of
 from strop.engines.causal_lm import CausalLM
-from strop.engines.config import ModelConfig
+from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.media import media_reader
 from strop.engines.model import load_model, load_tokenizer, weights_of_folder
 from strop.engines.packing import make_rows
-from strop.rollout.processes.filling import probe_of
+from strop.engines.training import Engine
+from strop.rollout.processes.probing import check_probe, probe_of
 from strop.rollout.transfer.stream import parameter_stream
 from strop.rollout.types import Sampling, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
@@ -224,9 +225,9 @@ def test_new_weights_of_the_whole_model_and_of_a_frozen_tower_are_used_at_once(s
         served.update(1)  # the language part of the one with the tower of the other
         for (token_ids, _), output in zip(asks, served.ask(asks), strict=True):
             assert served.difference(1, token_ids, output) < TOLERANCE
-        probe = probe_of(served.models[1])
+        probe = probe_of(Engine(served.models[1], EngineConfig(), is_frozen=False))
         found = served.run(served.engine.log_probs(probe.token_ids))
-        assert probe.check(found, version=served.engine.version, dtype="float32") < TOLERANCE
+        assert check_probe(probe, found, version=served.engine.version, dtype="float32") < TOLERANCE
     finally:
         served.models[1].module.load_state_dict(own)
         served.update(0)

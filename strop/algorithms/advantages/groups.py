@@ -40,20 +40,6 @@ def group_std(centered: Tensor, group: Tensor, count: Tensor) -> Tensor:
     return (squares / (count - 1).clamp(min=1)).sqrt()
 
 
-def lead_of_the_best(values: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Whether a sample alone has the largest value of its group [B] bool, and the second-largest value [G].
-
-    Of a group of one, the second-largest is -inf. Two samples that share the largest value: neither is alone.
-    """
-    nothing = torch.full((num_groups,), -torch.inf, dtype=values.dtype, device=values.device)  # [G]
-    highest = nothing.scatter_reduce(0, group, values, "amax")  # [G]
-    is_best = values == highest[group]  # [B]
-    num_best = torch.zeros_like(nothing).index_add(0, group, is_best.to(values.dtype))  # [G]
-    others = torch.where(is_best, nothing[group], values)  # [B]
-    second = nothing.scatter_reduce(0, group, others, "amax")  # [G]
-    return is_best & (num_best == 1)[group], second
-
-
 def spread(per_sample: Tensor, response_mask: Tensor) -> Tensor:
     """[B] to [B, R]: each sample's value on its sampled tokens, 0 elsewhere."""
     zero = torch.zeros((), dtype=per_sample.dtype, device=per_sample.device)

@@ -16,8 +16,10 @@ from typing import Any, overload
 
 import torch
 
+from strop.base.sections import section_of
 from strop.base.user_files import load_user_file
 from strop.border import encodable_value
+from strop.compat.datasets.settings import DatasetClassConfig
 from strop.compat.user_functions import VerlConfig
 from strop.data.config import DataConfig
 from strop.protocol import DataProto
@@ -28,6 +30,7 @@ _BESIDE_EXTRA_INFO = ("index", "tools_kwargs", "interaction_kwargs")
 
 def dataset_settings(config: DataConfig, seed: int | None) -> VerlConfig:
     """The `config` of a dataset class: data.* under verl's names and under ours."""
+    own = section_of(config, DatasetClassConfig)
     ours = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return VerlConfig(
         {
@@ -52,7 +55,7 @@ def dataset_settings(config: DataConfig, seed: int | None) -> VerlConfig:
             "use_shm": False,
             "shuffle": False,  # rows are put in order by data.sampler, by their numbers
             "seed": seed,
-            "custom_cls": {"path": config.dataset_class.path, "name": config.dataset_class.name},
+            "custom_cls": {"path": own.path, "name": own.name},
         }
     )
 
@@ -152,7 +155,7 @@ def open_custom(
     Raises:
         ValueError: the file or class is missing, or making the object failed; the sentence names the class.
     """
-    wanted = config.dataset_class
+    wanted = section_of(config, DatasetClassConfig)
     label = f"data.dataset_class {wanted.name} of {wanted.path}"
     make = load_class(wanted.path, wanted.name)
     try:

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from strop.base.user_files import load_user_file
+from strop.compat.datasets.settings import DatagenConfig
 from strop.compat.user_functions import VerlConfig
-from strop.data.config import DatagenConfig
 from strop.protocol import DataProto
 
 

@@ -10,6 +10,7 @@ private     folder, token and signals of a private cluster
 reaper      a process that ends what a private cluster leaves behind
 members     worker processes and their calls, as the controller keeps them
 manager     the processes that stand and fall together; the only place where the controller waits
+errors      how workers fail, in words
 failures    which failure came first
 start       processes and workers are made
 pending     results that workers hold

@@ -18,8 +18,8 @@ from pathlib import Path
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from strop.controller.errors import Failure
 from strop.controller.ray.cluster import run_on
+from strop.controller.ray.errors import Failure
 from strop.controller.ray.launcher import End, end_of
 from strop.controller.ray.members import PendingCall, WorkerHandle
 from strop.controller.ray.messages import MethodRaised

@@ -24,7 +24,8 @@ from typing import Any
 
 import ray
 
-from strop.controller.errors import CallTimeout, GroupStopped, WorkerFailed
+from strop.controller.errors import CallTimeout
+from strop.controller.ray.errors import GroupStopped, RankFailed
 from strop.controller.ray.failures import Observed, first_failure, is_secondary, observed, stacks_of
 from strop.controller.ray.members import PendingCall, WorkerHandle
 from strop.controller.ray.messages import CallResponse
@@ -252,7 +253,7 @@ class WorkerManager:
                 break
             time.sleep(0.02)
         failure = first_failure(list(known.values()))
-        error = WorkerFailed(failure, num_later=len(known) - 1)
+        error = RankFailed(failure, num_later=len(known) - 1)
         self._failure = error
         self.stop(f"the workers were stopped after a failure ({failure.sentence()}); make a new runtime")
         raise error

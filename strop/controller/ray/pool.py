@@ -10,8 +10,8 @@ from itertools import accumulate
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-from strop.controller.errors import NotEnoughDevices
 from strop.controller.ray.cluster import Cluster, Node, accelerator_resource
+from strop.controller.ray.errors import NotEnoughDevices
 
 _SETTLE_S = 5.0
 """How long resources of processes that just ended may still count as taken."""

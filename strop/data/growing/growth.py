@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from strop.base.durable import append_line, replace_text, whole_lines
 from strop.base.guests import needed
 from strop.base.metrics import Metric
+from strop.base.sections import section_on
 from strop.data.config import DataConfig
 from strop.data.growing.prompts import GrowingPrompts
 from strop.data.prompts import PromptDataset
@@ -44,6 +45,8 @@ class Growth:
         first: PromptDataset,
         tokenizer: Any,
         prepare: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]],
+        *,
+        max_steps: int | None,
     ) -> None:
         """Make the source of rows.
 
@@ -53,13 +56,25 @@ class Growth:
             first: their prompts.
             tokenizer: of all prompts.
             prepare: what rows go through before, such as naming their agents.
+            max_steps: of the run.
 
         Raises:
-            ValueError: the class of data.datagen cannot be used.
+            ValueError: the class of data.datagen cannot be used, rows come from two sources, or nobody knows how many
+                steps they make.
         """
+        maker, of_class = section_on(data, "datagen"), section_on(data, "dataset_class")
+        if maker is not None and getattr(rows, "hears_of_batches", False):
+            raise ValueError(
+                "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
+            )
+        if max_steps is None and of_class is not None:
+            raise ValueError(
+                f"data.dataset_class {of_class.name} has on_batch_end, which may add rows, so epochs do not "
+                f"tell how many steps there are: set trainer.max_steps"
+            )
         source: Any = rows
-        if data.datagen.path:
-            source = needed("data generator", "data.datagen is set")(data.datagen, rows)
+        if maker is not None:
+            source = needed("data generator", "data.datagen is set")(maker, rows)
         self._source: RowSource = source
         self.prompts = GrowingPrompts(first, tokenizer, data, prepare)
         self._num_added = 0

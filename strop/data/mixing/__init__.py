@@ -1,4 +1,4 @@
-"""How often the rows of each data source are visited in an epoch; epochs.py asks it for a run."""
+"""How often the rows of each data source are visited in an epoch, by what settings.py says; epochs.py asks it."""
 
 from __future__ import annotations
 

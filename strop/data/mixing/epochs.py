@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from strop.base.sections import section_of, section_on
 from strop.data.config import DataConfig
 from strop.data.mixing import by_entry, weighted_epochs, weights_of_sources
+from strop.data.mixing.settings import MixtureSettings
+from strop.data.prompts import PromptDataset
 from strop.data.readers import read_rows
 
 
 def rows_of_epochs(
-    data_sources: Mapping[int, str], data: DataConfig, num_epochs: int | None, seed: int
-) -> tuple[Callable[[int], list[int]], int | None]:
-    """As `weighted_epochs`, with what data.source_weights or data.source_shares say of training rows.
+    prompts: PromptDataset, data: DataConfig, num_epochs: int | None, seed: int
+) -> tuple[Callable[[int], list[int]] | None, int | None]:
+    """As `weighted_epochs`, with what data.source_weights or data.source_shares say of training rows; all rows, and as
+    many epochs, where neither is set.
 
     Args:
-        data_sources: as for `visits_per_epoch`.
+        prompts: of training.
         data: settings.
         num_epochs: None for no end.
         seed: of the run.
@@ -23,10 +27,14 @@ def rows_of_epochs(
     Raises:
         ValueError: a name is no source, a source has no share, or no row would ever be visited.
     """
-    if not data.dataset_class.path:
-        names = {**data.source_weights, **data.source_shares}
+    settings = section_of(data, MixtureSettings)
+    names = {**settings.source_weights, **settings.source_shares}
+    if not names:
+        return None, num_epochs
+    data_sources: Mapping[int, str] = prompts.data_sources
+    if section_on(data, "dataset_class") is None:
         data_sources = by_entry(
             data_sources, names, data.train_files, lambda entry: len(read_rows([entry], data.cache_dir))
         )
-    weights = weights_of_sources(data_sources, data.source_weights, data.source_shares)
+    weights = weights_of_sources(data_sources, settings.source_weights, settings.source_shares)
     return weighted_epochs(data_sources, weights, num_epochs, seed)

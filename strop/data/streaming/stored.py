@@ -34,8 +34,8 @@ from strop.data.cache import cache_folder, use
 from strop.data.readers import (
     check_entries,
     fetched,
+    folders,
     leaves,
-    open_saved,
     open_set,
     parquet_refused,
     parse_object,
@@ -102,7 +102,7 @@ def _parts(entry: str, cache_dir: str | Path) -> Iterator[RowPart]:
     for path in leaves(entry, cache_dir):
         with fetched(entry, path):
             if path.is_dir():
-                yield MappedRows(open_saved(path))
+                yield MappedRows(folders(path).open_saved(path))
             elif path.suffix == ".parquet":
                 yield _parquet_rows(path, cache_dir)
             else:

@@ -1,4 +1,5 @@
 """Sequence parallelism: one packed row over several ranks.
 
-shards.py  a rank's part of a row, and what ranks exchange around attention
+settings.py  numbers of ranks that groups of them do not divide
+shards.py    a rank's part of a row, and what ranks exchange around attention
 """

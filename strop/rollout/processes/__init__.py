@@ -5,7 +5,10 @@ open_request.py the tokens so far of a request that is answered in parts
 replicas.py     which of several engines serve, and who gets the next request
 fleet.py        Fleet: the engines of a rollout worker, each started again where it is lost
 filling.py      how an engine is made, and given the weights of a model in this process
+probing.py      whether an engine computes with weights that cannot be read back
 own_process.py  what an engine in another process is made for
 prompts.py      what it asks of a request; bucket.py: tensors for another process on this machine
+weights.py      they are brought to the policy's weights
+settings.py     settings that do not go together
 joining.py      how the core asks all this
 """

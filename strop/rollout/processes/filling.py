@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
-import torch
-
 from strop.base.guests import joined
 from strop.engines.adapters import merged_weights
 from strop.engines.causal_lm import CausalLM
+from strop.engines.config import EngineConfig
 from strop.engines.model import load_model
-from strop.engines.packing import make_rows
-from strop.engines.tokens import pack
-from strop.engines.training import TrainEngine
+from strop.engines.training import Engine, TrainEngine
+from strop.rollout.processes.probing import check_probe, probe_of
 from strop.rollout.registry import engines
-from strop.rollout.sync.probe import Probe, probe_tokens
 from strop.rollout.sync.target import WeightTarget
 from strop.rollout.transfer.stream import parameter_stream
 from strop.workers.generation import Generation, Place
@@ -48,22 +45,13 @@ async def loaded(place: Place) -> Generation:
         await asyncio.to_thread(_fill, made.target, model)
         await made.engine.set_version(place.version)
         if made.scores is not None:
-            probe = probe_of(model)
+            probe = probe_of(Engine(model, EngineConfig(), is_frozen=True))
             found = await made.scores(probe.token_ids)
-            probe.check(found, version=place.version, dtype=made.dtype)
+            check_probe(probe, found, version=place.version, dtype=made.dtype)
     except BaseException:
         await made.engine.close()
         raise
     return made
-
-
-def probe_of(model: CausalLM) -> Probe:
-    """What a whole model in this process says of a few tokens."""
-    ids = probe_tokens(model.config.get_text_config().vocab_size, never=model.media_tokens)
-    rows = make_rows([torch.tensor(ids[:1])], [torch.tensor(ids[1:])])
-    with torch.no_grad():
-        log_probs, _ = model.run(lambda one: one.log_probs(temperature=1.0), pack(rows, model))
-    return Probe(token_ids=ids, log_probs=tuple(log_probs.tolist()))
 
 
 def pull_weights(trained: TrainEngine, target: WeightTarget) -> None:

@@ -16,9 +16,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from strop.rollout.processes.client import RolloutClient
-from strop.rollout.processes.filling import make_engine, probe_of, pull_weights
-from strop.rollout.sync.probe import Probe
-from strop.rollout.sync.types import SyncCorrupted, UnverifiedWeights
+from strop.rollout.processes.filling import make_engine, pull_weights
+from strop.rollout.processes.probing import check_probe, probe_of
+from strop.rollout.sync.types import Probe, SyncCorrupted, UnverifiedWeights
 from strop.rollout.types import RolloutEngine
 from strop.workers.generation import Generation, Place, Serving
 
@@ -128,7 +128,7 @@ class Fleet(Serving):
                     f"sync {version}: the engine gave no log-probs of {len(probe.token_ids)} tokens for {limit_s:g} s, "
                     f"so nothing shows that it has the new weights"
                 ) from None
-            probe.check(found, version=version, dtype=one.dtype)
+            check_probe(probe, found, version=version, dtype=one.dtype)
 
         await self._each(compare, heals=False)
 
@@ -214,8 +214,8 @@ class Fleet(Serving):
             await asyncio.to_thread(pull_weights, trained, made.target)
             await made.engine.set_version(version)
             if made.scores is not None:
-                probe = await asyncio.to_thread(probe_of, trained.model)
-                probe.check(await made.scores(probe.token_ids), version=version, dtype=made.dtype)
+                probe = await asyncio.to_thread(probe_of, trained)
+                check_probe(probe, await made.scores(probe.token_ids), version=version, dtype=made.dtype)
         except BaseException:
             await made.engine.close()
             raise

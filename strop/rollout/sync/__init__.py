@@ -1,7 +1,6 @@
 """How an engine with weights of its own holds those of the policy.
 
 target.py    WeightTarget: an engine's live parameters
-probe.py     Probe: whether an engine whose weights cannot be read computes with them
 transfer.py  what brings them to rollout workers in other processes, as the workers use it
-types.py     Endpoint, SyncReport, the errors
+types.py     Endpoint, SyncReport, Probe, the errors
 """

@@ -42,6 +42,15 @@ class SyncReport:
     """`engines.digests.models.combine_digests` of what was sent and what is live; "" on ranks that only gathered."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A text, and what the trainer's model says of it, for engines whose weights cannot be read back."""
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    """Of all tokens but the first, at temperature 1."""
+
+
 class SyncError(RuntimeError):
     """A sync that did not succeed; the rollout worker has no verified weights, unless the message says so."""
 

@@ -7,11 +7,13 @@ checkpoint (`in_play.jsonl`) and is gone on with.
 
 from __future__ import annotations
 
+from strop.base.sections import section_of
 from strop.controller import CallTimeout, WorkerFailed
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation, roll_back
 from strop.trainer.launch import Say
+from strop.trainer.restarts.settings import RestartSettings
 
 
 class Healing:
@@ -24,6 +26,7 @@ class Healing:
         say: takes lines for the person who watches.
         """
         self._config, self._run, self._say = config, run, say
+        self._most = section_of(config.run, RestartSettings).max_restarts
         self._step = step
         self._num_in_a_row = 0
 
@@ -43,14 +46,13 @@ class Healing:
         newest = max(self._run.checkpoints.steps(), default=0)
         if newest > self._step:
             self._step, self._num_in_a_row = newest, 0
-        if not _has_died(error) or self._num_in_a_row >= self._config.run.max_restarts:
+        if not _has_died(error) or self._num_in_a_row >= self._most:
             raise error
         self._num_in_a_row += 1
         cause = str(error).partition("\n")[0]
-        count = f"{self._num_in_a_row} of run.max_restarts={self._config.run.max_restarts}"
+        count = f"{self._num_in_a_row} of run.max_restarts={self._most}"
         self._say(f"{cause}; the workers are made again ({count})")
-        same = Continuation(config=self._config, own=self._config, before={}, after={})
-        checkpoint, lines = roll_back(self._run, same)
+        checkpoint, lines = roll_back(self._run, Continuation(config=self._config))
         step = 0 if checkpoint is None else checkpoint.step
         self._run.events.append("restarted", step, fsync=True, cause=cause, number=self._num_in_a_row)
         for line in lines:
@@ -60,4 +62,4 @@ class Healing:
 
 def _has_died(error: WorkerFailed | CallTimeout) -> bool:
     """A process is gone or does not answer; it did not raise an error of its own."""
-    return isinstance(error, CallTimeout) or not error.failure.exception_type
+    return isinstance(error, CallTimeout) or error.has_died

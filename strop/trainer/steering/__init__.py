@@ -13,15 +13,18 @@ validated. What was done stays as it is, and the log says from which step on the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from functools import partial
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from strop.base.guests import all_joined
-from strop.config import ConfigError, to_flat_dict
+from strop.base.durable import replace_text
+from strop.base.guests import all_joined, optional
+from strop.config import ConfigError, to_dict, to_flat_dict
+from strop.config.yaml_text import dump
+from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation
+from strop.trainer.launch import CONFIG_FILE
 from strop.trainer.loading import load
 
 _ENGINES = "actor reference teacher critic prm reward_model"
@@ -97,6 +100,58 @@ _REASONS: Mapping[str, str] = {
 """Why other settings cannot be given anew, by the beginning of their keys."""
 
 
+OF_THE_MACHINE = "resources."
+"""What holds for one continuation alone."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Steered(Continuation):
+    """How a run goes on with settings given anew."""
+
+    own: Config
+    """Those that hold from here on; the others (OF_THE_MACHINE) hold for this continuation."""
+    folder: Path
+    """Of the run."""
+    text: str
+    """Content of its config.yaml so far."""
+
+    def check_reach(self, step: int) -> None:
+        """Refuse to continue where settings given anew end the run before what it has done.
+
+        Args:
+            step: of the checkpoint that it would continue from.
+
+        Raises:
+            ConfigError: the sentence says which.
+        """
+        for key, value in self.after.items():
+            is_below = (key.endswith(".max_steps") and value is not None and value < step) or (
+                key.endswith(".num_epochs") and value < self.before[key]
+            )
+            if is_below:
+                raise ConfigError(
+                    f"{key}={value} ends before step {step}, which {self.folder} has done: give a larger number (it "
+                    f"was {self.before[key]}), or begin a run from an earlier checkpoint, with --from "
+                    f"{self.folder}@STEP --out DIR"
+                )
+
+    def lines(self, step: int) -> Iterator[str]:
+        """What the person who resumes at this step should know of the changes."""
+        for key, value in self.after.items():
+            held = "for this continuation" if key.startswith(OF_THE_MACHINE) else f"from step {step + 1} on"
+            yield f"{key}={json.dumps(value)} {held}; it was {json.dumps(self.before[key])}"
+
+    def keep(self, run: RunFolder) -> None:
+        """Write the settings that hold from here on; they are the user's own where those before were."""
+        text = dump(to_dict(self.own))
+        if not self.after or text == self.text:
+            return
+        replace_text(run.path / CONFIG_FILE, text)
+        received = optional("received settings")
+        if received is not None:
+            received.note_again(text, before=self.text)
+
+
 def settings_anew(file: Path, overrides: Sequence[str], before: Config, *, text: str) -> Continuation:
     """The settings of a run with overrides on top.
 
@@ -118,15 +173,15 @@ def settings_anew(file: Path, overrides: Sequence[str], before: Config, *, text:
                 f"{_reason(key)}. Leave it out, or begin a run with the weights of this one: --from "
                 f"{file.parent} {key}=… --out DIR. May be given anew: {changeable_keys()}"
             )
-    own = dataclasses.replace(config, resources=before.resources)
     ends = {about: keys for about, keys in STEERING.items() if about.startswith("how long")}
-    return Continuation(
+    return Steered(
         config=config,
-        own=own,
         before={key: was[key] for key in after},
         after=after,
         is_longer=any(is_among(key, ends) for key in after),
-        check_reach=partial(_check_reach, was, after, file.parent),
+        own=dataclasses.replace(config, resources=before.resources),
+        folder=file.parent,
+        text=text,
     )
 
 
@@ -157,25 +212,3 @@ def _reason(key: str) -> str:
         return "its checkpoints hold the state of another optimizer"
     found = [reason for start, reason in _REASONS.items() if key.startswith(start)]
     return found[0] if found else "what was done so far was done with that value"
-
-
-def _check_reach(was: Mapping[str, Any], after: Mapping[str, Any], folder: Path, step: int) -> None:
-    """Refuse to continue where settings given anew end the run before what it has done.
-
-    Args:
-        was, after: by full key, the settings before, and those of them that are given anew.
-        folder: of the run, for the message.
-        step: of the checkpoint that it would continue from.
-
-    Raises:
-        ConfigError: the sentence says which.
-    """
-    for key, value in after.items():
-        is_below = (key.endswith(".max_steps") and value is not None and value < step) or (
-            key.endswith(".num_epochs") and value < was[key]
-        )
-        if is_below:
-            raise ConfigError(
-                f"{key}={value} ends before step {step}, which {folder} has done: give a larger number (it was "
-                f"{was[key]}), or begin a run from an earlier checkpoint, with --from {folder}@STEP --out DIR"
-            )

@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from strop.base.call_loop import CallRunner
+from strop.net.call_loop import CallRunner
 
 
 async def groups_of_samples(ended: list[int]) -> None:

@@ -19,9 +19,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
-from strop.run import RunConfig
+from strop.base.sections import section_of
+from strop.run import RunConfig, RunFolder
+from strop.trainer.outside import StopRequest
+from strop.trainer.restarts.machine import MachineEnd
+from strop.trainer.restarts.settings import RestartSettings
 
 WARNING = signal.SIGUSR1
 """Of a scheduler that will end the job, and wants to start it again."""
@@ -37,14 +40,13 @@ class Terminated(KeyboardInterrupt):
         """The signal."""
 
 
-class StopRequest:
-    """Whether somebody has asked the run to end; without `listening`, nobody can."""
+class SignalRequest(StopRequest):
+    """Whether a signal has asked the run to end, or its machine is about to be taken away; without `listening`, no
+    signal can."""
 
     def __init__(self) -> None:
-        self.number = 0
-        """The signal that came; 0 for none."""
-        self.grace_s = RunConfig().grace_s
-        """How long the end of a step is waited for."""
+        self._grace_s = RestartSettings.grace_s
+        self._machine: MachineEnd | None = None
         self._why = ""
         self._started = 0.0
         self._is_in_step = False
@@ -98,16 +100,30 @@ class StopRequest:
         return self._is_in_step
 
     @property
-    def reason(self) -> str:
+    def reason(self) -> str:  # type: ignore[override]  # nobody sets it
         """`Terminated: SIGTERM`; for the records."""
         return f"{Terminated.__name__}: {self._why or signal.Signals(self.number).name}"
 
-    def look_at(self, machine: Any, say: Callable[[str], None]) -> None:
-        """A request, as of a scheduler's warning, where no other step fits before the machine is taken away (as
-        `machine_end` gives it)."""
-        if self.number or machine is None:
+    def begin(self, settings: RunConfig) -> None:
+        """Take run.grace_s and run.save_before.
+
+        Raises:
+            ValueError: as `MachineEnd`.
+        """
+        own = section_of(settings, RestartSettings)
+        self._grace_s = own.grace_s
+        self._machine = MachineEnd(own) if own.save_before else None
+
+    def tell(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
+        """Say that run.save_before has no effect, where nothing says when the machine ends."""
+        if self._machine is not None:
+            self._machine.tell(run, step, say)
+
+    def look(self, say: Callable[[str], None]) -> None:
+        """A request, as of a scheduler's warning, where no other step fits before the machine is taken away."""
+        if self.number or self._machine is None:
             return
-        self._why = machine.passed(time.monotonic() - self._started)
+        self._why = self._machine.passed(time.monotonic() - self._started)
         if self._why:
             self.number = WARNING
             say(f"the run is saved and ends: {self._why}")
@@ -134,7 +150,7 @@ class StopRequest:
         if not self._is_in_step:
             raise Terminated(number)
         self._tell(number)
-        self._timer = threading.Timer(self.grace_s, self._insist, (threading.get_ident(), number))
+        self._timer = threading.Timer(self._grace_s, self._insist, (threading.get_ident(), number))
         self._timer.daemon = True
         self._timer.start()
 
@@ -142,7 +158,7 @@ class StopRequest:
         """Say what is waited for; not through a stream, which the main thread may be in the middle of."""
         text = (
             f"\n{signal.Signals(number).name}: this step comes to its end and is saved first, which may take "
-            f"{self.grace_s:g} s; the same again ends the run at once\n"
+            f"{self._grace_s:g} s; the same again ends the run at once\n"
         )
         with contextlib.suppress(OSError):  # a terminal that closed
             os.write(2, text.encode())

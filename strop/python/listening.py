@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.run import Checkpoint, RunFolder
+from strop.trainer.outside import Listeners
 
 OnStep = Callable[[int, Mapping[str, float]], object]
 """Takes a step and its metrics. A text that it returns ends the run, and is why."""
@@ -18,14 +19,14 @@ OnCheckpoint = Callable[[int, Path], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listeners:
-    """Called by the controller, one after another; what they raise ends the run."""
+class Functions(Listeners):
+    """Those of a caller; each may be left out."""
 
     on_step: OnStep | None = None
     on_samples: OnSamples | None = None
     on_checkpoint: OnCheckpoint | None = None
 
-    def joined(self, on_step: OnStep) -> Listeners:
+    def joined(self, on_step: OnStep) -> Functions:
         """With another one that hears of steps first."""
         before = self.on_step
 

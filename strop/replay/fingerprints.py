@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from strop.run.errors import RunError
 from strop.run.events import EventLog
+from strop.run.folder import StepDigests
 
 STAGES = (
     "data", "prompt_tokens", "sampled_tokens", "log_probs", "ref_log_probs", "values", "process_rewards",
@@ -22,8 +18,6 @@ STAGES = (
 """The stages of a step in the order they happen: the first one that differs is where two runs part."""
 
 KIND = "fingerprint"
-
-Digestible = NDArray[Any] | str | bytes | int | float | Sequence[int] | Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +31,7 @@ class Fingerprint:
     """Hash over the chain of the step before and the stages of this one."""
 
 
-class FingerprintChain:
+class FingerprintChain(StepDigests):
     """The hash chain of a run: a view over its event log."""
 
     def __init__(self, events: EventLog) -> None:
@@ -46,7 +40,7 @@ class FingerprintChain:
         self.reload()
 
     @property
-    def head(self) -> str:
+    def head(self) -> str:  # type: ignore[override]  # nobody sets it
         """Chain hash of the last step, "" before the first; a checkpoint records it."""
         return self._last.chain if self._last else ""
 
@@ -108,41 +102,3 @@ def chain_hash(previous: str, step: int, stages: Mapping[str, str]) -> str:
         if name in stages:
             hasher.update(f"{name}={stages[name]}\n".encode())
     return hasher.hexdigest()
-
-
-def digest(*parts: Digestible) -> str:
-    """sha256 over arrays and plain values, exact to the bit.
-
-    Each part enters with its type and size, so ("ab", "c") and ("a", "bc") differ, and so do a float32 and
-    a float64 zero, or 0.0 and -0.0. Arrays enter with dtype and shape, in C order, without a copy when
-    they already lie so. A bfloat16 tensor comes as a view of its bits (int16).
-
-    Raises:
-        TypeError: a part of another type, or an array of objects.
-    """
-    hasher = hashlib.sha256()
-    for part in parts:
-        _update(hasher, part)
-    return hasher.hexdigest()
-
-
-def _update(hasher: hashlib._Hash, part: Digestible) -> None:
-    if isinstance(part, np.ndarray):
-        if part.dtype.hasobject:
-            raise TypeError("an array of objects has no bytes to hash; convert it to numbers or strings")
-        hasher.update(f"array {part.dtype.str} {part.shape}\n".encode())
-        hasher.update(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
-    elif isinstance(part, (str, bytes)):
-        content = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
-        hasher.update(f"{type(part).__name__} {len(content)}\n".encode())
-        hasher.update(content)
-    elif isinstance(part, (bool, int)):
-        hasher.update(f"int {int(part)}\n".encode())
-    elif isinstance(part, float):
-        hasher.update(b"float " + struct.pack("<d", part))
-    elif isinstance(part, Sequence):
-        hasher.update(f"list {len(part)}\n".encode())
-        for item in part:
-            _update(hasher, item)
-    else:
-        raise TypeError(f"cannot hash a {type(part).__name__}; give arrays, strings, bytes or numbers")

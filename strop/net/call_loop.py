@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -38,18 +38,6 @@ class CallLoop(asyncio.SelectorEventLoop):
             yield
         finally:
             self._stands_since = time.monotonic()
-
-
-class Runner(Protocol):
-    """Runs coroutines on one loop, from outside of it."""
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result, when it has one."""
-        ...
-
-    def close(self) -> None:
-        """Cancel what is left, and end the loop; a second call does nothing."""
-        ...
 
 
 class CallRunner:

@@ -1,0 +1,19 @@
+"""`--from RUN` and `--with-optimizer`, of commands that make runs."""
+
+from __future__ import annotations
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a run may begin with."""
+    parser.add_argument(
+        "--from",
+        dest="origin",
+        metavar="RUN[@STEP|@best]",
+        help="begin a run with the weights of this one's last checkpoint (of STEP, of the best validation), and with "
+        "its settings where --config names no others; RUN may be the URL of a copy",
+    )
+    parser.add_argument(
+        "--with-optimizer", action="store_true", help="with --from: take over the optimizer's state too"
+    )

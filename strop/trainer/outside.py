@@ -1,0 +1,63 @@
+"""What comes to a run from outside while it goes on: who asks it to end, and who hears of it.
+
+In the core nobody does: Ctrl-C ends a run where it is, and it goes on from its last checkpoint. The guest restarts/
+knows signals and machines that are taken away (place "requests to end"), the guest python/ functions of a caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+
+from strop.base.guests import optional
+from strop.run import Checkpoint, RunConfig, RunFolder
+
+
+class StopRequest:
+    """Whether somebody has asked the run to end."""
+
+    number = 0
+    """The signal that came; 0 for none."""
+    reason = ""
+    """What asked, for the records."""
+
+    def listening(self) -> AbstractContextManager[None]:
+        """While requests are taken; around all of a run."""
+        return nullcontext()
+
+    def begin(self, settings: RunConfig) -> None:
+        """Take the settings of a run that is about to be prepared.
+
+        Raises:
+            ValueError: they ask for what cannot be known here.
+        """
+
+    def tell(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
+        """Say what will not be known, before the run goes on from this step."""
+
+    def step(self) -> AbstractContextManager[None]:
+        """A step with its checkpoint: what a request waits for."""
+        return nullcontext()
+
+    def look(self, say: Callable[[str], None]) -> None:
+        """Look whether there is time for another step."""
+
+    def settle(self) -> None:
+        """The step itself is done: a request waits for the checkpoint now, however long that takes."""
+
+
+def stop_request() -> StopRequest:
+    """What takes the requests of a new run."""
+    made: type[StopRequest] = optional("requests to end") or StopRequest
+    return made()
+
+
+class Listeners:
+    """Who hears of a run, called by the controller, one after another; what they raise ends the run."""
+
+    def hear_step(self, run: RunFolder, step: int, metrics: Mapping[str, float]) -> str:
+        """A step has ended; why the run is to end, or nothing."""
+        return ""
+
+    def hear_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """A checkpoint is whole."""

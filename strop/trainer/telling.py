@@ -1,0 +1,65 @@
+"""What a step tells people: its numbers, and what they would otherwise find out after hours."""
+
+from __future__ import annotations
+
+from strop.base.guests import optional
+from strop.base.metrics import Metric
+from strop.controller import as_list
+from strop.data.config import DataConfig
+from strop.rewards import summarize
+from strop.run import RunFolder
+from strop.trainer.launch import Say
+from strop.trainer.records import StepRecord
+from strop.trainer.roles import Roles
+from strop.trainer.stages import Stages
+from strop.workers import metrics as measure
+
+POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
+GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
+
+
+def step_metrics(
+    record: StepRecord, stages: Stages, roles: Roles, *, epoch: int, limits: DataConfig
+) -> dict[str, float]:
+    """All numbers of a step that do not depend on what follows it; `limits` are those of prompts and responses."""
+    metrics = {
+        POSITION.of("global_step"): float(record.step),
+        POSITION.of("epoch"): float(epoch),
+        **measure.episode_metrics(
+            record.reports,
+            max_prompt_tokens=limits.max_prompt_tokens,
+            max_response_tokens=limits.max_response_tokens,
+        ),
+        **measure.throughput_metrics(
+            num_total_tokens=record.num_tokens,
+            step_s=stages.total(),
+            num_devices=roles.actor.world_size,
+        ),
+    }
+    generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
+    if gen_s > 0:
+        metrics[GENERATION_SPEED] = generated / gen_s
+    if counts := optional("operation counts"):
+        usage = {name: as_list(group.call.usage()) for name, group in roles.trained().items()}
+        is_reference = roles.reference is None
+        metrics |= counts.usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
+    return metrics | record.metrics()
+
+
+def tell_of_losses(record: StepRecord, roles: Roles, run: RunFolder, say: Say, *, timeout_s: float) -> None:
+    """Say which engines, updates, episodes and scores a step has lost; `timeout_s` is that of scores."""
+    for lost in (one for ranks in as_list(roles.rollout.call.engine_losses()) for one in ranks):
+        run.events.append("engine_lost", record.step, message=lost)
+        say(f"step {record.step}: {lost}")
+    for reason in record.skipped:
+        run.events.append("skipped_update", record.step, reason=reason)
+        say(f"step {record.step} skipped an update: {reason}")
+    failed = [report for report in record.reports if not report.is_finished]
+    if failed:
+        say(
+            f"step {record.step}: {len(failed)} of {len(record.reports)} episodes failed; the first one, "
+            f"{failed[0].id}: {failed[0].failure}"
+        )
+    outcomes = [report.outcome for report in record.reports if report.outcome is not None]
+    if any(outcome.kind != "score" for outcome in outcomes):
+        say(f"step {record.step}: {summarize(outcomes, timeout_s=timeout_s)}")
