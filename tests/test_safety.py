@@ -226,7 +226,7 @@ def test_ordinary_code_is_not_reported(source: str) -> None:
 
 WALL_CLOCK = {
     "run/events.py": "records say when",
-    "base/heartbeat.py": "signs of life of several machines are compared",
+    "net/heartbeat.py": "signs of life of several machines are compared",
     "agents/spans.py": "spans say when",
     "workers/player.py": "spans say when",
     "tracking/tensorboard.py": "records say when",

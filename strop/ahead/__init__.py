@@ -1,7 +1,8 @@
 """Samples that are played over several calls: generation ahead of training, steps that do not wait for their slowest,
 and a clock of engine steps (rollout.max_staleness, rollout.over_issue, rollout.overlap_log_probs, trainer.clock).
 
-joining.py      what the trainer is given of it; check.py: settings that do not go together
+joining.py      what the trainer is given of it; check.py: settings that do not go together;
+                settings.py: the clock
 
 In the controller
 collector.py    samples that are made while the trainer works; calls.py: what it has rollout workers do

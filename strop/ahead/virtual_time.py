@@ -14,7 +14,9 @@ from statistics import NormalDist
 
 import numpy as np
 
+from strop.ahead.settings import ClockSettings
 from strop.base.randomness import random_key, uniforms
+from strop.base.sections import section_of
 from strop.trainer.sections import TrainerConfig
 
 _FORM = "lognormal(MEDIAN, SIGMA), or a file with one number per line"
@@ -110,11 +112,11 @@ def virtual_time(trainer: TrainerConfig) -> VirtualTime | None:
     Raises:
         ValueError: a distribution is none, or is for another clock.
     """
-    found = {}
-    for key, given in (("lengths", trainer.clock_lengths), ("latencies", trainer.clock_latencies)):
-        if given and trainer.clock == "wall":
+    found, settings = {}, section_of(trainer, ClockSettings)
+    for key, given in (("lengths", settings.clock_lengths), ("latencies", settings.clock_latencies)):
+        if given and settings.clock == "wall":
             raise ValueError(
                 f"trainer.clock_{key} is for a clock that counts engine steps: set trainer.clock=virtual, or remove it"
             )
         found[key] = read_distribution(f"trainer.clock_{key}", given)
-    return VirtualTime(seed=trainer.seed, **found) if trainer.clock == "virtual" else None
+    return VirtualTime(seed=trainer.seed, **found) if settings.clock == "virtual" else None

@@ -11,7 +11,7 @@ trust.py                     whether what settings name may be run
 user_files.py                Python files of the user's own
 foreign_files.py             files that somebody else may have written; durable.py: writes that survive a crash
 meeting.py                   where the processes of a group find each other
-heartbeat.py                 what a process does, written down every second
+heartbeat.py                 what a process does now
 background.py                what is done in a thread, once or from time to time
 
 Nothing is imported here: the settings are read without torch.

@@ -113,6 +113,7 @@ HOOKS = {
     "loss scale": "a class as strop.engines.options.loss_scale.LossScale, for models in float16",
     "metrics of a validation": "a function of the reports of scored answers, for val-core/ and val-aux/",
     "trackers": "a module as strop.tracking.group, for trackers beside the metrics file",
+    "heartbeat": "a function (log of a process) that gives a context in which what the process does is written down",
     "loop of calls": "a strop.workers.rollout.Runner whose deadlines count only the time of calls",
     "progress of generation": "a module with Tally(logs, rank=), which counts samples in a rollout worker, and "
     "PlayWatch(logs), which shows the counts (strop.tracking.tally)",
@@ -140,7 +141,7 @@ HOOKS = {
     "received models": "a module with check_entries(folder, complaint) and check_settings(values, complaint), which "
     "raise a ValueError for a model folder that no library should open (strop.received.models)",
     "received settings": "a module as strop.received.settings: load(), which lets no settings of others run what they "
-    "name, note() and note_again() for a user's own, and check_inputs() of a run that is continued",
+    "name, note() and note_again() for a user's own, check_there() and check_inputs() of a run that is continued",
     "mending of a run": "a class as strop.trainer.restarts.healing.Healing, for worker processes that die",
     "costs of services": "a class as strop.judges.costs.CostTracker, where a service has a price",
     "requests to end": "a strop.trainer.outside.StopRequest",
@@ -211,7 +212,8 @@ PLACES = {
     "evaluation set": "a name, or the beginning of names with a / at its end: a function (name, source) that gives the "
     "rows of that set with its prompts and data_source; an empty source is where it is published",
     "generation ahead": "for samples that are played over several calls, or by a clock of engine steps "
-    "(strop.trainer.config.Config.ahead_by): `check`, a function (config); `role`, a function (config, playing) that "
+    "(strop.trainer.config.Config.ahead_by): `asked`, a function (config) that gives the setting of its own which asks "
+    "for that; `check`, a function (config); `role`, a function (config, playing) that "
     "gives the RoleSpec of the rollout role; `collector`, a function that gives a "
     "strop.trainer.collecting.RolloutCollector, with the arguments of one and (start_step=, recorded=)",
 }

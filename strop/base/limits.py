@@ -58,20 +58,11 @@ def host_free_bytes(root: Path = Path("/")) -> int:
     meminfo = root / "proc/meminfo"
     if not meminfo.is_file():  # not Linux
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    facts = _numbers(meminfo)
+    facts = numbers_in(meminfo)
     free = 1024 * facts["MemAvailable:"]
     for folder, is_first_version in _control_groups(root, "memory"):
         free = min(free, _left(folder, *(_V1 if is_first_version else _V2), otherwise=free))
     return max(free, 0)
-
-
-def host_used_bytes(root: Path = Path("/")) -> int | None:
-    """Memory of the machine in use, without the caches that the kernel gives up; None where it does not say."""
-    meminfo = root / "proc/meminfo"
-    if not meminfo.is_file():
-        return None
-    facts = _numbers(meminfo)
-    return 1024 * (facts["MemTotal:"] - facts["MemAvailable:"])
 
 
 def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
@@ -101,10 +92,10 @@ def _left(folder: Path, limit: str, use: str, spare: str, *, otherwise: int) -> 
     if most == "max":
         return otherwise
     used = int((folder / use).read_text(encoding="utf-8"))
-    return int(most) - used + _numbers(folder / "memory.stat").get(spare, 0)
+    return int(most) - used + numbers_in(folder / "memory.stat").get(spare, 0)
 
 
-def _numbers(file: Path) -> dict[str, int]:
+def numbers_in(file: Path) -> dict[str, int]:
     """The first number of each line, by its first word."""
     if not file.is_file():
         return {}

@@ -5,7 +5,8 @@ evaluate.py          validation alone, for `strop eval` and from Python
 eval_command.py      `strop eval`; eval_table.py: several models in one table and picture
 compare_command.py   `strop compare`; paired.py: whether one model is better than another on the same prompts
 models.py            MODEL_OR_RUN: from a run, a checkpoint or a model folder to a model and its settings
-points.py            RUN@STEP, RUN@best and RUN@all: several models; spending.py: what their training had cost
+points.py            RUN@STEP, RUN@best and RUN@all: several models; spending.py: what their training had cost;
+                     processes.py: how many processes it had
 sets.py              --data: files, or sets by name
 generate_command.py  `strop generate`; answering.py: answers to chats; answer_files.py: in a file, with tokens;
                      given_answers.py: answers that a file holds already;

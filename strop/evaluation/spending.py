@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from strop.border import finite
+from strop.evaluation.processes import processes_of
 from strop.run import RunFolder
 from strop.trainer.trackers import METRICS_FILE, read_metrics
 from strop.workers.metrics import NUM_TOKENS
@@ -49,13 +49,3 @@ def spent_by(run: RunFolder, step: int) -> Spent | None:
         tokens=math.fsum(numbers[one][NUM_TOKENS] for one in wanted),
         device_hours=hours if processes else None,
     )
-
-
-def processes_of(config: Mapping[str, Any]) -> int:
-    """How many processes a run with these settings has; 0 where they do not say."""
-    resources = config.get("resources")
-    if not isinstance(resources, Mapping):
-        return 0
-    apart = resources.get("apart")
-    counts = [resources.get("ranks", 1), *(apart.values() if isinstance(apart, Mapping) else ())]
-    return sum(count for count in counts if type(count) is int)

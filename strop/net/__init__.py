@@ -7,6 +7,7 @@ gate             a listening socket that lets in only who proves to know the sec
 messages         JSON objects over a connection
 rendezvous       where the processes of a torch.distributed group find each other, behind a gate
 notes            what each listening socket of a process is for, written down for `strop doctor RUN --sockets`
+heartbeat        what a process does, written down for `strop incident`
 interfaces       network interfaces by address, and the libraries that listen on one
 exchange         one POST with a deadline
 calls            requests to a service: its key, limits and repeats

@@ -14,7 +14,7 @@ from strop.config import to_flat_dict
 from strop.hub.locating import models_elsewhere
 from strop.received.named import code_named, is_elsewhere
 from strop.received.own import made_in, record
-from strop.run import RunError
+from strop.run import RunError, RunFolder
 from strop.trainer import loading
 from strop.trainer.config import Config
 
@@ -106,3 +106,25 @@ def check_inputs(folder: Path, config: Config, text: str) -> None:
             )
         if key == "model.path":
             raise RunError(f"{folder} reads {key}={path}, which does not exist; put it back, then continue")
+
+
+def check_there(file: Path) -> None:
+    """Say of a run folder without settings why: it never began, or it lost them.
+
+    Args:
+        file: its config.yaml.
+
+    Raises:
+        RunError: there is none.
+    """
+    folder = file.parent
+    if file.is_file():
+        return
+    with RunFolder.open(folder, read_only=True) as run:
+        began = run.checkpoints.steps() or any(event["kind"] != "created" for event in run.events.read())
+    if not began:
+        raise RunError(f"{folder} has no {file.name}, so it never began; remove the folder and start again")
+    raise RunError(
+        f"{folder} has lost its {file.name}: the run did begin, so restore that file from a backup (the settings "
+        f"also stand in run.json, under config)"
+    )

@@ -4,7 +4,6 @@
     outcome.py     Outcome (score / error / timeout / infrastructure), RewardError, RewardUnavailable, the summary line
     pool.py        RewardPool: what the trainer uses; what becomes of what could not be scored
     combining.py   several scores of one sample as one reward
-    service.py     what scores beside functions: services, which a guest asks
     workers.py     the functions in worker processes: the thread that owns those and their deadlines
     worker.py      the parent's side of one worker process
     wire.py        the lines between them (JSON)

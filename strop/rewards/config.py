@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
 
@@ -12,7 +12,6 @@ from strop.base.field_types import FiniteFloat, PositiveInt, Share
 from strop.base.guests import targets
 from strop.base.sections import code_of_guests, guest_sections, section
 from strop.base.trust import Named
-from strop.rewards.service import ServiceSection
 
 OnFailure = Literal["exclude", "fixed", "retry"]
 MAX_WORKERS = 1024
@@ -27,6 +26,25 @@ _MANAGERS_ELSEWHERE = {
     "rate_limited": "leave it out: a service that scores has such limits of its own, requests_per_s and max_concurrent",
 }
 """Managers that users know by name, and what does their work here."""
+
+
+class ServiceSection(Protocol):
+    """The section of a service below reward."""
+
+    @property
+    def scores(self) -> bool:
+        """Whether the service is asked at all."""
+        ...
+
+    @property
+    def compares(self) -> bool:
+        """Whether it compares the answers to a prompt, and scores none by itself."""
+        ...
+
+    @property
+    def has_price(self) -> bool:
+        """Whether asking it costs something, which the run then counts."""
+        ...
 
 
 @section("reward.functions")

@@ -10,7 +10,7 @@ from strop.agents.config import AgentConfig
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.registry import STEP_COLUMNS
-from strop.base.guests import targets
+from strop.base.guests import joined, targets
 from strop.base.sections import guest_sections, section, section_on
 from strop.data.config import DataConfig
 from strop.data.sampler import is_sampler
@@ -179,16 +179,16 @@ class Config:
     def ahead_by(self) -> str:
         """The setting by which samples are played over several calls, or ordered by a clock of their own; empty: each
         step plays its own, and waits for them."""
-        rollout, trainer = self.rollout, self.trainer
+        rollout = self.rollout
         asked = {
             "rollout.max_staleness": rollout.max_staleness,
             "rollout.over_issue": rollout.over_issue,
             "rollout.overlap_log_probs": rollout.overlap_log_probs,
-            "trainer.clock": trainer.clock == "virtual",
-            "trainer.clock_lengths": trainer.clock_lengths,
-            "trainer.clock_latencies": trainer.clock_latencies,
         }
-        return next((key for key, value in asked.items() if value), "")
+        own = next((key for key, value in asked.items() if value), "")
+        if own or "asked" not in targets("generation ahead"):
+            return own
+        return str(joined("generation ahead", "asked")(self))
 
     @property
     def compares_answers(self) -> bool:

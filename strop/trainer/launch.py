@@ -13,7 +13,7 @@ from strop.base.guests import optional
 from strop.config import read_settings, to_dict
 from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
-from strop.run import Checkpoint, RunError, RunFolder, is_run
+from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
@@ -126,13 +126,13 @@ def resume_run(
         RunError: there is no run, another process writes it, or no checkpoint is valid.
     """
     path = folder / CONFIG_FILE
-    if is_run(folder) and not path.is_file():
-        raise _without_config(folder)
+    received, inputs = optional("received settings"), optional("inputs of a run")
     RunFolder.open(folder, read_only=True).close()
+    if received is not None:
+        received.check_there(path)
     text = read_settings(path)
     if admit is not None:
         admit(text)
-    received, inputs = optional("received settings"), optional("inputs of a run")
     continuation = settings_to_continue(path, overrides, text=text)
     config = continuation.config
     run = RunFolder.open(folder, settings=config.run)
@@ -152,17 +152,3 @@ def resume_run(
     for line in lines:
         say(line)
     return Start(run=run, config=config, checkpoint=checkpoint, is_finished=is_finished)
-
-
-def _without_config(folder: Path) -> RunError:
-    """What is said of a run folder without settings: it never began, or it lost them."""
-    with RunFolder.open(folder, read_only=True) as run:
-        began = run.checkpoints.steps() or any(event["kind"] != "created" for event in run.events.read())
-    if not began:
-        return RunError(
-            f"{folder} has no {CONFIG_FILE}, so it never began; remove the folder and start again"
-        )
-    return RunError(
-        f"{folder} has lost its {CONFIG_FILE}: the run did begin, so restore that file from a backup (the settings "
-        f"also stand in run.json, under config)"
-    )

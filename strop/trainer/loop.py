@@ -22,7 +22,7 @@ import torch
 
 from strop.base.garbage import settled
 from strop.base.guests import all_joined, needed, optional
-from strop.base.heartbeat import SUFFIX, beating, doing
+from strop.base.heartbeat import doing
 from strop.base.sections import section_on
 from strop.controller import CallTimeout, WorkerFailed
 from strop.engines.config import ModelConfig
@@ -128,7 +128,8 @@ class Trainer:
         if try_reward := optional("trial of the reward"):
             try_reward(self.config, self.data, self._run, self._say, costs=self._costs)
         with ExitStack() as stack:
-            stack.enter_context(beating(self._run.path / "logs" / f"controller{SUFFIX}"))
+            if beating := optional("heartbeat"):
+                stack.enter_context(beating(self._run.path / "logs" / "controller.log"))
             with doing("the start of the roles"):
                 self._start_roles(stack)
             stack.enter_context(settled())

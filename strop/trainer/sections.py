@@ -31,17 +31,6 @@ class TrainerConfig:
     """Stop after this many steps, if the epochs are not over before."""
     critic_warmup: NonNegativeInt = 0
     """Steps at the start in which only the critic is trained; 0: the actor is trained from the first step."""
-    clock: Literal["wall", "virtual"] = "wall"
-    """What decides which samples end first, where generation is ahead of training (rollout.max_staleness). wall: the
-    time they take. virtual: the steps of the engine, in which scoring and tools take no time; the run then follows from
-    its seed, to the bit. For runs in one process with the native engine. With rollout.max_staleness=0 every step waits
-    for all of its own samples, so that both give the same ones."""
-    clock_lengths: str = ""
-    """With clock=virtual, how many tokens an answer takes the time of where that is more than it has:
-    lognormal(MEDIAN, SIGMA), or a file with one number per line. Its tokens stay what they are. Empty: its own."""
-    clock_latencies: str = ""
-    """With clock=virtual, how many engine steps lie between the end of an answer and its score, in the same form.
-    Empty: none."""
     skip_rollout: str = ""
     """Folder of a run whose samples are trained on in place of new ones, with their tokens, log-probs and rewards: to
     debug the trainer, and to compare losses on equal data. Empty: samples are played."""

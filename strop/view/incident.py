@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.foreign_files import read_json
-from strop.base.heartbeat import SUFFIX
 from strop.cli.output import print_json, print_plain, shorten
+from strop.net.heartbeat import SUFFIX
 from strop.net.notes import read_small
 from strop.run import RunFolder
 from strop.trainer.beginning.naming import run_in

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from strop.evaluation.spending import processes_of
+from strop.evaluation.processes import processes_of
 from strop.run import is_run
 from strop.trainer.curve import run_series
 from strop.view.records import RunRecords

@@ -34,9 +34,7 @@ def test_generation_ahead_of_training_is_refused_by_the_name_of_its_setting() ->
 def test_every_setting_that_asks_for_it_is_seen(setting: str, value: float) -> None:
     rollout = RolloutConfig(**{setting: value})
     seen = Config.ahead_by.fget(  # type: ignore[attr-defined]
-        SimpleNamespace(
-            rollout=rollout, trainer=SimpleNamespace(clock="wall", clock_lengths="", clock_latencies="")
-        )
+        SimpleNamespace(rollout=rollout)
     )
     assert seen == f"rollout.{setting}"
     assert rollout.is_streamed

@@ -15,9 +15,10 @@ import pytest
 from test_ray_runs import RAY, worker_processes
 from tiny_runs import Project, train_in
 
-from strop.base.heartbeat import SUFFIX, beating, doing, item
+from strop.base.heartbeat import doing, item
 from strop.cli.main import main
 from strop.config import save_config
+from strop.net.heartbeat import SUFFIX, beating
 from strop.view.incident import read_beats
 
 STUCK = """

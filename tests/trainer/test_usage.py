@@ -8,9 +8,8 @@ import pytest
 import torch
 from tiny_runs import Done
 
-from strop.base.limits import host_used_bytes
 from strop.engines.flops.peak import half_precision_peak, peak_flops
-from strop.engines.flops.usage import Usage, usage_metrics
+from strop.engines.flops.usage import Usage, host_used_bytes, usage_metrics
 
 
 def usage(**given: Any) -> Usage:

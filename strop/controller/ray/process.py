@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar
 import ray
 from ray.exceptions import RayError
 
-from strop.base.heartbeat import SUFFIX, beating, doing
+from strop.base.heartbeat import doing
 from strop.border import remember_named
 from strop.controller import call
 from strop.controller.call import WorkerCall
@@ -36,6 +36,7 @@ from strop.controller.ray.transport import BatchRefs, register_serializers
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Placement, Worker, close_all
 from strop.net import notes
+from strop.net.heartbeat import beating
 from strop.net.rendezvous import Meeting, MeetingPoint
 from strop.protocol import DataProto
 
@@ -74,7 +75,7 @@ class WorkerProcess:
         self._info: GroupInfo | None = None
         notes.keep_in(Path(log_path).with_suffix(notes.SUFFIX))
         notes.write_all_as_rays()
-        self._beating = beating(Path(log_path).with_suffix(SUFFIX))
+        self._beating = beating(Path(log_path))
         self._beating.__enter__()
 
     def presence(self) -> Presence:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from strop.base.limits import host_used_bytes
+from strop.base.limits import numbers_in
 from strop.base.metrics import Metric
 from strop.engines.causal_lm import CausalLM
 from strop.engines.flops.peak import peak_flops
@@ -25,6 +26,15 @@ MEMORY = Metric(
 )
 HOST_MEMORY = Metric("perf/cpu_memory_used_gb", "GiB", "in use on the fullest machine, by all programs")
 GIB = 2**30
+
+
+def host_used_bytes(root: Path = Path("/")) -> int | None:
+    """Memory of the machine in use, without the caches that the kernel gives up; None where it does not say."""
+    meminfo = root / "proc/meminfo"
+    if not meminfo.is_file():
+        return None
+    facts = numbers_in(meminfo)
+    return 1024 * (facts["MemTotal:"] - facts["MemAvailable:"])
 
 
 @dataclass(frozen=True, kw_only=True)
