@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
 from strop.engines.head import Head
+from strop.engines.media import MediaInputs
 from strop.engines.products import layer_products
 from strop.engines.recurrence import recurrence_of
 
@@ -29,7 +30,9 @@ class CausalLM:
     logits of the next token, or, for a value or reward model, one number per token.
     """
 
-    def __init__(self, module: nn.Module, *, compute_dtype: torch.dtype, media: Any = None) -> None:
+    def __init__(
+        self, module: nn.Module, *, compute_dtype: torch.dtype, media: MediaInputs | None = None
+    ) -> None:
         self.module = module
         self.media = media
         """What it needs to take media; None for a model that takes text alone."""
@@ -216,7 +219,7 @@ class _Uncompiled:
             self.recur: Any = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
 
 
-def use_packed_attention(module: Any, media: Any, *, by_formula: bool) -> None:
+def use_packed_attention(module: Any, media: MediaInputs | None, *, by_formula: bool) -> None:
     """Give a model attention over packed tokens; with `by_formula` also the part that reads media computes by it."""
     name = FORMULA_NAME if by_formula else ATTENTION_NAME
     module.set_attn_implementation(name if media is None else media.attention(name, by_formula=by_formula))

@@ -7,11 +7,56 @@ forward pass.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
+import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from strop.base.guests import all_joined
+from strop.engines.attention import Span
+from strop.trajectory import Media
+
+
+class MediaInputs(Protocol):
+    """The media side of a loaded model."""
+
+    tower: Any
+    """The part of the model that reads images; None where the language model itself does."""
+    text_id: int
+    """A token that stands for no media."""
+    hidden: Callable[..., Any] | None
+    """Called as the model's base is, with media among its arguments; None where the base takes them itself."""
+
+    @property
+    def token_ids(self) -> Mapping[str, int]:
+        """Kind of media -> id of the token that stands for a part of it."""
+
+    def check(self, token_ids: Sequence[int], media: Sequence[Media], where: str) -> None:
+        """Raise a ValueError for tokens of media without media, or the other way round."""
+
+    def positions(self, token_ids: Tensor, media: Sequence[Media]) -> Tensor:
+        """Positions [n] of tokens [n], in host memory; [3, n] of a model that counts along three axes."""
+
+    def blocks(self, token_ids: Tensor) -> tuple[Span, ...]:
+        """Runs of these tokens that see each other whatever their order."""
+
+    def arguments(self, media: Sequence[Media], *, device: torch.device) -> Mapping[str, Tensor]:
+        """These media as arguments of the forward pass; a ValueError where a file cannot be read."""
+
+    def touched(self, hidden: Tensor) -> Tensor:
+        """`hidden`, with a gradient of 0 for every trained weight that images alone go through."""
+
+    def attention(self, name: str, *, by_formula: bool) -> dict[str, str]:
+        """The attention of each part of the model, where the language part has one of this name."""
+
+    def probe(self, device: torch.device) -> Callable[[Any], float] | None:
+        """How far a loaded model is from itself on prompts with images; None where it takes none."""
+
+    def save_settings(self, folder: Path) -> None:
+        """Copy the settings of how images are read into another model folder."""
 
 
 def media_models(config: Any) -> Any:
@@ -20,7 +65,7 @@ def media_models(config: Any) -> Any:
     return next((family for family in families if family.takes_media(config)), None)
 
 
-def media_inputs(module: Any, folder: str = "") -> Any:
+def media_inputs(module: Any, folder: str = "") -> MediaInputs | None:
     """The media side of a loaded model; None for a model of text alone, or where the folder does not say how media are
     read."""
     family = media_models(module.config)

@@ -20,7 +20,7 @@ from strop.chat_template import render_with
 from strop.engines.adapters import adapters
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
-from strop.engines.media import language_model_class, media_inputs, media_models
+from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.parallel import Parallel
 from strop.engines.weights import WeightsMetadata, weights_metadata
@@ -174,7 +174,7 @@ def made_ready(
     return model
 
 
-def _freeze_tower(module: nn.Module, media: Any, path: str) -> None:
+def _freeze_tower(module: nn.Module, media: MediaInputs | None, path: str) -> None:
     """Take the part that reads media out of training."""
     if media is None or media.tower is None:
         raise ValueError(

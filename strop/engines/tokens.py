@@ -26,6 +26,7 @@ from strop.base.guests import needed
 from strop.engines.attention import PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
+from strop.engines.media import MediaInputs
 from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
 from strop.protocol import DataProto, columns
 from strop.trajectory import Media
@@ -227,12 +228,12 @@ def _shared_out(whole: Tokens, group: dist.ProcessGroup) -> Tokens:
     return dataclasses.replace(whole, shard=sequence_parallelism().shard_micro_batch(whole, group))
 
 
-def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: Any) -> tuple[Span, ...]:
+def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | None) -> tuple[Span, ...]:
     """Runs of these tokens, which have these media, that see each other whatever their order."""
     return inputs.blocks(token_ids) if media and inputs is not None else ()
 
 
-def _positions(token_ids: Tensor, media: Sequence[Media], inputs: Any, where: str) -> Tensor:
+def _positions(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | None, where: str) -> Tensor:
     """Positions [n] of tokens [n] from the beginning of a sequence; [3, n] of tokens with media, if the model counts
     those along three axes."""
     if not media:
@@ -242,11 +243,10 @@ def _positions(token_ids: Tensor, media: Sequence[Media], inputs: Any, where: st
             f"{where} has images, but the model takes text alone: use a vision-language model with its image processor"
         )
     inputs.check(token_ids.tolist(), media, where)
-    placed: Tensor = inputs.positions(token_ids, media)
-    return placed
+    return inputs.positions(token_ids, media)
 
 
-def _targets(response: Tensor, media: Sequence[Media], inputs: Any, *, start: int) -> Tensor:
+def _targets(response: Tensor, media: Sequence[Media], inputs: MediaInputs | None, *, start: int) -> Tensor:
     """Tokens [R] whose log-probs are computed: the response, with another token where one stands for media.
 
     Tokens of media have probability zero, and are given, so their log-probs say nothing. Those of other tokens stand in

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import AutoModelForImageTextToText
 
+from strop.engines.media import MediaInputs
 from strop.vision.families import (
     load_media_processor,
     media_token_ids,
@@ -16,7 +17,7 @@ from strop.vision.families import (
     vision_of,
     written_template,
 )
-from strop.vision.sight import Reader, Vision
+from strop.vision.sight import Reader
 
 __all__ = [
     "AUTO_CLASS", "copy_settings", "media_inputs", "media_reader", "media_token_ids", "takes_media", "written_template",
@@ -26,7 +27,7 @@ AUTO_CLASS: Any = AutoModelForImageTextToText
 """The class of transformers that loads these models."""
 
 
-def media_inputs(module: Any, folder: str) -> Vision | None:
+def media_inputs(module: Any, folder: str) -> MediaInputs | None:
     """The vision side of a loaded model; None where it has none, as the classifiers of transformers.
 
     Raises:

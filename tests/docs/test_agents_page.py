@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from doc_pages import ROOT, Session
 
 from strop.run import RunFolder
+from strop.tools.functions import FUNCTION_TOOL_REGISTRY
+
+
+@pytest.fixture(autouse=True)
+def _tools_of_the_page() -> Iterator[None]:
+    known = dict(FUNCTION_TOOL_REGISTRY)
+    yield
+    FUNCTION_TOOL_REGISTRY.clear()
+    FUNCTION_TOOL_REGISTRY.update(known)
 
 
 @pytest.mark.slow

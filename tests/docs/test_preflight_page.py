@@ -13,4 +13,4 @@ from strop.health import RULES
 @pytest.mark.slow
 def test_the_page_about_preflight(tmp_path: Path) -> None:
     assert Session(folder=tmp_path).follow(ROOT / "docs" / "preflight.md") == 5
-    assert len(RULES) == 17, "the page says seventeen"
+    assert len(RULES) == 19, "the page says nineteen"

@@ -234,5 +234,4 @@ class Prefill:
         request = piece.request
         if not request.media or self._model.media is None:
             return torch.arange(piece.start, piece.stop)
-        placed: Tensor = self._model.media.positions(torch.tensor(request.given_ids), request.media)
-        return placed
+        return self._model.media.positions(torch.tensor(request.given_ids), request.media)

@@ -39,7 +39,7 @@ def load(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
 
 
 def _digest() -> Any:
-    path = Path(__file__).parents[3] / "engines" / "digest.py"
+    path = Path(__file__).parents[3] / "engines" / "digests" / "tensors.py"
     spec = importlib.util.spec_from_file_location("strop_digest", path)
     assert spec is not None
     assert spec.loader is not None, "a Python file has a loader"
