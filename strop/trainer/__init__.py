@@ -19,6 +19,7 @@ launch.py           a run is begun or continued; continuing.py: from where, with
 models.py           models in folders of this machine (the guest hub/: those that are fetched)
 setup.py            data, sampling and what is checked with them; the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
+policy_sync.py      generation at the policy's weights
 
 Numbers
 validation.py       answers on held-out prompts
