@@ -85,9 +85,9 @@ if "strop.rewards.child" in " ".join(sys.orig_argv):
 """
 """Follows the prompt in the process that scores; Python imports it there as it starts."""
 BESIDE = {
-    "_write", "_metrics", "_warn", "_note", "summarize_batch", "_summary", "row_results", "check_versions", "_check",
-    "episode_metrics", "digests", "checksums", "save", "hear_step", "observe", "log", "report", "arithmetic",
-    "note_policy_loss", "add", "_count", "read_models", "check_models", "_probe_reward", "begin",
+    "_write", "_metrics", "step_metrics", "tell_of_losses", "_note", "summarize_batch", "_summary", "row_results",
+    "check_versions", "_check", "episode_metrics", "digests", "checksums", "save", "hear_step", "observe", "log",
+    "report", "arithmetic", "note_policy_loss", "add", "_count", "read_models", "check_models", "try_reward", "begin",
 }  # fmt: skip
 """Where functions begin that the weights do not depend on."""
 

@@ -88,7 +88,8 @@ class Engine:
             ValueError: a row is too long, or has media that the model or these ranks cannot take.
         """
         self.onload()
-        parts = self._micro_batches(data, rows) or [[]]
+        budget = self._config.max_tokens_per_device
+        parts = micro_batches(data, max_tokens=budget, parallel=self.parallel, rows=rows) or [[]]
         places: list[Tensor] = []
         made: list[Mapping[str, Tensor]] = []
 
@@ -107,11 +108,6 @@ class Engine:
             torch.accelerator.synchronize()  # the copies were not waited for
         order = torch.cat(places).argsort()
         return {name: torch.cat([results[name] for results in made])[order] for name in made[0]}
-
-    def _micro_batches(self, data: DataProto, rows: Sequence[int] | None) -> list[list[int]]:
-        return micro_batches(
-            data, max_tokens=self._config.max_tokens_per_device, parallel=self.parallel, rows=rows
-        )
 
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
         """Note a pass over a micro-batch; ranks that share a sequence share its operations."""
@@ -192,7 +188,8 @@ class TrainEngine(Engine):
         is waited for once, at the end. Arguments and errors are those of `map_tokens`.
         """
         self.onload()
-        parts = self._micro_batches(data, rows)
+        budget = self._config.max_tokens_per_device
+        parts = micro_batches(data, max_tokens=budget, parallel=self.parallel, rows=rows)
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
             if self._sharding is not None:
