@@ -115,6 +115,22 @@ sequence_parallelism()
 """,
         "engine.sequence_parallel is above 1, but the part of strop for that is missing",
     ),
+    "form of a batch": (
+        """
+from strop.protocol import DataProto
+DataProto().save_to_disk("batch")
+""",
+        "a batch is written to a folder, but the part of strop for that is missing",
+    ),
+    "folders of rows": (
+        """
+from pathlib import Path
+from strop.data import read_rows
+Path("rows").mkdir()
+read_rows(["rows"])
+""",
+        "data entry rows is a folder, but the part of strop for that is missing",
+    ),
     "recipes": (
         """
 from strop.algorithms.declarations import adv_estimator_declaration
