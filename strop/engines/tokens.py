@@ -31,9 +31,6 @@ from strop.engines.packing import joined_positions, make_rows, next_position, pr
 from strop.protocol import DataProto, columns
 from strop.trajectory import Media
 
-_NOTHING = make_rows([torch.zeros(1, dtype=torch.int64)], [torch.zeros(1, dtype=torch.int64)])
-"""What a rank runs when it has no rows left and others have."""
-
 
 def sequence_parallelism() -> Any:
     """The module that divides sequences over ranks: check_sequence_parallel() refuses models, shard_micro_batch() gives
@@ -153,7 +150,7 @@ def pack(
     """
     device, inputs = model.device, model.media
     if is_empty := not len(data if rows is None else rows):
-        data, rows = _NOTHING, None
+        data, rows = make_rows([torch.tensor([0])], [torch.tensor([0])]), None
     ids, positions, hidden, targets, tokens = [], [], [], [], []
     segments: list[Segment] = []
     media: list[Media] = []
