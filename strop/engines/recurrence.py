@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from strop.base.guests import optional
+from strop.base.guests import needed, optional
 from strop.engines.attention import AttentionContext, Segment
 
+ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
+"""What transformers calls layers that attend."""
 States: TypeAlias = tuple[tuple[Tensor, ...], ...]
 """Of one sequence: what each such layer has kept behind the last token; empty without such layers."""
 
@@ -60,8 +62,17 @@ class Recurrence(Protocol):
         """Room for the states of so many running sequences."""
 
 
-def recurrence_of(module: nn.Module) -> Recurrence | None:
-    """The layers of a model that carry a state; None where all attend, or no guest knows such layers."""
+def recurrence_of(module: Any) -> Recurrence | None:
+    """The layers of a model that carry a state; None where all attend.
+
+    Raises:
+        ValueError: some do not attend, and no guest knows such layers.
+    """
     find = optional("layers with a state")
-    found: Recurrence | None = None if find is None else find(module)
+    if find is None:
+        others = set(getattr(module.config.get_text_config(), "layer_types", None) or ()) - ATTENTION
+        return (
+            needed("layers with a state", f"the model has layers of type {min(others)}") if others else None
+        )
+    found: Recurrence | None = find(module)
     return found

@@ -17,9 +17,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from strop.engines.carried.recurrent import CARRIED, LINEAR
-
-_ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
-"""Kinds of layers, as configurations call them, that attend to earlier tokens and keep nothing else."""
+from strop.engines.recurrence import ATTENTION
 
 _STATE = (
     "has layers ({kinds}) that carry a state from token to token, which packed sequences and the rollout's cache of "
@@ -138,7 +136,7 @@ def _reason(config: Any, model_class: Any, *, is_value_model: bool) -> str:
     kinds = set(getattr(text, "layer_types", None) or ())
     if text.model_type in CARRIED:
         kinds -= {LINEAR}
-    if others := sorted(kinds - _ATTENTION):
+    if others := sorted(kinds - ATTENTION):
         return _STATE.format(kinds=", ".join(others))
     if model_class is None:
         return _missing(config, is_value_model=is_value_model)
