@@ -12,7 +12,6 @@ from tiny_runs import Project, resume_in, train_in
 
 from strop.data.sampler import visit_uid
 from strop.run import CheckpointError
-from strop.trainer.rounds.collector import RoundsCollector
 from strop.trainer.rounds.lengths import Lengths
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
@@ -91,13 +90,13 @@ def test_runs_begin_with_the_long_ones_and_train_the_same_samples(
     project: Project, tmp_path: Path, ahead: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[int]] = []
-    order = RoundsCollector._in_order
+    order = Lengths.longest_first
 
-    def watched(self: RoundsCollector, prompts: list[Prompt]) -> list[Prompt]:
-        seen.append(rows(begun := list(order(self, prompts))))
+    def watched(self: Lengths, prompts: list[Prompt], *, ranks: int) -> list[Prompt]:
+        seen.append(rows(begun := list(order(self, prompts, ranks=ranks))))
         return begun
 
-    monkeypatch.setattr(RoundsCollector, "_in_order", watched)
+    monkeypatch.setattr(Lengths, "longest_first", watched)
     settings = [*LONG, *TWO_EPOCHS, *ahead]
     plain = train_in(tmp_path / "plain", project.config(*settings))
     drawn = list(seen) or [rows(list(record.prompts)) for record in plain.records]
