@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 
 from references import rollout_correction as reference
 from strop.algorithms.aggregation import batch_totals, token_weights
+from strop.algorithms.config import AlgorithmConfig
+from strop.protocol import DataProto, columns
 from strop.recipes.correction import Correction, correct
+from strop.recipes.correction_columns import correction_columns
 from strop.recipes.correction_settings import STATISTICS, CorrectionConfig
 
 LN2 = math.log(2)
@@ -36,6 +39,26 @@ def rows_of(tensor: torch.Tensor | None) -> list[list[float]]:
 def close(got: torch.Tensor | None, expected: list[list[float]]) -> None:
     assert got is not None
     torch.testing.assert_close(got, torch.tensor(expected, dtype=got.dtype), rtol=0, atol=1e-12)
+
+
+def test_columns_of_rows_are_masks_counts_and_weights_where_they_are_asked_for() -> None:
+    lengths = MASK.sum(dim=1)
+    inside = torch.arange(3)[None] < lengths[:, None]
+    old = torch.tensor(RHO, dtype=torch.float64).nan_to_num() - 3
+    made = {"old_log_probs": old, "rollout_log_probs": torch.full_like(old, -3.0), "response_mask": MASK}
+    rows = DataProto.from_dict({name: columns.from_padded(value, inside) for name, value in made.items()})
+    with_weights = AlgorithmConfig(correction=CorrectionConfig(weights="token", upper=3.0))
+    found = correction_columns(rows, with_weights).tensors()
+    assert found.keys() == {"loss_mask", "num_trained", "rollout_is_weights"}
+    assert columns.flat(found["rollout_is_weights"]).tolist() == pytest.approx([2, 0.5, 3, 0.25, 1, 1])
+    assert (columns.flat(found["loss_mask"]).tolist(), found["num_trained"].tolist()) == (
+        [True] * 6,
+        [3, 1, 2],
+    )
+    rejecting = AlgorithmConfig(correction=CorrectionConfig(reject={"token_k1": [0.2, 3.0]}))
+    found = correction_columns(rows, rejecting).tensors()
+    assert found.keys() == {"loss_mask", "num_trained"}
+    assert found["num_trained"].tolist() == [2, 1, 2], "the token of ratio 4 is left out"
 
 
 def test_no_correction_is_no_weights_and_the_response_mask() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.registry import REWARD_SHAPINGS
 from strop.algorithms.stream_functions.shaping import overlong_penalty
 from strop.base.randomness import random_key
 from strop.recipes.resampling import drawn_rows, pf_ppo_weights, resample_rows
@@ -33,6 +34,13 @@ def test_the_overlong_penalty_by_hand() -> None:
 def test_a_buffer_as_long_as_the_answer_punishes_every_token() -> None:
     got = overlong_penalty(torch.tensor([1, 2, 4]), max_tokens=4, buffer_tokens=4)
     assert got.tolist() == [-0.25, -0.5, -1.0]
+
+
+def test_names_of_shapings_are_known_once_they_are_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert AlgorithmConfig().has_known_names
+    assert not AlgorithmConfig(reward_shaping="halves").has_known_names
+    monkeypatch.setitem(REWARD_SHAPINGS, "halves", lambda rewards: rewards / 2)
+    assert AlgorithmConfig(reward_shaping="halves").has_known_names
 
 
 @given(

@@ -51,8 +51,9 @@ def test_answers_earn_their_own_and_the_last_one_what_is_no_answers() -> None:
     whole = answers(0, ("", 0.25), ("", 1.0), alone=False)
     assert own_rewards(whole, 1.5) == [1.5, 1.5], "every sequence of an episode is worth what that is"
     assert own_rewards([], 1.0) == []
-    cut = dataclasses.replace(turns[0], turn_rewards=((7, 0.25),))
-    assert own_rewards([cut, turns[2]], 1.0) == [0.0, 1.0]
+    for place in (len(turns[0].response_ids), 7):  # behind its last token
+        cut = dataclasses.replace(turns[0], turn_rewards=((place, 0.25),))
+        assert own_rewards([cut, turns[2]], 1.0) == [0.0, 1.0]
 
 
 def test_gigpo_of_two_episodes_that_meet_in_a_state() -> None:
