@@ -123,10 +123,8 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
 
 def _refuse_sources(args: argparse.Namespace) -> None:
     given = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
-    others = {
-        "origin": "--from",
-        "with_optimizer": "--with-optimizer",
-    }  # of the guest of "beginning of a run"
+    # Of the guest of "beginning of a run".
+    others = {"origin": "--from", "with_optimizer": "--with-optimizer"}
     given += [option for name, option in others.items() if getattr(args, name, None)]
     if given:
         raise UsageError(
