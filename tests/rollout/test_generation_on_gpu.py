@@ -103,7 +103,7 @@ def test_captured_steps_give_what_the_forward_pass_gives(tiny: Tiny) -> None:
     given = asks(max_tokens=40)
     with_graphs = DecodeBatch(model, max_running=12)
     without = DecodeBatch(model, max_running=12)
-    without._static = None
+    without._steps = None
     found = []
     for batch in (with_graphs, without):
         made = [Request(f"r{n}", tuple(prompt), how) for n, (prompt, how) in enumerate(given)]
@@ -111,7 +111,7 @@ def test_captured_steps_give_what_the_forward_pass_gives(tiny: Tiny) -> None:
         while not batch.is_idle:
             batch.step(0)
         found.append(made)
-    assert isinstance(with_graphs._static, StaticStep)
-    assert with_graphs._static.num_captured > 0
-    assert not with_graphs._static.is_given_up
+    assert isinstance(with_graphs._steps, StaticStep)
+    assert with_graphs._steps.num_captured > 0
+    assert not with_graphs._steps.is_given_up
     assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]
