@@ -6,6 +6,10 @@ No other module names a vendor. torch is imported only when a question about thi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,3 +80,10 @@ def _num_devices(name: str) -> int:
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return torch.accelerator.device_count() if accelerator is not None and accelerator.type == name else 0
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of host memory on a device, without waiting for the device."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -53,6 +53,13 @@ def free_bytes(device: torch.device) -> int:
     return int(free + unused)
 
 
+def device_bytes(device: torch.device) -> int:
+    """All memory of an accelerator."""
+    import torch  # heavy: asked for only where there is an accelerator
+
+    return int(torch.accelerator.get_memory_info(device)[1])
+
+
 def host_free_bytes(root: Path = Path("/")) -> int:
     """Free memory of the machine, or of the narrowest control group around this process; `root` holds proc and sys."""
     meminfo = root / "proc/meminfo"

@@ -75,6 +75,7 @@ _LATE_ERRORS = (
     ("strop.rollout.client", "NoEngine"),
     ("strop.rollout.sync.types", "SyncError"),
     ("strop.rollout.types", "EngineDied"),
+    ("torch", "OutOfMemoryError"),
 )
 """Errors with a sentence for users, besides ValueError and OSError. Looked up among the modules already
 loaded: a module that was never imported has raised nothing."""
@@ -230,9 +231,20 @@ def _user_error(error: BaseException) -> BaseException | None:
 
 def _sentence(error: BaseException) -> str:
     text = plain(str(error)) or type(error).__name__
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, whose text has the request and the device's memory
+        return _out_of_memory(text)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.strerror}: {error.filename}"
     return text if _is_raised_by_strop(error) else f"{text} ({type(error).__name__}; --debug shows where)"
+
+
+def _out_of_memory(text: str) -> str:
+    facts = " ".join(sentence for sentence in text.split(". ")[:3] if sentence).rstrip(".")
+    return (
+        f"the device has no memory left: {facts}. Lower actor.engine.max_tokens_per_device (of the other roles too: "
+        f"how many tokens are trained at one time), set model.gradient_checkpointing=true, or lower "
+        f"rollout.max_running (how many answers are generated at one time); --debug shows where"
+    )
 
 
 def _is_raised_by_strop(error: BaseException) -> bool:

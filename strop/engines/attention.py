@@ -8,7 +8,8 @@ continues it.
 The plan gathers segments of similar length into buckets and runs one scaled-dot-product attention per
 bucket, forward and backward, on any device; where scores are capped or heads have sinks, which no fused kernel
 offers on every device, or where the user asks for it, it follows the formula. Padding exists only inside these
-calls, never in the linear layers. Correct on CUDA too; last measured on a CPU (see benchmarks/RESULTS.md).
+calls, never in the linear layers. In half precision on CUDA one call of FlashAttention takes the place of the buckets
+where it has the form (varlen.py). Last measured: benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface
+
+from strop.engines.varlen import VarlenPlan, half_of, runs_on, varlen_plan
 
 ATTENTION_NAME = "strop_packed"
 """Name under which the attention function is registered with transformers."""
@@ -222,23 +226,43 @@ class PackedAttention:
     """Causal attention within each segment and to the segment it continues."""
 
     def __init__(self, segments: Sequence[Segment], *, device: torch.device) -> None:
-        self.buckets: list[Bucket] = []
-        """The calls of a layer."""
-        tokens, slots, base = [], [], 0
         self.segments = tuple(segments)
-        for group in _group_by_length(segments):
-            bucket, valid = _make_bucket(group, device)
-            self.buckets.append(bucket)
+        self._device = device
+        self._masks: dict[tuple[int | None, int | None], list[Tensor]] = {}
+        if not runs_on(device):
+            _ = self._buckets  # made now: packing is not a part of the passes
+
+    @property
+    def buckets(self) -> list[Bucket]:
+        """The calls of a layer."""
+        return self._buckets[0]
+
+    @cached_property
+    def _buckets(self) -> tuple[list[Bucket], Tensor]:
+        """The calls, and where each token is in their joined outputs [N]."""
+        buckets, tokens, slots, base = [], [], [], 0
+        for group in _group_by_length(self.segments):
+            bucket, token_of_slot, valid = _make_bucket(group, self._device)
+            buckets.append(bucket)
             at_slot = torch.nonzero(valid.flatten())[:, 0]
-            tokens.append(bucket.query_index.cpu()[at_slot])
+            tokens.append(token_of_slot[at_slot])
             slots.append(base + at_slot)
             base += valid.numel()
         order = torch.argsort(torch.cat(tokens))
-        self._slot_of_token = torch.cat(slots)[order].to(device)  # [N], into the joined bucket outputs
-        self._masks: dict[tuple[int | None, int | None], list[Tensor]] = {}
+        return buckets, torch.cat(slots)[order].to(self._device)
+
+    @cached_property
+    def _varlen(self) -> VarlenPlan | None:
+        return varlen_plan(self.segments, self._device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]."""
+        half = half_of(query, value, form)
+        if half is not None and (plan := self._varlen) is not None:
+            return plan.attend(query.to(half), key.to(half), value.to(half), form)
+        return self._attend_in_buckets(query, key, value, form)
+
+    def _attend_in_buckets(self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         heads, (kv_heads, dim), value_dim = query.shape[1], key.shape[1:], value.shape[2]
         query_rows = query.reshape(-1, heads * dim)
         # One gather moves keys and values together.
@@ -254,15 +278,7 @@ class PackedAttention:
             values = values.view(b, k, kv_heads, value_dim).transpose(1, 2)
             mask = bucket.mask if form.sees_all else self._mask(form, number)
             if form.is_fused:
-                out = F.scaled_dot_product_attention(
-                    queries,
-                    keys,
-                    values,
-                    attn_mask=mask,
-                    is_causal=mask is None,
-                    scale=form.scaling,
-                    enable_gqa=heads != kv_heads,
-                )  # [b, H, q, Dv]
+                out = _fused(queries, keys, values, mask, form)  # [b, H, q, Dv]
             else:
                 out = _attend_by_formula(queries, keys, values, mask, form)
             outputs.append(out.transpose(1, 2).reshape(b * q, heads * value_dim))
@@ -270,7 +286,7 @@ class PackedAttention:
 
     def joined(self, outputs: list[Tensor]) -> Tensor:
         """What the tokens have, [N, D], from what the queries of each bucket have, [b * q, D]."""
-        return gather(outputs[0] if len(outputs) == 1 else torch.cat(outputs), self._slot_of_token)
+        return gather(outputs[0] if len(outputs) == 1 else torch.cat(outputs), self._buckets[1])
 
     def _mask(self, form: AttentionForm, number: int) -> Tensor:
         """Mask of a bucket for layers with a window or chunks, made once for each size of them."""
@@ -283,6 +299,25 @@ class PackedAttention:
                 for b in self.buckets
             ]
         return self._masks[sizes][number]
+
+
+_KERNELS_WITH_MASK = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels of buckets on CUDA. cuDNN's is left out: it plans every new shape for seconds, and buckets have new ones in
+nearly every micro-batch."""
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, form: AttentionForm) -> Tensor:
+    """Attention output [b, H, q, Dv] by a fused kernel; arguments as of `_attend_by_formula`."""
+    heads, kv_heads = query.shape[1], key.shape[1]
+    is_causal, scale = mask is None, form.scaling
+    if query.device.type != "cuda":
+        return F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=is_causal, scale=scale, enable_gqa=heads != kv_heads
+        )
+    # The kernel that takes a mask has no heads that share keys.
+    key, value = (part.repeat_interleave(heads // kv_heads, dim=1) for part in (key, value))
+    with sdpa_kernel(_KERNELS_WITH_MASK):
+        return F.scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, scale=scale)
 
 
 def _attend_by_formula(
@@ -349,14 +384,14 @@ def _group_by_length(segments: Sequence[Segment]) -> list[list[Segment]]:
     return groups
 
 
-def _make_bucket(group: list[Segment], device: torch.device) -> tuple[Bucket, Tensor]:
-    """The bucket of these segments, and which of its query slots [b, q] hold a token."""
+def _make_bucket(group: list[Segment], device: torch.device) -> tuple[Bucket, Tensor, Tensor]:
+    """The bucket of these segments; in host memory the token of each query slot [b * q], and which [b, q] hold one."""
     table = torch.tensor([(s.start, s.length, s.prefix_start, s.prefix_length) for s in group])
     starts, lengths, prefix_starts, prefix = table[:, :, None].unbind(1)  # [b, 1] each
     q, k = int(lengths.max()), int((prefix + lengths).max())
     at_query = torch.arange(q)[None]
     valid = at_query < lengths
-    query_index = torch.where(valid, starts + at_query, 0)
+    query_index = torch.where(valid, starts + at_query, 0).flatten()
     key_index = mask = None
     blocks = _block_numbers(group, q)
     if int(prefix.max()) > 0:
@@ -366,7 +401,7 @@ def _make_bucket(group: list[Segment], device: torch.device) -> tuple[Bucket, Te
     if key_index is not None or blocks is not None:
         mask = _causal_mask(prefix, lengths, (q, k), blocks).to(device)
     bucket = Bucket(
-        query_index=query_index.flatten().to(device),
+        query_index=query_index.to(device),
         key_index=key_index,
         shape=(len(group), q, k),
         mask=mask,
@@ -374,7 +409,7 @@ def _make_bucket(group: list[Segment], device: torch.device) -> tuple[Bucket, Te
         lengths=lengths,
         blocks=blocks,
     )
-    return bucket, valid
+    return bucket, query_index, valid
 
 
 def _block_numbers(group: Sequence[Segment], num_queries: int) -> Tensor | None:

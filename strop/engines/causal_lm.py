@@ -65,7 +65,14 @@ class CausalLM:
     @property
     def head(self) -> Head:
         """The head as a function. While parameters are sharded, only inside `run`."""
-        return Head(self._head.weight, self._head.bias, self._banned_ids, *self._logit_form)
+        is_half = self.compute_dtype in HALF and self.device.type != "cpu"
+        return Head(
+            self._head.weight,
+            self._head.bias,
+            self._banned_ids,
+            *self._logit_form,
+            product_dtype=self.compute_dtype if is_half else None,
+        )
 
     @property
     def _banned_ids(self) -> Tensor | None:

@@ -66,7 +66,7 @@ def _no_such_attention(name: str) -> str:
     """Why there is no attention of this name of transformers here."""
     if name.startswith("flash_attention"):
         return (
-            "sdpa takes FlashAttention's kernel on CUDA by itself where a sequence needs no mask, and the package "
+            "with sdpa FlashAttention's kernel in PyTorch computes bfloat16 and float16 on CUDA, and the package "
             "flash-attn is not used"
         )
     if name == "flex_attention":

@@ -8,7 +8,7 @@ together.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -48,20 +48,22 @@ def total_norm(gradients: Mapping[str, Tensor]) -> float:
     Squares are added in float64, so that the value hardly depends on how many ranks hold the gradients: float32
     sums on a CPU lose three digits on a large matrix.
     """
-    totals: dict[_Sharding | None, float] = {}
+    shards: dict[_Sharding | None, list[Tensor]] = {}
     for gradient in gradients.values():
-        sharding = _sharding(gradient)
-        totals[sharding] = totals.get(sharding, 0.0) + _sum_of_squares(local(gradient))
+        shards.setdefault(_sharding(gradient), []).append(local(gradient))
     return math.sqrt(
-        sum(_reduced([total], sharding, dist.ReduceOp.SUM)[0] for sharding, total in totals.items())
+        sum(
+            _reduced([_sum_of_squares(tensors)], sharding, dist.ReduceOp.SUM)[0]
+            for sharding, tensors in shards.items()
+        )
     )
 
 
 @torch.no_grad()
 def scale(gradients: Mapping[str, Tensor], factor: float) -> None:
     """Multiply all gradients in place."""
-    for gradient in gradients.values():
-        local(gradient).mul_(factor)
+    if gradients:
+        torch._foreach_mul_([local(gradient) for gradient in gradients.values()], factor)
 
 
 @torch.no_grad()
@@ -97,13 +99,29 @@ def _reduced(values: list[float], sharding: _Sharding | None, how: dist.ReduceOp
     return result
 
 
-def _sum_of_squares(tensor: Tensor) -> float:
+def _sum_of_squares(tensors: Sequence[Tensor]) -> float:
+    """Sum of the squares of all numbers; an accelerator is waited for once."""
+    on_device = [tensor for tensor in tensors if tensor.device.type != "cpu"]
+    total = 0.0
+    if on_device:  # devices add in a tree, which float32 is enough for
+        norms = [
+            norm.double()
+            for dtype in {tensor.dtype for tensor in on_device}
+            for norm in torch._foreach_norm(
+                [tensor for tensor in on_device if tensor.dtype == dtype],
+                2,
+                dtype=torch.promote_types(dtype, torch.float32),
+            )
+        ]
+        total = float(torch.stack(norms).square().sum())
+    for tensor in tensors:
+        if tensor.device.type == "cpu":
+            total += _sum_of_squares_in_chunks(tensor)
+    return total
+
+
+def _sum_of_squares_in_chunks(tensor: Tensor) -> float:
     flat = tensor.reshape(-1)
-    if flat.device.type != "cpu":
-        # Devices add in a tree, which float32 is enough for.
-        dtype = torch.promote_types(flat.dtype, torch.float32)
-        norm = float(torch.linalg.vector_norm(flat, dtype=dtype))
-        return norm * norm
     total = torch.zeros((), dtype=torch.float64)
     for start in range(0, len(flat), _CHUNK):
         chunk = flat[start : start + _CHUNK].double()

@@ -7,16 +7,20 @@ keeping them. For a vocabulary of 49 k and 10 k tokens the whole logits would be
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from strop.base.kernels import has_kernels
+from strop.engines import head_kernels
 from strop.engines.products import linear
 
 HEAD_CHUNK_ELEMENTS = 1 << 23
-"""Logits held at one time, in numbers: 32 MiB in float32."""
+"""Logits held at one time on a CPU, in numbers: 32 MiB in float32."""
+DEVICE_CHUNK_ELEMENTS = 1 << 28
+"""The same on an accelerator: 1 GiB, since products of few rows leave it idle, and read the whole head each time."""
 BANNED_LOGIT = -1e9
 """Logit of a token that is never sampled: finite, so that its part of an entropy is 0 and not 0 * inf."""
 
@@ -48,12 +52,20 @@ class Head:
     """Factor of all logits (Cohere, Granite)."""
     cap: float | None = None
     """Logits z become cap tanh(z / cap) (Gemma 2)."""
+    product_dtype: torch.dtype | None = None
+    """Half precision of the products on an accelerator, of which sums, logits and all that follows are float32; None:
+    that of the hidden states."""
 
     def logits(self, hidden: Tensor, *, temperature: float | Tensor = 1.0) -> Tensor:
         """Logits divided by the temperature: [N, V] in at least float32. One definition for rollout and training.
 
         Banned tokens have BANNED_LOGIT, of which the exponential is 0 beside that of any other.
         """
+        if self.product_dtype is not None:
+            products = half_product(hidden.to(self.product_dtype), self.weight.to(self.product_dtype).T)
+            return self.formed(
+                products if self.bias is None else products.add_(self.bias), temperature=temperature
+            )
         weight, bias = self.weight.to(hidden.dtype), None if self.bias is None else self.bias.to(hidden.dtype)
         return self.formed(linear(hidden, weight, bias), temperature=temperature)
 
@@ -126,19 +138,71 @@ class Head:
         values = hidden.to(dtype) @ self.weight[0].to(dtype)
         return values if self.bias is None else values + self.bias[0].to(dtype)
 
+    def with_products_ready(self) -> Head:
+        """The same head, with its weight in the precision of the products."""
+        if self.product_dtype is None or self.weight.dtype == self.product_dtype:
+            return self
+        return replace(self, weight=self.weight.to(self.product_dtype))
+
     def _chunks(self, hidden: Tensor, temperature: float) -> Iterator[Tensor]:
         """Logits [c, V] of some hidden states at a time."""
-        for rows in torch.split(hidden, chunk_rows(self.weight.shape[0])):
-            yield self.logits(rows, temperature=temperature)
+        head = self.with_products_ready()
+        for rows in torch.split(hidden, chunk_rows(self.weight.shape[0], hidden.device)):
+            yield head.logits(rows, temperature=temperature)
 
 
 def _wide(hidden: Tensor) -> torch.dtype:
     return torch.promote_types(hidden.dtype, torch.float32)
 
 
-def chunk_rows(vocab_size: int) -> int:
+def chunk_rows(vocab_size: int, device: torch.device) -> int:
     """Tokens per chunk of the head."""
-    return max(1, HEAD_CHUNK_ELEMENTS // vocab_size)
+    elements = HEAD_CHUNK_ELEMENTS if device.type == "cpu" else DEVICE_CHUNK_ELEMENTS
+    return max(1, elements // vocab_size)
+
+
+def half_product(left: Tensor, right: Tensor) -> Tensor:
+    """left [N, K] times right [K, M], of half precision, in float32 [N, M]."""
+    if left.device.type == "cuda" and not (
+        torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
+    ):
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return (left @ right).float()
+
+
+def _statistics(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """logsumexp_v z_v [N] and sum_v p_v z_v [N] of logits z [N, V]."""
+    if has_kernels(logits.device) and logits.dtype == torch.float32:
+        return head_kernels.statistics(logits)
+    normalizers = torch.logsumexp(logits, dim=-1)
+    probs = torch.exp(logits - normalizers[:, None])
+    return normalizers, torch.einsum("nv,nv->n", probs, logits)
+
+
+def _gradient(
+    logits: Tensor,
+    statistics: tuple[Tensor, Tensor],
+    targets: Tensor,
+    grad_log_probs: Tensor,
+    grad_entropies: Tensor | None,
+    *,
+    slope: Tensor | float,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Gradient [N, V] by hidden W^T + b: of log-probs of targets [N, C] and of entropies [N], through logits [N, V]."""
+    normalizers, means = statistics
+    if isinstance(slope, float) and has_kernels(logits.device) and logits.dtype == torch.float32:
+        return head_kernels.gradient(
+            logits, normalizers, means, targets, grad_log_probs, grad_entropies, slope=slope, dtype=dtype
+        )
+    probs = torch.exp(logits - normalizers[:, None])
+    grad = probs * -grad_log_probs.sum(dim=-1, keepdim=True)
+    grad.scatter_add_(1, targets, grad_log_probs.to(grad.dtype))
+    if grad_entropies is not None:  # dH/dz_v = -p_v (z_v - sum_u p_u z_u)
+        grad.addcmul_(probs * (logits - means[:, None]), -grad_entropies[:, None])
+    if not isinstance(slope, float) or slope != 1.0:
+        grad.mul_(slope)
+    return grad.to(dtype)
 
 
 class _TokenLogProbs(torch.autograd.Function):
@@ -157,34 +221,36 @@ class _TokenLogProbs(torch.autograd.Function):
         num_likely: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        step = chunk_rows(weight.shape[0])
-        log_probs, entropies, are_likely = [], [], []
+        step = chunk_rows(weight.shape[0], hidden.device)
+        head = head.with_products_ready()
+        log_probs, normalizers, means, are_likely = [], [], [], []
         for start in range(0, len(targets), step):
             rows = slice(start, start + step)
             logits = head.logits(hidden[rows], temperature=temperature)  # [c, V]
-            normalizer = torch.logsumexp(logits, dim=-1)
+            normalizer, mean = _statistics(logits)
             at_targets = logits.gather(-1, targets[rows])  # [c, C]
             log_probs.append(at_targets - normalizer[:, None])
             if num_likely:
                 least = torch.topk(logits, num_likely, dim=-1).values[:, -1:]
                 are_likely.append(at_targets >= least)
-            probs = torch.exp(logits - normalizer[:, None])
-            entropies.append(normalizer - torch.einsum("nv,nv->n", probs, logits))
-        ctx.save_for_backward(hidden, weight, bias, targets, head.banned)
-        ctx.form, ctx.temperature = (head.scale, head.cap), temperature
+            normalizers.append(normalizer)
+            means.append(mean)
         if not log_probs:
             empty = hidden.new_zeros(0, dtype=_wide(hidden))
-            log_probs, entropies = [empty.new_zeros((0, targets.shape[1]))], [empty]
+            log_probs, normalizers, means = [empty.new_zeros((0, targets.shape[1]))], [empty], [empty]
+        normalizer, mean = torch.cat(normalizers), torch.cat(means)
+        ctx.save_for_backward(hidden, weight, bias, targets, head.banned, normalizer, mean)
+        ctx.form, ctx.temperature = (head.scale, head.cap, head.product_dtype), temperature
         is_likely = torch.cat(are_likely) if are_likely else torch.zeros_like(targets, dtype=torch.bool)
         ctx.mark_non_differentiable(is_likely)
-        return torch.cat(log_probs), torch.cat(entropies), is_likely
+        return torch.cat(log_probs), normalizer - mean, is_likely
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_log_probs, grad_entropies, _ = grads  # None: that the loss does not depend on it
-        hidden, weight, bias, targets, banned = ctx.saved_tensors
-        head = Head(weight, bias, banned, *ctx.form)
-        step = chunk_rows(weight.shape[0])
+        hidden, weight, bias, targets, banned, normalizers, means = ctx.saved_tensors
+        head = Head(weight, bias, banned, *ctx.form).with_products_ready()
+        step = chunk_rows(weight.shape[0], hidden.device)
         if grad_log_probs is None:
             grad_log_probs = torch.zeros(targets.shape, dtype=torch.float32, device=targets.device)
         grad_hidden = torch.empty_like(hidden)
@@ -196,27 +262,27 @@ class _TokenLogProbs(torch.autograd.Function):
         for start in range(0, len(targets), step):
             rows = slice(start, start + step)
             logits = head.logits(hidden[rows], temperature=ctx.temperature)
-            normalizer = torch.logsumexp(logits, dim=-1, keepdim=True)
-            probs = torch.exp(logits - normalizer)
-            grad = probs * -grad_log_probs[rows].sum(dim=-1, keepdim=True)
-            grad.scatter_add_(1, targets[rows], grad_log_probs[rows].to(grad.dtype))
-            if grad_entropies is not None:
-                # dH/dz_v = -p_v (z_v - sum_u p_u z_u)
-                mean = torch.einsum("nv,nv->n", probs, logits)[:, None]
-                grad.addcmul_(probs * (logits - mean), -grad_entropies[rows, None])
-            if (
-                not isinstance(slope := head.slope(logits, temperature=ctx.temperature), float)
-                or slope != 1.0
-            ):
-                grad.mul_(slope)
-            grad = grad.to(hidden.dtype)
-            grad_hidden[rows] = linear(grad, weight.to(hidden.dtype).T)
-            if grad_weight is not None and weight.dtype == wide:
+            grad = _gradient(
+                logits,
+                (normalizers[rows], means[rows]),
+                targets[rows],
+                grad_log_probs[rows],
+                None if grad_entropies is None else grad_entropies[rows],
+                slope=head.slope(logits, temperature=ctx.temperature),
+                dtype=head.product_dtype or hidden.dtype,
+            )
+            if head.product_dtype is not None:
+                grad_hidden[rows] = half_product(grad, head.weight).to(hidden.dtype)
+            else:
+                grad_hidden[rows] = linear(grad, weight.to(hidden.dtype).T)
+            if grad_weight is not None and head.product_dtype is not None:
+                grad_weight.add_(half_product(grad.T, hidden[rows].to(grad.dtype)))
+            elif grad_weight is not None and weight.dtype == wide:
                 grad_weight.addmm_(grad.T.to(wide), hidden[rows].to(wide))
             elif grad_weight is not None:
                 grad_weight.add_(grad.T.to(weight.dtype) @ hidden[rows].to(weight.dtype))
             if grad_bias is not None:
-                grad_bias.add_(grad.sum(0))
+                grad_bias.add_(grad.sum(0, dtype=wide))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),

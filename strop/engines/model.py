@@ -20,9 +20,11 @@ from strop.chat_template import render_with
 from strop.engines.adapters import adapters
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
+from strop.engines.fused_norms import use_fused_norms
 from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.parallel import Parallel
+from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.engines.weights import WeightsMetadata, weights_metadata
 
 
@@ -167,6 +169,9 @@ def made_ready(
     model = CausalLM(module, compute_dtype=dtype, media=media)
     if config.use_liger:
         needed("kernels", "model.use_liger is true")(module, computes_on)
+    elif computes_on.type == "cuda":
+        use_fused_norms(module)
+        use_rotary_kernel(module)
     if config.lora.enabled:
         adapters().add_lora(model, config.lora)
     if config.freeze_vision_tower:

@@ -22,6 +22,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from strop.base.device import sent
 from strop.base.guests import needed
 from strop.engines.attention import PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
@@ -192,11 +193,11 @@ def pack(
     predicting = slice(0) if is_empty else slice(None)
     packed = Tokens(
         model=model,
-        input_ids=torch.cat(ids)[None].to(device, non_blocking=True),
-        position_ids=joined_positions(positions).to(device, non_blocking=True),
+        input_ids=sent(torch.cat(ids)[None], device),
+        position_ids=sent(joined_positions(positions), device),
         attention=PackedAttention(segments, device=device),
-        hidden_index=torch.cat(hidden)[predicting].to(device, non_blocking=True),
-        targets=torch.cat(targets)[predicting].to(device, non_blocking=True),
+        hidden_index=sent(torch.cat(hidden)[predicting], device),
+        targets=sent(torch.cat(targets)[predicting], device),
         index=torch.cat(tokens)[predicting],
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
     )

@@ -23,6 +23,7 @@ from strop.algorithms.losses import (
     rows_that_move,
 )
 from strop.algorithms.registry import load_extensions
+from strop.base.device import sent
 from strop.base.guests import needed
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
@@ -246,7 +247,7 @@ class _Update:
         self._temperature, self._share = temperature, share
         self._num_trained = int((batch["weights"] != 0).sum())
         self._row_ids = row_numbers(row_lengths)
-        self._batch = {name: column.to(device, non_blocking=True) for name, column in batch.items()}
+        self._batch = {name: sent(column, device) for name, column in batch.items()}
         self.metrics = TensorMetrics()
         self.kept = {name: torch.zeros_like(self._batch["weights"]) for name in ("log_probs", "entropys")}
         """[N], by the weights before the step."""
@@ -254,7 +255,7 @@ class _Update:
     def __call__(self, tokens: Tokens) -> Tensor:
         """The part of the loss that these tokens have."""
         weights = self._batch["weights"]
-        places = tokens.index.to(weights.device, non_blocking=True)
+        places = sent(tokens.index, weights.device)
         here = {name: column[places] for name, column in self._batch.items()}
         chosen_log_probs = is_likely = None
         if self._spec.takes_chosen_tokens:

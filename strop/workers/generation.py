@@ -148,8 +148,10 @@ class Serving:
         await self._engine.wake_up()
 
     async def sleep(self) -> None:
-        """Every engine gives its memory back."""
-        await self._engine.sleep()
+        """Every engine gives its memory back; one that holds little of an accelerator keeps it, and with it the steps
+        that were captured over it, which take seconds to capture again."""
+        if not (isinstance(self._engine, NativeEngine) and self._engine.leaves_room):
+            await self._engine.sleep()
 
     async def pause(self) -> None:
         """Every engine holds its requests where they are."""

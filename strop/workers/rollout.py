@@ -354,8 +354,10 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def offload(self) -> None:
-        """The role is idle: the shared model leaves the device until it is called again; an own one stays."""
+        """The role is idle: the shared model, and what generation holds beside it, leaves the device until it is
+        called again; an own one stays."""
         if self._trained is not None:
+            self._runner.run(self._engines.first.engine.sleep())
             self._trained.offload()
 
     def close(self) -> None:

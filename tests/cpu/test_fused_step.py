@@ -259,7 +259,7 @@ def test_a_step_that_differs_is_not_used(
 
 def test_a_cache_on_a_cpu_has_its_room_at_once() -> None:
     slots = SlotCache(64)
-    slots.expect(4096)
+    slots.expect(4096, num_slots=1)
     slots.write([0], torch.ones(2, 1, 1, 5, 8))
     start = slots.layer(0, 1, 1)[0].data_ptr()
     slots.reserve(4096, num_slots=64)

@@ -134,5 +134,5 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made(monkeypatch: pytest.Monkey
             hidden, torch.arange(count), chosen, temperature=0.7
         )
         (log_probs.sum() + entropies.sum() + at.log_probs.sum()).backward()
-    assert seen.operations["logsumexp.default"] == 30  # 10 chunks: the teacher's, forward and backward
+    assert seen.operations["logsumexp.default"] == 20  # 10 chunks: the teacher's, and forward
     assert seen.elements == chunk * vocab

@@ -173,5 +173,27 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made(monkeypatch: pytest.Monkey
         forward = dict(seen.operations)
         (log_probs.sum() + entropies.sum()).backward()
     assert forward["logsumexp.default"] == 10  # ceil(96 / 10) chunks
-    assert seen.operations["logsumexp.default"] == 20  # the backward pass was watched as well
+    assert seen.operations["logsumexp.default"] == 10  # kept for the backward pass ...
+    assert seen.operations["exp.default"] == 20  # ... which was watched as well
     assert seen.elements == chunk * vocab
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_in_half_precision_are_those_of_rounded_numbers(has_bias: bool) -> None:
+    # What an accelerator computes: hidden states and weight rounded to bfloat16, the rest in float32.
+    leaves = [leaf.detach().float().requires_grad_() for leaf in inputs(bias=True)]
+    rounded = [leaf.detach().to(torch.bfloat16).float().requires_grad_() for leaf in leaves]
+    bias = leaves[2].detach() if has_bias else None
+    ours = Head(leaves[1], bias, product_dtype=torch.bfloat16).log_probs(leaves[0], targets(), temperature=0.8)
+    logits = rounded[0] @ rounded[1].T
+    logits = (logits if bias is None else logits + bias) / 0.8
+    every = torch.log_softmax(logits, dim=-1)
+    wanted = every.gather(-1, targets()[:, None])[:, 0], -(every.exp() * every).sum(-1)
+    # The product itself is rounded on a CPU, where it has no output in float32.
+    torch.testing.assert_close(ours, wanted, atol=0.05, rtol=0.02)
+    loss, wanted_loss = (pair[0].sum() + 0.3 * pair[1].sum() for pair in (ours, wanted))
+    grads = torch.autograd.grad(loss, leaves[:2])
+    wanted_grads = torch.autograd.grad(wanted_loss, rounded[:2])
+    for grad, other in zip(grads, wanted_grads, strict=True):
+        assert grad.dtype == torch.float32
+        torch.testing.assert_close(grad, other, atol=0.05, rtol=0.05)

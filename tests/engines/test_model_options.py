@@ -65,7 +65,7 @@ def test_settings_that_the_model_does_not_have_are_refused(
     [
         (
             "flash_attention_2",
-            "sdpa takes FlashAttention's kernel on CUDA by itself .*; choose sdpa or eager",
+            "with sdpa FlashAttention's kernel in PyTorch computes .*; choose sdpa or eager",
         ),
         ("flex_attention", "no backward pass on a CPU"),
         ("kernels-community/flash-attn3", "no kernel of that name"),

@@ -12,10 +12,13 @@ from rollout_cases import Ask, answers, generate_all, run, tokens
 from references.language_models import load_plain, plain_greedy
 from references.token_passes import log_probs_of
 from strop.base.randomness import random_key
+from strop.engines.attention import AttentionForm
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import make_rows
 from strop.rollout.captured.steps import StaticStep
+from strop.rollout.native import decode_kernel
 from strop.rollout.native.batch import DecodeBatch
+from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
@@ -84,6 +87,8 @@ def test_the_tokens_of_a_gpu_are_those_of_a_cpu(tiny: Tiny) -> None:
 def test_sleep_gives_the_memory_of_the_cache_back_and_the_engine_wakes(tiny: Tiny) -> None:
     model = tiny("qwen3", dtype="float32", device=DEVICE)
     engine = NativeEngine(model, max_running=12)
+    run(generate_all(engine, asks()))  # libraries take what they keep
+    run(engine.sleep())
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     first = run(generate_all(engine, asks()))
@@ -115,3 +120,79 @@ def test_captured_steps_give_what_the_forward_pass_gives(tiny: Tiny) -> None:
     assert with_graphs._steps.num_captured > 0
     assert not with_graphs._steps.is_given_up
     assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_captured_steps_in_bfloat16_follow_the_weights_and_the_table(tiny: Tiny, kind: str) -> None:
+    """Steps over rounded weights, which change between calls, and over a table that grows."""
+    model = tiny(kind, dtype="bfloat16", device=DEVICE)
+    batch = DecodeBatch(model, max_running=12)
+
+    def made(max_tokens: int) -> list[Request]:
+        requests = [
+            Request(f"r{n}", tuple(prompt), how)
+            for n, (prompt, how) in enumerate(asks(max_tokens=max_tokens))
+        ]
+        batch.waiting.extend(requests)
+        while not batch.is_idle:
+            batch.step(0)
+        return requests
+
+    before = made(20)
+    assert isinstance(batch._steps, StaticStep)
+    captured = batch._steps.num_captured
+    assert captured > 0
+    again = made(100)  # the table grows, and what was captured over the old one is of no use
+    assert batch._steps.num_captured > captured
+    assert not batch._steps.is_given_up
+    weight = model.module.get_output_embeddings().weight
+    kept = weight.data.clone()
+    try:
+        weight.data.mul_(-1.0)
+        after = made(20)
+    finally:
+        weight.data.copy_(kept)
+    assert [one.token_ids for one in after] != [one.token_ids for one in before]
+    rows = make_rows(
+        [torch.tensor(prompt) for prompt, _ in asks()], [torch.tensor(one.token_ids) for one in again]
+    )
+    trained, _ = log_probs_of(model, rows, temperature=1.0, max_tokens=400)
+    rolled = torch.tensor([value for one in again for value in one.log_probs])
+    assert float((rolled - trained.cpu()).abs().mean()) < 0.05
+
+
+@pytest.mark.parametrize("window", [None, 5, 70])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (16, 8, 128), (6, 1, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_kernel_of_a_decode_step_gives_what_torch_gives(
+    monkeypatch: pytest.MonkeyPatch,
+    window: int | None,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype,
+) -> None:
+    lengths = torch.tensor([0, 130, 67, 150], device=DEVICE)
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    query, key, value = (
+        torch.randn(4, count, dim, device=DEVICE, generator=generator)
+        for count in (heads, kv_heads, kv_heads)
+    )
+    before = torch.randn(2, 1, 4, kv_heads, 160, dim, device=DEVICE, generator=generator).to(dtype)
+    found = []
+    for has_kernel in (True, False):
+        cache = SlotCache(4)
+        cache.form_like(before[:, :, 0, :, :1])
+        assert cache.reserve(160, num_slots=4)
+        cache.table[:, :, :4, :, :160] = before
+        if not has_kernel:
+            monkeypatch.setattr(decode_kernel, "has_kernels", lambda device: False)
+        attention = DecodeAttention(cache, lengths, num_tokens=160)
+        out = attention.attend(0, query, key, value, AttentionForm(scaling=0.3, window=window))
+        assert cache.reads_padding != has_kernel
+        found.append((out, cache.table[:, :, :4, :, :160]))
+    exact = dtype == torch.float32
+    torch.testing.assert_close(
+        found[0][0], found[1][0], atol=1e-5 if exact else 0.06, rtol=1e-5 if exact else 0.06
+    )
+    assert torch.equal(found[0][1], found[1][1])

@@ -14,7 +14,7 @@ from torch import Tensor
 from strop.base.randomness import random_key, uniforms
 from strop.cpu import kernel
 from strop.engines.head import BANNED_LOGIT
-from strop.rollout.native.sampling import SEQUENCE, Rows, next_tokens
+from strop.rollout.native.sampling import SEQUENCE, Rows, invert_in_blocks, next_tokens
 
 LOGITS = torch.log(torch.tensor([0.30, 0.05, 0.25, 0.20, 0.15, 0.05], dtype=torch.float64))
 DRAWS = 20_000
@@ -217,3 +217,22 @@ def test_numbers_that_are_none_give_a_token_all_the_same() -> None:
     tokens, log_probs = next_tokens(torch.full((3, 300), math.nan), rows_of(3))
     assert all(0 <= token < 300 for token in tokens.tolist())
     assert log_probs.isnan().all()
+
+
+@pytest.mark.parametrize("vocab", [5, 1024, 1025, 3000])
+def test_sums_of_blocks_find_the_token_of_the_whole_row(vocab: int) -> None:
+    # What an accelerator samples: the place where the cumulative sum passes u times the total.
+    generator = torch.Generator().manual_seed(vocab)
+    probs = torch.rand(64, vocab, generator=generator)
+    probs[:, ::3] = 0.0
+    probs[:, vocab // 2 :] *= (torch.rand(64, 1, generator=generator) < 0.5).float()  # some end in zeros
+    probs[:, 1] += 1e-3
+    edges = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    u = torch.cat([edges, torch.rand(62, dtype=torch.float64, generator=generator)])
+    found = invert_in_blocks(probs, u)
+    exact = probs.double().cumsum(-1)
+    for row, token in enumerate(found.tolist()):
+        assert probs[row, token] > 0
+        target = float(u[row]) * float(exact[row, -1])
+        before = float(exact[row, token - 1]) if token else 0.0
+        assert before - 1e-9 <= target <= float(exact[row, token]) + 1e-9

@@ -224,7 +224,7 @@ def attention(value: Any) -> Any:
         return value
     if isinstance(value, str) and value.startswith("flash_attention"):
         return skip(
-            "model.attn_implementation=sdpa takes FlashAttention's kernel on CUDA where no mask is needed"
+            "model.attn_implementation=sdpa computes by FlashAttention's kernel on CUDA, in bfloat16 and float16"
         )
     return refuse("attention on packed tokens is computed by sdpa or eager: model.attn_implementation")
 

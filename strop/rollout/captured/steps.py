@@ -2,7 +2,8 @@
 
 A step of a small batch is hundreds of short kernels, and launching them from a layer's Python takes longer than they
 run. A captured step is launched as a whole, but repeats exactly what was captured: the same addresses, the same shapes.
-So a batch is padded to the next of a few numbers of sequences, and its cache is read up to the next of a few lengths:
+So a batch is padded to the next of a few numbers of sequences, and where the attention of some layer cannot read
+lengths on the device (decode_kernel.py), its cache is read up to the next of a few lengths:
 
     sequences   1 2 4 8 16 ... and the most that may run      padded ones have no tokens, in slots that nobody owns
     tokens      64 128 256 ... and all that the table has     what lies behind a sequence is masked
@@ -10,14 +11,17 @@ So a batch is padded to the next of a few numbers of sequences, and its cache is
 What a step reads and writes lies in tensors of its own (`_Shape`), in the parameters, and in the table of the cache.
 When a parameter or the table is another tensor, captures of it are dropped. A shape is captured when it has come
 CAPTURE_AFTER times, so short runs never pay for it, and its first answer is compared with that of the model's own
-forward pass. A model whose Python looks at its tokens (GPT-2 of transformers) cannot be captured, and goes its own way.
+forward pass. A model whose Python looks at its tokens cannot be captured, and goes its own way; a capture for which
+there is no memory is tried again later.
 
-A captured step has never been run on a GPU. On a CPU, the padded step and a repeated trace of it are tested.
+On a CPU, the padded step and a repeated trace of it are tested. Last measured on a GPU: benchmarks/RESULTS.md.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,8 +36,8 @@ logger = logging.getLogger(__name__)
 
 MIN_TOKENS = 64
 """The shortest length that a step reads of the cache."""
-CAPTURE_AFTER = 8
-"""Steps of one shape before it is captured."""
+CAPTURE_AFTER = 4
+"""Steps of one shape before it is captured, which takes about as long as so many."""
 _WARM_UPS = 2
 """Steps before a capture, on its stream: libraries allocate what they need in the first ones."""
 
@@ -85,8 +89,9 @@ class StaticStep:
         """
         self._model, self._capture = model, capture
         self._shapes: dict[tuple[int, int], _Shape] = {}
-        self._made_of: tuple[Any, ...] = ()
-        self._parameters: list[Tensor] = []
+        self._made_of: tuple[int, ...] = ()
+        self._is_current = False
+        self._table: tuple[int, ...] = ()
         self.num_captured = 0
         """Steps captured so far."""
         self.is_given_up = False
@@ -95,11 +100,11 @@ class StaticStep:
     def free(self) -> None:
         """Give the memory of captured steps back."""
         self._shapes.clear()
-        self._parameters.clear()
+        self._made_of = ()
 
     def look_again(self) -> None:
         """The weights may be other tensors from now on, not only other numbers in them."""
-        self._parameters.clear()
+        self._is_current = False
 
     def logits(
         self,
@@ -125,7 +130,8 @@ class StaticStep:
         slots = padded_slots(count, cache.capacity)
         if not cache.reserve(num_tokens, num_slots=slots):
             return own()
-        shape = self._shape(cache, slots, padded_tokens(num_tokens, cache.table.shape[4]))
+        room = cache.table.shape[4]
+        shape = self._shape(cache, slots, padded_tokens(num_tokens, room) if cache.reads_padding else room)
         shape.num_uses += 1
         if self._capture is None:
             shape.fill(ids, lengths, positions)
@@ -136,6 +142,10 @@ class StaticStep:
         shape.fill(ids, lengths, positions)
         try:
             found = shape.repeat(self._capture)[:count]
+        except torch.OutOfMemoryError:
+            self._shapes.clear()  # their pool has room for nothing else
+            torch.accelerator.empty_cache()
+            return own()
         except RuntimeError as error:
             logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
             return self._give_up(own)
@@ -154,12 +164,16 @@ class StaticStep:
         return own()
 
     def _shape(self, cache: SlotCache, num_slots: int, num_tokens: int) -> _Shape:
-        if not self._parameters:  # a walk through the modules takes longer than a captured step
-            self._parameters = [one for _, one in self._model.named_parameters()]
-        made_of = (cache.table.data_ptr(), *cache.table.shape, *(one.data_ptr() for one in self._parameters))
-        if made_of != self._made_of:
+        if not self._is_current:  # looking at every parameter takes longer than a few layers
+            made_of = tuple(one.data_ptr() for _, one in self._model.named_parameters())
+            if made_of != self._made_of:
+                self._shapes.clear()
+                self._made_of = made_of
+            self._is_current = True
+        table = (cache.table.data_ptr(), *cache.table.shape)
+        if table != self._table:
             self._shapes.clear()
-            self._made_of = made_of
+            self._table = table
         key = (num_slots, num_tokens)
         if key not in self._shapes:
             self._shapes[key] = _Shape(self._model, cache, num_slots, num_tokens)
@@ -189,19 +203,32 @@ def static_step(model: CausalLM) -> StaticStep | None:
 def cuda_graphs() -> Capture:
     """Captures on the current device; all share one pool of memory, since one runs at a time."""
     device: Any = torch.cuda  # whose functions have no types
-    pool = device.graph_pool_handle()
+    stream = device.Stream()
+    last: weakref.ref[Any] | None = None
 
     def capture(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        stream: Any = device.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        nonlocal last
+        # A pool ends with its last graph, and its name is of no use afterwards.
+        alive = None if last is None else last()
+        pool = device.graph_pool_handle() if alive is None else alive.pool()
+        graph: Any = device.CUDAGraph()
+        current = device.current_stream()
+        stream.wait_stream(current)
+        with device.stream(stream):  # left again, whatever happens
             for _ in range(_WARM_UPS):
                 function()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may use the device meanwhile: a trainer beside generation does.
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-            logits = function()
+            stream.synchronize()
+            # Other threads may use the device meanwhile: a trainer beside generation does.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                logits = function()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the capture is invalid already
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        current.wait_stream(stream)
+        last = weakref.ref(graph)
         return graph.replay, logits
 
     return capture

@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from strop.base.device import sent
 from strop.base.guests import all_joined
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.half_weights import half_weights
 from strop.rollout.native.prefill import Given, Prefill
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
@@ -92,7 +94,9 @@ class DecodeBatch:
         self._cache = SlotCache(max_running)
         self._states = model.recurrence and model.recurrence.slots(max_running)
         self.prefill = Prefill(model, reuses=reuses)
-        self._steps = other_steps(model)
+        self._half = half_weights(model)
+        self._decoder = model if self._half is None else self._half.model
+        self._steps = other_steps(self._decoder)
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
         self._is_short = False  # of memory: nothing enters beside those that run, until one of them ends
         self.num_decoded = 0
@@ -104,6 +108,16 @@ class DecodeBatch:
     def is_idle(self) -> bool:
         """Nothing runs and nothing waits."""
         return not self.waiting and not self.running
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self._model.device
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that `free` gives back."""
+        return self.cache_bytes + (0 if self._half is None else self._half.num_bytes)
 
     @property
     def cache_bytes(self) -> int:
@@ -118,8 +132,13 @@ class DecodeBatch:
         self.waiting.extendleft(reversed(self.running))
         self.running.clear()
         self.prefill.forget()
-        if self._steps is not None:
-            self._steps.look_again()
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """The weights may be others from now on."""
+        for held in (self._half, self._steps):
+            if held is not None:
+                held.look_again()
 
     def free(self) -> None:
         """Give the cache's memory back; no request may be running."""
@@ -128,8 +147,9 @@ class DecodeBatch:
         self._cache.free()
         if self._states:
             self._states.free()
-        if self._steps is not None:
-            self._steps.free()
+        for held in (self._steps, self._half):
+            if held is not None:
+                held.free()
 
     @torch.inference_mode()
     def step(self, version: int) -> None:
@@ -159,11 +179,9 @@ class DecodeBatch:
         self.prefill.compute(group[0] for group in groups.values())
         first = len(self.running)
         if first == 0:
-            self._cache.expect(
-                max(request.max_length for request in itertools.chain(*groups.values(), self.waiting))
-            )
-            if self._steps is not None:  # while nothing ran, the weights may have been trained
-                self._steps.look_again()
+            lengths = [request.max_length for request in itertools.chain(*groups.values(), self.waiting)]
+            self._cache.expect(max(lengths), num_slots=len(lengths))
+            self._look_again()  # while nothing ran, the weights may have been trained
         logits, left = [], []
         for group in groups.values():
             given = self.prefill.get(group[0])
@@ -264,15 +282,15 @@ class DecodeBatch:
 
     def _decode(self) -> Tensor:
         """Logits [B, V] of the next token of every running sequence."""
-        model, b = self._model, len(self.running)
+        model, b = self._decoder, len(self.running)
+        if self._half is not None:
+            self._half.refresh()
         rows = self._rows[:b]
         num_tokens = self._longest + 1
-        # Copies lie closely together, and stay what they are while the records go on.
-        lengths = torch.from_numpy(rows["length"].copy()).to(model.device)
-        ids = torch.from_numpy(rows["last"].copy()).to(model.device)
-        shifts = torch.from_numpy(rows["shift"].copy()).to(model.device)
+        # One copy of all, which stays what it is while the records go on.
+        given = np.stack([rows["length"], rows["last"], rows["length"] + rows["shift"]])
+        lengths, ids, positions = sent(torch.from_numpy(given), model.device)
         rows["length"] += 1
-        positions = lengths + shifts
 
         def own() -> Tensor:
             attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
@@ -286,10 +304,15 @@ class DecodeBatch:
     def _take(self, logits: Tensor, slots: range, version: int) -> None:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""
         rows = self._rows[slots.start : slots.stop]
-        tokens, log_probs = next_tokens(logits, rows)
-        rows["last"] = tokens.cpu().numpy()
+        sampled, at = next_tokens(logits, rows)
+        if sampled.device.type == "cpu":
+            tokens, log_probs = sampled.tolist(), at.tolist()
+        else:  # the device is waited for once; ids are exact in float64
+            both = torch.stack([sampled.double(), at.double()]).cpu()
+            tokens, log_probs = both[0].long().tolist(), both[1].tolist()
+        rows["last"] = tokens
         ended = []
-        for slot, token, log_prob in zip(slots, tokens.tolist(), log_probs.tolist(), strict=True):
+        for slot, token, log_prob in zip(slots, tokens, log_probs, strict=True):
             request = self.running[slot]
             request.token_ids.append(token)
             request.log_probs.append(log_prob)

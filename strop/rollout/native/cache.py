@@ -19,6 +19,7 @@ from torch import Tensor
 from strop.base.guests import optional
 from strop.base.limits import free_bytes
 from strop.engines.attention import AttentionForm
+from strop.rollout.native import decode_kernel
 from strop.rollout.native.compiled import CompiledDecoding
 
 GROW_TOKENS = 64
@@ -36,15 +37,19 @@ class SlotCache:
         self.capacity = capacity
         """Most slots."""
         self._data: Tensor | None = None
-        self._expected = 0
+        self._expected = (0, 0)  # slots and tokens
         self._used = (0, 0)  # most slots and tokens so far
+        self.reads_padding = False
+        """The attention of some layer reads the longest sequence's length of every slot."""
         self.state_bytes = 0
         """Memory that a slot takes elsewhere, however many tokens it has."""
 
-    def expect(self, num_tokens: int) -> None:
-        """A sequence may get so long: on a CPU there is room for as many from the beginning, where memory allows it,
-        since pages take memory, and time, when they are written to."""
-        self._expected = max(self._expected, num_tokens)
+    def expect(self, num_tokens: int, *, num_slots: int) -> None:
+        """So many sequences are in sight, and one may get so long: there is room from the beginning, where memory
+        allows it. On a CPU pages take memory, and time, when they are written to; on an accelerator a table that grows
+        is copied, and steps that were captured over it are lost."""
+        slots, tokens = self._expected
+        self._expected = max(slots, min(num_slots, self.capacity)), max(tokens, num_tokens)
 
     def write(self, slots: Sequence[int], key_values: Tensor) -> None:
         """Put a prefix [2, L, Hkv, P, D] at the start of each slot. Slots are taken in order, from 0.
@@ -79,9 +84,12 @@ class SlotCache:
         old = self._data
         _, layers, slots, heads, tokens, dim = old.shape
         if size != (slots, tokens):
+            made = _zeros((2, layers, size[0], heads, size[1], dim), old)
+            if made is None:
+                return False
             slots, tokens = min(slots, size[0]), min(tokens, size[1])
-            self._data = _zeros((2, layers, size[0], heads, size[1], dim), old)
-            self._data[:, :, :slots, :, :tokens] = old[:, :, :slots, :, :tokens]
+            made[:, :, :slots, :, :tokens] = old[:, :, :slots, :, :tokens]
+            self._data = made
         return True
 
     def fits(self, num_tokens: int, *, num_slots: int) -> bool:
@@ -101,8 +109,10 @@ class SlotCache:
             spare_tokens = _rounded(max(num_tokens, int(GROW_SHARE * tokens)))
         room = FREE_SHARE * free_bytes(self._data.device)
         sizes = [(spare_slots, spare_tokens), (num_slots, _rounded(num_tokens))]
+        expected_slots, expected_tokens = self._expected
         if self._data.device.type == "cpu":
-            sizes.insert(0, (self.capacity, max(spare_tokens, self._expected)))
+            expected_slots = self.capacity
+        sizes.insert(0, (max(spare_slots, expected_slots), _rounded(max(spare_tokens, expected_tokens))))
         for size in sizes:
             if size[0] * (size[1] * self._token_bytes + self.state_bytes) <= room:
                 return size
@@ -122,7 +132,7 @@ class SlotCache:
         """Give the memory back; the form stays known."""
         if self._data is not None:
             self._data = self._data[:, :, :0, :, :0].clone()
-            self._expected, self._used = 0, (0, 0)
+            self._expected, self._used = (0, 0), (0, 0)
 
     @property
     def num_bytes(self) -> int:
@@ -178,6 +188,9 @@ class DecodeAttention:
             if out is not None:
                 return out
         keys, values = keys[:, :kv_heads, :, :dim], values[:, :kv_heads, :, :value_dim]
+        if decode_kernel.reads(keys, query, form, value_dim=value_dim):
+            return decode_kernel.attend(query, key, value, keys, values, self._lengths, form).to(query.dtype)
+        self._cache.reads_padding = True
         keys[self._slots, :, self._lengths] = key.to(keys.dtype)
         values[self._slots, :, self._lengths] = value.to(values.dtype)
         # The cache is read in its own precision: casting it would touch all of it in every step.
@@ -208,10 +221,17 @@ class DecodeAttention:
         return self._masks[sizes]
 
 
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Zeros, because masked positions are multiplied by 0, and 0 * NaN is NaN; on a CPU in pages not touched yet."""
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor | None:
+    """Zeros, because masked positions are multiplied by 0, and 0 * NaN is NaN; on a CPU in pages not touched yet.
+
+    None where an accelerator has so much only in pieces.
+    """
     if like.device.type != "cpu":
-        return like.new_zeros(shape)
+        try:
+            return like.new_zeros(shape)
+        except torch.OutOfMemoryError:
+            torch.accelerator.empty_cache()
+            return None
     num_bytes = math.prod(shape) * like.element_size()
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(memory, dtype=like.dtype).view(shape)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal
 
+from strop.base.limits import device_bytes, free_bytes
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
@@ -22,6 +23,10 @@ from strop.trajectory import media_of
 
 HEALTH_TIMEOUT_S = 60.0
 """Within this time a working engine generates one token, even behind a full batch of other requests."""
+SMALL_SHARE = 0.1
+"""Share of an accelerator's memory that generation may keep while others work ..."""
+ROOMY_SHARE = 0.5
+"""... as long as so much of it is free."""
 
 
 class NativeEngine:
@@ -166,6 +171,15 @@ class NativeEngine:
         if self._batch.running:
             self._batch.put_back()
         self._batch.free()
+
+    @property
+    def leaves_room(self) -> bool:
+        """On an accelerator: it holds a small share of the memory, and most of that is free."""
+        device = self._batch.device
+        if device.type == "cpu":
+            return False
+        total = device_bytes(device)
+        return self._batch.held_bytes <= SMALL_SHARE * total and free_bytes(device) >= ROOMY_SHARE * total
 
     async def wake_up(self) -> None:
         """Nothing is to be done: the cache grows with the next request."""

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from strop.base.device import sent
 from strop.base.guests import optional
 from strop.base.randomness import uniforms
 from strop.rollout.native.compiled import CompiledDecoding
@@ -30,6 +32,9 @@ SEQUENCE = np.dtype(
     ]
 )
 """What is kept of a running sequence in host memory: how it samples, and where it is."""
+
+BLOCK = 1024
+"""Probabilities that are added up apart on an accelerator."""
 
 
 def next_tokens(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -56,8 +61,8 @@ def next_tokens(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 def _in_torch(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     temperature = rows["temperature"]
     if np.any(temperature != 1.0):
-        divisor = torch.from_numpy(np.where(temperature == 0, 1.0, temperature)).to(logits)
-        logits = logits / divisor[:, None]
+        divisor = sent(torch.from_numpy(np.where(temperature == 0, 1.0, temperature)), logits.device)
+        logits = logits / divisor.to(logits.dtype)[:, None]
     normalizer = torch.logsumexp(logits, dim=-1)
     if np.all(temperature == 0):
         tokens = logits.argmax(-1)
@@ -71,11 +76,35 @@ def _in_torch(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def _invert(probs: Tensor, rows: Rows) -> Tensor:
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
-    u = torch.from_numpy(uniforms(rows["key"], rows["position"])).to(probs.device)
-    threshold = (u * cumulative[:, -1]).unsqueeze(-1)
-    tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
-    return tokens.clamp_(max=probs.shape[1] - 1)
+    u = sent(torch.from_numpy(uniforms(rows["key"], rows["position"])), probs.device)
+    if probs.device.type == "cpu":
+        cumulative = probs.cumsum(-1, dtype=torch.float64)
+        threshold = (u * cumulative[:, -1]).unsqueeze(-1)
+        tokens = torch.searchsorted(cumulative, threshold, right=True)[:, 0]
+        return tokens.clamp_(max=probs.shape[1] - 1)
+    return invert_in_blocks(probs, u)
+
+
+def invert_in_blocks(probs: Tensor, u: Tensor) -> Tensor:
+    """Tokens [B] at which the cumulative sums of probs [B, V] pass u [B] times their total.
+
+    The sums of blocks are added up first, then the numbers of one block: an accelerator adds up whole rows with one
+    group of threads each, in float64, which takes as long as a layer.
+    """
+    vocab = probs.shape[1]
+    num_blocks = -(-vocab // BLOCK)
+    padded = F.pad(probs, (0, num_blocks * BLOCK - vocab))
+    blocks = padded.view(len(probs), num_blocks, BLOCK)
+    ends = blocks.sum(-1, dtype=torch.float64).cumsum(-1)  # [B, blocks]
+    threshold = (u * ends[:, -1])[:, None]
+    block = torch.searchsorted(ends, threshold, right=True).clamp_(max=num_blocks - 1)  # [B, 1]
+    chosen = blocks.gather(1, block[..., None].expand(-1, 1, BLOCK))[:, 0]
+    inside = chosen.cumsum(-1, dtype=torch.float64)
+    rest = threshold - (ends.gather(1, block) - inside[:, -1:])
+    # Never behind the last token that has a probability, however the sums were rounded.
+    rest = torch.minimum(rest, inside[:, -1:] * (1 - 1e-12))
+    place = torch.searchsorted(inside, rest, right=True)
+    return (block * BLOCK + place)[:, 0].clamp_(max=vocab - 1)
 
 
 def _truncated_probs(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:

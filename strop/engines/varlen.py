@@ -1,0 +1,136 @@
+"""FlashAttention over segments of unequal lengths, for half precision on a CUDA device.
+
+One call per layer computes every segment: queries lie end to end as they do in the row, keys of the segment that each
+one continues lie before its own. Nothing is padded, no mask is built, and a shape that was not seen before costs
+nothing (cuDNN plans each new one for 0.1 to 3 s on an H100).
+
+Source: Dao 2023, arXiv:2307.08691 (FlashAttention-2), by torch.nn.attention.varlen.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from strop.base.device import sent
+
+if TYPE_CHECKING:
+    from strop.engines.attention import AttentionForm, Segment
+
+HALF = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+"""Largest head that the kernel has."""
+MIN_CAPABILITY = (8, 0)
+"""Compute capability of the oldest device that it runs on (Ampere)."""
+
+Kernel = Callable[..., Any]
+"""As torch.nn.attention.varlen.varlen_attn."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarlenPlan:
+    """Where the queries and keys of S segments lie."""
+
+    query_ends: Tensor
+    """[S + 1] int32: ends of the segments' queries, from 0 on."""
+    key_ends: Tensor
+    """[S + 1] int32: ends of the keys that they see."""
+    max_queries: int
+    max_keys: int
+    key_index: Tensor | None
+    """[sum of keys] int64, into the row; None: the keys are the queries' own tokens."""
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm, kernel: Kernel | None = None
+    ) -> Tensor:
+        """Attention output [N, H, D] for query [N, H, D], key and value [N', Hkv, D], all of one half precision.
+
+        A query sees the keys of its segment up to its own place, counted from the end.
+        """
+        if self.key_index is not None:
+            heads, dim = key.shape[1:]
+            both = torch.cat([key.flatten(1), value.flatten(1)], dim=1)
+            gathered = F.embedding(self.key_index, both)  # its backward pass adds in a fixed order
+            key, value = (part.view(-1, heads, dim) for part in gathered.chunk(2, dim=1))
+        else:
+            key, value = key[: len(query)], value[: len(query)]
+        out: Tensor = (kernel or flash_attention())(
+            query,
+            key,
+            value,
+            self.query_ends,
+            self.key_ends,
+            self.max_queries,
+            self.max_keys,
+            scale=form.scaling,
+            window_size=(-1 if form.window is None else form.window - 1, 0),
+        )
+        return out
+
+
+def varlen_plan(segments: Sequence[Segment], device: torch.device) -> VarlenPlan | None:
+    """The plan of segments that lie end to end; None where they do not, or where tokens see later ones."""
+    present = [segment for segment in segments if segment.length > 0]
+    ends, key_ends = [0], [0]
+    for segment in present:
+        if segment.start != ends[-1] or segment.blocks:
+            return None
+        ends.append(segment.start + segment.length)
+        key_ends.append(key_ends[-1] + segment.num_keys)
+    index = None
+    if any(segment.prefix_length for segment in present):
+        runs = []
+        for segment in present:
+            if segment.prefix_length:
+                runs.append(torch.arange(segment.prefix_start, segment.prefix_start + segment.prefix_length))
+            runs.append(torch.arange(segment.start, segment.start + segment.length))
+        index = sent(torch.cat(runs), device)
+    both = sent(torch.tensor([ends, key_ends], dtype=torch.int32), device)
+    return VarlenPlan(
+        query_ends=both[0],
+        key_ends=both[1],
+        max_queries=max((segment.length for segment in present), default=0),
+        max_keys=max((segment.num_keys for segment in present), default=0),
+        key_index=index,
+    )
+
+
+def half_of(query: Tensor, value: Tensor, form: AttentionForm) -> torch.dtype | None:
+    """Half precision in which the kernel computes such a layer; None where it cannot.
+
+    Queries and keys may be wider than the values, after norms of their own.
+    """
+    dim = query.shape[2]
+    fits = form.is_fused and form.chunk is None and value.shape[2] == dim <= MAX_HEAD_DIM and dim % 8 == 0
+    if not fits or not runs_on(value.device):
+        return None
+    if value.dtype in HALF:
+        return value.dtype
+    kind = value.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def runs_on(device: torch.device) -> bool:
+    """Whether the device has the kernel."""
+    if device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+
+
+def flash_attention() -> Kernel:
+    """torch's kernel; later versions want to be told that query heads share key heads."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    if "enable_gqa" not in inspect.signature(varlen_attn).parameters:
+        return varlen_attn
+
+    def call(query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
+        return varlen_attn(query, key, *rest, enable_gqa=query.shape[1] != key.shape[1], **options)
+
+    return call

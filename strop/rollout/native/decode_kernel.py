@@ -1,0 +1,155 @@
+"""Attention of a decode step on a CUDA device: a Triton kernel that writes the new keys and values and reads what each
+sequence has, no more.
+
+The lengths are read on the device, so a captured step serves sequences of any length, and a batch of unequal ones reads
+its own keys instead of the longest one's. Where Triton or the device is missing, cache.py computes the same by torch.
+Last measured: benchmarks/RESULTS.md.
+
+Source: Dao et al. 2023, Flash-Decoding: keys are divided among programs, whose sums are joined at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from strop.base.kernels import has_kernels, jit, tl
+from strop.engines.attention import AttentionForm
+
+KEYS = 64
+"""Keys that a program reads at one time."""
+PROGRAMS = 528
+"""Programs that keep a device busy: four for each multiprocessor of an H100."""
+MAX_SPLITS = 16
+"""Parts into which one sequence's keys are divided at most."""
+_MIN_ROWS = 16
+"""Rows of the smallest product of matrices; query heads that share a key head are padded to so many."""
+
+
+def reads(keys: Tensor, query: Tensor, form: AttentionForm, *, value_dim: int) -> bool:
+    """Whether the kernel computes such a layer, for query [B, H, D] and keys [B, Hkv, T, D]."""
+    dim = query.shape[2]
+    has_form = form.is_fused and form.chunk is None
+    has_shape = keys.shape[3] == dim == value_dim and dim in (16, 32, 64, 128, 256)
+    return has_form and has_shape and has_kernels(keys.device) and keys.dtype != torch.float64
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    form: AttentionForm,
+) -> Tensor:
+    """Attention output [B, H, D] for query [B, H, D]; key and value [B, Hkv, D] enter the cache behind the others.
+
+    Args:
+        query, key, value: of one new token per sequence.
+        keys, values: [B, Hkv, T, D], the cache.
+        lengths: [B] int64, tokens already there; each is below T.
+        form: of the layer, without chunks, sinks and caps.
+    """
+    b, heads, dim = query.shape
+    kv_heads = keys.shape[1]
+    splits = num_splits(b * kv_heads)
+    query, key, value = (part.to(keys.dtype).contiguous() for part in (query, key, value))
+    # [S, B, H, D] and, for each, the largest score and the sum of weights.
+    parts = torch.empty(splits, b, heads, dim, dtype=torch.float32, device=query.device)
+    sums = torch.empty(splits, b, heads, 2, dtype=torch.float32, device=query.device)
+    out = torch.empty_like(query)
+    group = heads // kv_heads
+    rows = max(_MIN_ROWS, 1 << (group - 1).bit_length())
+    _attend[(b, kv_heads, splits)](
+        query, key, value, keys, values, lengths, parts, sums, form.scaling, form.window or 0,
+        keys.stride(0), keys.stride(1), keys.stride(2), values.stride(0), values.stride(1), values.stride(2),
+        kv_heads, b, GROUP=group, ROWS=rows, DIM=dim, KEYS=KEYS, SPLITS=splits,
+        IS_WIDE=keys.dtype == torch.float32, num_warps=4,
+    )  # fmt: skip
+    _join[(b, heads)](parts, sums, out, b, heads, DIM=dim, SPLITS=splits, num_warps=1)
+    return out
+
+
+def num_splits(count: int) -> int:
+    """Parts of the keys of each of so many (sequence, key head) pairs."""
+    splits = 1
+    while splits < MAX_SPLITS and 2 * splits * count <= PROGRAMS:
+        splits *= 2
+    return splits
+
+
+@jit
+def _attend(
+    query, key, value, keys, values, lengths, parts, sums, scaling, window,
+    key_b, key_h, key_t, value_b, value_h, value_t, kv_heads, batch,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, SPLITS: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+):  # fmt: skip
+    b, h, s = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    length = tl.load(lengths + b).to(tl.int32)
+    # The new token is one of the window's.
+    first = tl.where(window > 0, tl.maximum(length + 1 - window, 0), 0)
+    share = tl.cdiv(tl.cdiv(length - first, SPLITS), KEYS) * KEYS
+    begin = first + s * share
+    end = tl.minimum(length, begin + share)
+    rows, dims, places = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, KEYS)
+    is_row = rows < GROUP
+    heads = kv_heads * GROUP
+    at_query = (b * heads + h * GROUP + rows[:, None]) * DIM + dims[None, :]
+    q = tl.load(query + at_query, mask=is_row[:, None], other=0.0)  # [ROWS, DIM]
+
+    largest = tl.full((ROWS,), -1e38, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    mixed = tl.zeros((ROWS, DIM), tl.float32)
+    if s == 0:  # the new token
+        at_new = (b * kv_heads + h) * DIM + dims
+        k_new, v_new = tl.load(key + at_new), tl.load(value + at_new)
+        tl.store(keys + b * key_b + h * key_h + length.to(tl.int64) * key_t + dims, k_new)
+        tl.store(values + b * value_b + h * value_h + length.to(tl.int64) * value_t + dims, v_new)
+        largest = tl.sum(q.to(tl.float32) * k_new.to(tl.float32)[None, :], 1) * scaling
+        total = tl.full((ROWS,), 1.0, tl.float32)
+        mixed = tl.zeros((ROWS, DIM), tl.float32) + v_new.to(tl.float32)[None, :]
+    for start in range(begin, end, KEYS):
+        at = (start + places).to(tl.int64)
+        inside = start + places < end
+        k = tl.load(
+            keys + b * key_b + h * key_h + at[:, None] * key_t + dims[None, :],
+            mask=inside[:, None],
+            other=0.0,
+        )
+        v = tl.load(
+            values + b * value_b + h * value_h + at[:, None] * value_t + dims[None, :],
+            mask=inside[:, None],
+            other=0.0,
+        )
+        if IS_WIDE:
+            scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scaling
+        else:
+            scores = tl.dot(q, tl.trans(k)) * scaling
+        scores = tl.where(inside[None, :], scores, -1e38)
+        new = tl.maximum(largest, tl.max(scores, 1))
+        shrink = tl.exp(largest - new)
+        weights = tl.where(inside[None, :], tl.exp(scores - new[:, None]), 0.0)
+        total = total * shrink + tl.sum(weights, 1)
+        if IS_WIDE:
+            mixed = mixed * shrink[:, None] + tl.dot(weights, v, input_precision="ieee")
+        else:
+            mixed = mixed * shrink[:, None] + tl.dot(weights.to(v.dtype), v)
+        largest = new
+    at_part = (s * batch + b) * heads + h * GROUP + rows
+    tl.store(parts + at_part[:, None] * DIM + dims[None, :], mixed, mask=is_row[:, None])
+    tl.store(sums + at_part * 2, largest, mask=is_row)
+    tl.store(sums + at_part * 2 + 1, total, mask=is_row)
+
+
+@jit
+def _join(parts, sums, out, batch, heads, DIM: tl.constexpr, SPLITS: tl.constexpr):
+    b, h = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    splits, dims = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    at = (splits.to(tl.int64) * batch + b) * heads + h
+    largest, total = tl.load(sums + at * 2), tl.load(sums + at * 2 + 1)
+    weight = tl.exp(largest - tl.max(largest, 0))
+    mixed = tl.load(parts + at[:, None] * DIM + dims[None, :])  # [SPLITS, DIM]
+    result = tl.sum(mixed * weight[:, None], 0) / tl.sum(total * weight, 0)
+    tl.store(out + (b * heads + h) * DIM + dims, result.to(out.dtype.element_ty))

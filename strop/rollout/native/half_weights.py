@@ -1,0 +1,86 @@
+"""Weights of products held in half precision while an accelerator generates.
+
+Parameters are float32, so that small steps of the optimizer are not lost, and a forward pass rounds each to half
+precision first. In training that is little beside the products; in a decode step it is half of all kernels, and three
+times the bytes. The copy has the rounded weights once, shares everything else with the policy, and gives the same
+numbers.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strop.engines.causal_lm import HALF, CausalLM
+
+
+class HalfWeights:
+    """A policy whose linear layers and head are rounded copies of another's."""
+
+    def __init__(self, model: CausalLM) -> None:
+        """Nothing is copied before `refresh`."""
+        head: Any = model.module.get_output_embeddings()  # type: ignore[operator]
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        shared: list[Any] = [*model.module.parameters(), *model.module.buffers()]
+        memo: dict[int, Any] = {id(tensor): tensor for tensor in shared}
+        for part in model.module.modules():
+            if type(part) is nn.Linear and part is not head:
+                for tensor in part.parameters(recurse=False):
+                    memo[id(tensor)] = self._half_of(tensor, model.compute_dtype)
+        module: nn.Module = deepcopy(model.module, memo)
+        copied: Any = module.get_output_embeddings()  # type: ignore[operator]
+        copied.weight = self._half_of(
+            head.weight, model.compute_dtype
+        )  # not tied: rows of embeddings stay wide
+        self.model = CausalLM(module, compute_dtype=model.compute_dtype)
+        """What decodes; only after `refresh`."""
+        self._is_current = False
+
+    def _half_of(self, tensor: Tensor, dtype: torch.dtype) -> nn.Parameter:
+        half = nn.Parameter(torch.empty(0, dtype=dtype, device=tensor.device), requires_grad=False)
+        self._pairs.append((tensor, half))
+        return half
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the rounded weights, when they are there."""
+        return sum(tensor.numel() * half.element_size() for tensor, half in self._pairs)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Round the weights again if they may have changed. What was captured over the copies stays valid."""
+        if self._is_current:
+            return
+        for tensor, half in self._pairs:
+            if half.numel() == 0:
+                half.data = torch.empty_like(tensor, dtype=half.dtype)
+        torch._foreach_copy_([half for _, half in self._pairs], [tensor for tensor, _ in self._pairs])
+        self._is_current = True
+
+    def look_again(self) -> None:
+        """The weights may be others from now on."""
+        self._is_current = False
+
+    def free(self) -> None:
+        """Give the memory back."""
+        for _, half in self._pairs:
+            half.data = half.data.new_empty(0)
+        self._is_current = False
+
+
+def half_weights(model: CausalLM) -> HalfWeights | None:
+    """The copy of a model; None where its forward pass rounds nothing, or cannot be copied.
+
+    Sharded parameters are gathered anew, layers with a state and models of media are used through functions that know
+    the module itself.
+    """
+    is_wide = model.compute_dtype in HALF and model.head_weight.dtype == torch.float32
+    if model.device.type == "cpu" or not is_wide or model.is_sharded:
+        return None
+    if model.recurrence is not None or model.media is not None:
+        return None
+    return HalfWeights(model)

@@ -1,0 +1,110 @@
+"""What a GPU computes by kernels of its own, beside the same by torch's operations: head, attention, norms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
+
+from strop.engines import head_kernels
+from strop.engines.attention import AttentionForm, PackedAttention, Segment
+from strop.engines.head import Head, _gradient, _statistics
+from strop.engines.rotary_kernels import rotate
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = torch.device("cuda")
+
+
+@pytest.mark.parametrize("vocab", [300, 4096, 50_000])
+def test_statistics_of_logits_are_those_of_torch(vocab: int) -> None:
+    logits = 4 * torch.randn(33, vocab, device=DEVICE)
+    normalizers, means = head_kernels.statistics(logits)
+    probs = torch.softmax(logits.double(), -1)
+    torch.testing.assert_close(
+        normalizers.double(), torch.logsumexp(logits.double(), -1), atol=1e-5, rtol=1e-6
+    )
+    torch.testing.assert_close(means.double(), (probs * logits.double()).sum(-1), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("num_targets", [1, 4])
+@pytest.mark.parametrize("has_entropy", [False, True])
+def test_the_gradient_of_logits_is_that_of_torch(
+    monkeypatch: pytest.MonkeyPatch, num_targets: int, has_entropy: bool
+) -> None:
+    logits = 3 * torch.randn(17, 9_000, device=DEVICE)
+    targets = torch.randint(0, 9_000, (17, num_targets), device=DEVICE)
+    grads, entropies = torch.randn(17, num_targets, device=DEVICE), torch.randn(17, device=DEVICE)
+    statistics = _statistics(logits)
+    given = (targets, grads, entropies if has_entropy else None)
+    found = _gradient(logits, statistics, *given, slope=0.7, dtype=torch.float32)
+    monkeypatch.setattr("strop.engines.head.has_kernels", lambda device: False)
+    wanted = _gradient(logits, statistics, *given, slope=0.7, dtype=torch.float32)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_log_probs_in_half_precision_are_near_those_in_full() -> None:
+    torch.manual_seed(0)
+    hidden = torch.randn(700, 256, device=DEVICE, requires_grad=True)
+    weight = (0.05 * torch.randn(30_000, 256, device=DEVICE)).requires_grad_()
+    targets = torch.randint(0, 30_000, (700,), device=DEVICE)
+    results = []
+    for dtype in (torch.bfloat16, None):
+        pair = Head(weight, product_dtype=dtype).log_probs(hidden, targets, temperature=0.9)
+        grads = torch.autograd.grad(pair[0].sum() + 0.1 * pair[1].sum(), (hidden, weight))
+        assert {grad.dtype for grad in grads} == {torch.float32}
+        results.append((*pair, *grads))
+    for found, wanted in zip(*results, strict=True):
+        assert float((found - wanted).norm() / wanted.norm()) < 0.01
+
+
+@pytest.mark.parametrize("window", [None, 7])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (4, 4)])
+def test_one_call_of_flash_attention_is_the_buckets_attention(
+    window: int | None, heads: int, kv_heads: int
+) -> None:
+    segments, at = [], 0
+    for prompt, answers in ((9, (4, 70, 1)), (33, ()), (1, (12,))):
+        start = at
+        segments.append(Segment(start=at, length=prompt))
+        at += prompt
+        for length in answers:
+            segments.append(Segment(start=at, length=length, prefix_start=start, prefix_length=prompt))
+            at += length
+    torch.manual_seed(0)
+    leaves = [
+        torch.randn(at, count, 64, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+        for count in (heads, kv_heads, kv_heads)
+    ]
+    weight = torch.randn(at, heads, 64, device=DEVICE, dtype=torch.bfloat16)
+    form = AttentionForm(scaling=0.125, window=window)
+    plan = PackedAttention(segments, device=DEVICE)
+    assert plan._varlen is not None
+    results = []
+    for attend in (plan.attend, lambda layer, *rest: plan._attend_in_buckets(*rest)):
+        out = attend(0, *leaves, form)
+        results.append((out, *torch.autograd.grad((out * weight).sum(), leaves)))
+    for found, wanted in zip(*results, strict=True):
+        assert float((found - wanted).float().norm() / wanted.float().norm()) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "dim"), [(16, 128), (3, 16)])
+def test_rotated_states_and_their_gradient_are_those_of_transformers(
+    dtype: torch.dtype, heads: int, dim: int
+) -> None:
+    torch.manual_seed(0)
+    projected = torch.randn(1, 37, heads, dim, device=DEVICE, dtype=dtype, requires_grad=True)
+    angles = torch.randn(1, 37, dim, device=DEVICE)
+    cosines, sines = angles.cos(), angles.sin()
+    states = projected.transpose(1, 2)
+    weight = torch.randn(1, heads, 37, dim, device=DEVICE)
+    results = []
+    for function in (rotate, lambda *given: apply_rotary_pos_emb(given[0], given[0], *given[1:])[0]):
+        out = function(states, cosines, sines)
+        results.append((out, torch.autograd.grad((out * weight).sum(), projected)[0]))
+    assert results[0][0].dtype == torch.float32
+    for found, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-5 if dtype == torch.float32 else 0.05, rtol=0.01)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert rotate(states, cosines, sines).dtype == torch.bfloat16

@@ -1,0 +1,77 @@
+"""Weights held in half precision while an accelerator generates: the numbers of the policy, its changes, its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from rollout_cases import tokens
+
+from strop.engines.attention import PackedAttention, Segment
+from strop.engines.causal_lm import CausalLM
+from strop.rollout.native.half_weights import HalfWeights, half_weights
+
+Tiny = Callable[..., CausalLM]
+
+
+def logits(model: CausalLM, ids: list[int]) -> torch.Tensor:
+    attention = PackedAttention([Segment(start=0, length=len(ids))], device=model.device)
+    given, at = torch.tensor(ids)[None], torch.arange(len(ids))[None]
+    with torch.no_grad():
+        return model.head.logits(model.hidden(given, at, attention).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gpt2", "gemma3"])
+def test_the_copy_gives_the_numbers_of_the_policy(tiny: Tiny, kind: str) -> None:
+    model = tiny(kind, dtype="bfloat16")
+    half = HalfWeights(model)
+    half.refresh()
+    ids = tokens(9, 1, vocab=61)
+    assert torch.equal(logits(half.model, ids), logits(model, ids))
+
+
+def test_only_products_are_copied_and_a_change_is_seen_when_asked_for(tiny: Tiny) -> None:
+    model = tiny("llama", dtype="bfloat16")
+    half = HalfWeights(model)
+    half.refresh()
+    own, copy = dict(model.module.named_parameters()), dict(half.model.module.named_parameters())
+    apart = {name for name in own if copy[name] is not own[name]}
+    assert apart
+    assert all("proj" in name or "lm_head" in name for name in apart)
+    assert {copy[name].dtype for name in apart} == {torch.bfloat16}
+    ids = tokens(9, 1, vocab=61)
+    before, at = logits(half.model, ids), [copy[name].data_ptr() for name in apart]
+    kept = {name: value.data.clone() for name, value in own.items()}
+    try:
+        with torch.no_grad():
+            for name in apart:
+                own[name].mul_(0.5)
+        half.refresh()
+        assert torch.equal(logits(half.model, ids), before), "nobody said that the weights are others"
+        half.look_again()
+        half.refresh()
+        assert torch.equal(logits(half.model, ids), logits(model, ids))
+        assert [copy[name].data_ptr() for name in apart] == at, "what was captured over them stays valid"
+    finally:
+        for name, value in kept.items():
+            own[name].data.copy_(value)
+
+
+def test_memory_is_given_back_and_taken_again(tiny: Tiny) -> None:
+    model = tiny("qwen3", dtype="bfloat16")
+    half = HalfWeights(model)
+    held = [one for one in half.model.module.parameters() if one.dtype == torch.bfloat16]
+    assert sum(one.numel() for one in held) == 0, "nothing is copied before it is used"
+    half.refresh()
+    assert 2 * sum(one.numel() for one in held) == half.num_bytes > 0
+    half.free()
+    assert sum(one.numel() for one in held) == 0
+    half.refresh()
+    ids = tokens(5, 2, vocab=61)
+    assert torch.equal(logits(half.model, ids), logits(model, ids))
+
+
+def test_a_cpu_and_a_wide_model_decode_with_their_own_weights(tiny: Tiny) -> None:
+    assert half_weights(tiny("qwen3", dtype="bfloat16")) is None
+    assert half_weights(tiny("qwen3")) is None
