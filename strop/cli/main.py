@@ -239,7 +239,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def _out_of_memory(text: str) -> str:
-    facts = " ".join(sentence for sentence in text.split(". ")[:3] if sentence).rstrip(".")
+    facts = ". ".join(text.split(". ")[:3]).rstrip(".")
     return (
         f"the device has no memory left: {facts}. Lower actor.engine.max_tokens_per_device (of the other roles too: "
         f"how many tokens are trained at one time), set model.gradient_checkpointing=true, or lower "

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from cli_calls import cli
 
 import strop
@@ -156,6 +157,22 @@ def test_errors_of_users_are_sentences_with_code_2(
     assert debug.code == 2
     assert "Traceback (most recent call last)" in debug.err
     assert debug.err.endswith(result.err)
+
+
+def test_a_device_without_memory_is_a_sentence_with_what_to_set(failing: Callable[[BaseException], None]) -> None:
+    text = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1.10 GiB is "
+        "free. Process 7 has 78 GiB memory in use. If reserved but unallocated memory is large try setting a variable."
+    )
+    failing(torch.OutOfMemoryError(text))
+    result = cli("fail")
+    assert result.code == 2
+    assert result.err.startswith(
+        "strop fail: the device has no memory left: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
+    )
+    for setting in ("actor.engine.max_tokens_per_device", "model.gradient_checkpointing=true", "rollout.max_running"):
+        assert setting in result.err
+    assert result.err.count("\n") == 1
 
 
 def test_our_own_bugs_are_no_sentences(failing: Callable[[BaseException], None]) -> None:

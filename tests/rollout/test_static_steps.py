@@ -166,3 +166,20 @@ def test_a_step_that_cannot_be_captured_or_is_another_is_not_used(tiny: Tiny, ca
 
 def test_a_cpu_captures_nothing(tiny: Tiny) -> None:
     assert static_step(tiny("qwen3")) is None
+
+
+def test_a_capture_without_memory_is_tried_again_later(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    attempts = []
+
+    def short_of_memory(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return traced(function)
+
+    model = tiny("qwen3")
+    static = StaticStep(model, short_of_memory)
+    equal(decoded(model, static, count=1, length=20), decoded(model, None, count=1, length=20))
+    assert not static.is_given_up
+    assert (len(attempts), static.num_captured) == (2, 1)

@@ -1,8 +1,8 @@
 """RMS norms, SwiGLU and rotary embeddings through liger-kernel's Triton kernels.
 
-Not measured, and not run on a device yet: the package and an accelerator were not at hand together. The kernels are
-faster and keep fewer activations; liger's own loss kernels are left out, because the head here gives log-probs in
-chunks (head.py).
+They keep fewer activations than norms and rotations that are one kernel each, at the same speed
+(benchmarks/RESULTS.md).
+Liger's own loss kernels are left out, because the head here gives log-probs in chunks (head.py).
 """
 
 from __future__ import annotations
