@@ -140,7 +140,7 @@ def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
 def device_of(config: ModelConfig, device: str, parallel: Parallel | None) -> torch.device:
     """What computes; refused before anything is read where it has not this precision."""
     place = torch.device(device_name(device)) if parallel is None else parallel.device
-    _compute_dtype(config, place)
+    compute_dtype(config, place)
     return place
 
 
@@ -148,7 +148,7 @@ def made_ready(
     module: Any, config: ModelConfig, computes_on: torch.device, parallel: Parallel | None
 ) -> CausalLM:
     """A module that was read, on its device, checked, with packed attention."""
-    dtype = _compute_dtype(config, computes_on)
+    dtype = compute_dtype(config, computes_on)
     if dtype == torch.float64:
         needed("changes of a model", "model.dtype is float64").use_exact_norms(module)
     is_sharded_later = parallel is not None and parallel.mesh is not None
@@ -318,7 +318,12 @@ def _weights_dtype(config: ModelConfig) -> torch.dtype:
     return torch.float64 if config.dtype == "float64" else torch.float32
 
 
-def _compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+def compute_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Precision of products on a device.
+
+    Raises:
+        ValueError: float16 on a CPU.
+    """
     if config.dtype == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if config.dtype == "float16" and device.type == "cpu":
@@ -336,7 +341,7 @@ def describe_precision(config: ModelConfig, device: str = "auto") -> str:
     precision)`.
     """
     place = torch.device(device_name(device))
-    dtype = _compute_dtype(config, place)
+    dtype = compute_dtype(config, place)
     counts = optional("operation counts")
     hint = counts.precision_hint(dtype) if counts is not None and place.type == "cpu" else ""
     return f"compute: {str(dtype).removeprefix('torch.')} on {place.type}{hint}"

@@ -26,6 +26,7 @@ from strop.base.heartbeat import doing
 from strop.base.sections import section_on
 from strop.controller import CallTimeout, WorkerFailed
 from strop.engines.config import ModelConfig
+from strop.engines.memory import describe_memory
 from strop.engines.model import describe_precision
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.checkpointing import checkpointer, is_due, restore_position
@@ -115,11 +116,15 @@ class Trainer:
         if checkpoint is not None:
             restore_position(run, checkpoint, self.data.sampler)
         precision = describe_precision(config.model, config.resources.device)
+        memory = describe_memory(
+            config.model, config.actor.engine, device=config.resources.device, ranks=config.resources.ranks
+        )
         self._costs = costs_of(config, run.path)
         for line in [
-            *self.data.report(), config.arithmetic(), precision, threads, config.placement()
+            *self.data.report(), config.arithmetic(), precision, memory, threads, config.placement()
         ]:  # fmt: skip
-            say(line)
+            if line:
+                say(line)
         self._stop.tell(run, self._start_step, say)
 
     def fit(self) -> TrainResult:
