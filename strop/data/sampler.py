@@ -131,6 +131,7 @@ class PromptSampler:
         self._num_epochs = num_epochs
         self._first_epoch: dict[int, int] = {}
         self._rest_until: dict[int, tuple[int, int | None]] = {}
+        self._least_steps = 0
         self._chosen = (
             None if chosen is None else lru_cache(maxsize=4)(lambda epoch: frozenset(chosen(epoch)))
         )
@@ -292,13 +293,25 @@ class PromptSampler:
 
     @property
     def num_steps(self) -> int | None:
-        """Steps from the beginning to the end of the last epoch; None without num_epochs."""
+        """Steps from the beginning to the end of the last epoch; None without num_epochs.
+
+        After `restore` at least the steps done and those that the visits left need: a run whose last step was a short
+        one may go on for more epochs. Steps that took more visits than others change nothing about it, so that
+        schedules of a continued run are those of the whole one.
+        """
         if self._num_epochs is None:
             return None
+        return max(self._steps_for(self._num_visits(0)), self._least_steps)
+
+    def _num_visits(self, first_epoch: int) -> int:
+        """Visits of the epochs from this one to the last."""
+        assert self._num_epochs is not None, "asked for a run that ends"
+        epochs = range(first_epoch, self._num_epochs)
         if self._chosen is None:
-            visits = self._num_epochs * len(self._rows)
-        else:
-            visits = sum(len(self._chosen(epoch)) for epoch in range(self._num_epochs))
+            return len(epochs) * len(self._rows)
+        return sum(len(self._chosen(epoch)) for epoch in epochs)
+
+    def _steps_for(self, visits: int) -> int:
         return -(-visits // self._prompts_per_step)
 
     def state(self) -> dict[str, int | bool | str]:
@@ -318,6 +331,8 @@ class PromptSampler:
         state: Mapping[str, Any] | None = None,
         curriculum: Mapping[str, Sequence[int | None]] | None = None,
         progress: Mapping[str, Any] | None = None,
+        *,
+        step: int = 0,
     ) -> None:
         """Continue after the visits in `consumed`: every other visit follows, in its order.
 
@@ -326,6 +341,7 @@ class PromptSampler:
             state: what `state` said when the checkpoint was written.
             curriculum: what `curriculum` said then.
             progress: what `progress` said then.
+            step: the last one that was done.
 
         Raises:
             ValueError: `state` differs from this sampler's, or `consumed` names rows that it does not have.
@@ -346,6 +362,9 @@ class PromptSampler:
                 )
             by_epoch.setdefault(epoch, set()).add(row)
         self._start(by_epoch)
+        if self._num_epochs is not None:
+            left = self._num_visits(self._epoch) - sum(len(rows) for rows in self._consumed.values())
+            self._least_steps = step + self._steps_for(max(0, left))
         if progress:
             if self._by is not None:
                 self._by.restore(progress)

@@ -91,11 +91,11 @@ class SupervisedTrainer:
                 f"sequences over ranks, which images cannot be: use {self.name}.engine.sequence_parallel=1"
             )
         self._sampler = self._order()
+        if checkpoint is not None:
+            restore_position(run, checkpoint, self._sampler)
         steps = self._sampler.num_steps
         assert steps is not None, "the sampler was given a number of epochs"
         self._num_steps = steps if sft.max_steps is None else min(steps, sft.max_steps)
-        if checkpoint is not None:
-            restore_position(run, checkpoint, self._sampler)
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
         self._stop.tell(run, self._start_step, say)

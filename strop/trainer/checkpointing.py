@@ -205,8 +205,9 @@ def restore_position(run: RunFolder, checkpoint: Checkpoint, sampler: PromptSamp
     try:
         run.ledger.restore(checkpoint.step, facts["ledger"])
         sampler.restore(
-            run.ledger.consumed(), facts["sampler"], facts.get("curriculum"), facts.get("sampler_progress")
-        )
+            run.ledger.consumed(), facts["sampler"], facts.get("curriculum"), facts.get("sampler_progress"),
+            step=checkpoint.step,
+        )  # fmt: skip
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(
             f"checkpoint {checkpoint.path} is damaged: what its manifest says of the position in the data has another "

@@ -35,11 +35,18 @@ class TrainingData:
     train: TrainingPrompts
     val_prompts: list[Prompt]
     sampler: PromptSampler
-    num_steps: int
+    max_steps: int | None
+    """Of trainer.max_steps."""
     growth: Any
     """What adds rows while the run goes on (strop.data.growing.growth.Growth); None: nothing."""
     visits_per_step: float
     """How often a step visits each prompt; below 1, some prompts wait for a later step."""
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the whole run. Of a continued one it is known when the sampler is where it was."""
+        limits = [limit for limit in (self.sampler.num_steps, self.max_steps) if limit is not None]
+        return min(limits)  # the configuration sees to it that there is one
 
     def report(self) -> list[str]:
         """One line per split."""
@@ -88,8 +95,6 @@ def load_training_data(
         data=data,
         films=train.films if isinstance(train, PromptDataset) else "",
     )
-    limits = [limit for limit in (sampler.num_steps, config.trainer.max_steps) if limit is not None]
-    num_steps = min(limits)  # the configuration sees to it that there is one
     if reads_media and isinstance(train, PromptDataset):
         train.read_media()
     val_prompts = load_val_prompts(data, tokenizer, setup, reads_media=reads_media) if data.val_files else []
@@ -102,7 +107,7 @@ def load_training_data(
         train=train,
         val_prompts=val_prompts,
         sampler=sampler,
-        num_steps=num_steps,
+        max_steps=config.trainer.max_steps,
         growth=growth,
         visits_per_step=min(
             data.prompts_per_step / max(len(train.row_numbers), 1),

@@ -129,3 +129,31 @@ def test_a_sampler_without_rows_or_with_repeats_is_refused() -> None:
         PromptSampler([1, 1], 2, 0)
     with pytest.raises(ValueError, match="data.prompts_per_step is 0"):
         PromptSampler([1], 0, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 30), per_step=st.integers(1, 12), first=st.integers(1, 3), more=st.integers(0, 3), data=st.data()
+)
+def test_a_run_that_goes_on_for_more_epochs_visits_every_row_in_each(
+    rows: int, per_step: int, first: int, more: int, data: st.DataObject
+) -> None:
+    short = PromptSampler(range(rows), per_step, 5, num_epochs=first)
+    steps = [short.next() for _ in range(short.num_steps or 0)]
+    done = data.draw(st.integers(0, len(steps)), label="steps done")
+    consumed = [visit for step in steps[:done] for visit in step]
+    later = PromptSampler(range(rows), per_step, 5, num_epochs=first + more)
+    later.restore([visit_uid(*visit) for visit in consumed], later.state(), step=done)
+    assert later.num_steps is not None
+    rest = [later.next() for _ in range(later.num_steps - done)]
+    assert all(rest), "no step is empty"
+    assert later.is_finished, "and none is missing"
+    every = sorted(consumed + [visit for step in rest for visit in step])
+    assert every == [(epoch, row) for epoch in range(first + more) for row in range(rows)]
+
+
+def test_steps_that_took_more_visits_leave_the_length_of_a_run_as_it_was() -> None:
+    # Filtered groups: 16 of 20 rows were visited by the first of three steps. Its schedule was made for three.
+    sampler = PromptSampler(range(20), 8, 0, name="in_order", num_epochs=1)
+    sampler.restore([visit_uid(0, row) for row in range(16)], step=1)
+    assert sampler.num_steps == 3
