@@ -133,7 +133,11 @@ def test_a_sampler_without_rows_or_with_repeats_is_refused() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(1, 30), per_step=st.integers(1, 12), first=st.integers(1, 3), more=st.integers(0, 3), data=st.data()
+    rows=st.integers(1, 30),
+    per_step=st.integers(1, 12),
+    first=st.integers(1, 3),
+    more=st.integers(0, 3),
+    data=st.data(),
 )
 def test_a_run_that_goes_on_for_more_epochs_visits_every_row_in_each(
     rows: int, per_step: int, first: int, more: int, data: st.DataObject
