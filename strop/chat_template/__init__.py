@@ -5,6 +5,8 @@ A template comes with a model, and a model may come from anybody: the guest `bou
 
 from __future__ import annotations
 
+import contextvars
+import datetime
 import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +16,9 @@ import jinja2
 from strop.base.guests import all_joined
 
 _RENDERED = "strop_rendered_template"
+_CLOCK = "strop_template_clock"
+_told_time: contextvars.ContextVar[datetime.datetime | None] = contextvars.ContextVar("told_time", default=None)
+"""Of the rendering under way; None: the clock of this machine."""
 
 
 class TemplateRefused(ValueError):
@@ -34,6 +39,27 @@ def render_with(tokenizer: Any, template: str) -> None:
         setattr(tokenizer, _RENDERED, template)
 
 
+def asks_for_time(template: Any) -> bool:
+    """Whether a chat template, or one of several by name, is told the time."""
+    return "strftime_now" in repr(template)
+
+
+def strftime_now(format: str) -> str:  # noqa: A002  (the name that templates may give it by)
+    """The time that a template is told."""
+    return (_told_time.get() or datetime.datetime.now()).strftime(format)
+
+
+def stop_clock(tokenizer: Any, date: str) -> None:
+    """Let templates that ask for the time (strftime_now) be told one moment from here on.
+
+    Args:
+        tokenizer: with a chat template.
+        date: in ISO form; empty: the beginning of this day.
+    """
+    today = datetime.datetime.combine(datetime.date.today(), datetime.time())
+    setattr(tokenizer, _CLOCK, datetime.datetime.fromisoformat(date) if date else today)
+
+
 def apply_template(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, **options: Any
 ) -> Any:
@@ -52,6 +78,7 @@ def apply_template(
     _bound()
     if (template := getattr(tokenizer, _RENDERED, None)) is not None:
         options = {"chat_template": template, **options}
+    told = _told_time.set(getattr(tokenizer, _CLOCK, None))
     try:
         return tokenizer.apply_chat_template([dict(one) for one in messages], tools=tools, **options)
     except OutOfSteps as error:
@@ -69,6 +96,8 @@ def apply_template(
         jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, SyntaxError,
     ) as error:  # fmt: skip
         raise TemplateRefused(f"{error}" or type(error).__name__) from error
+    finally:
+        _told_time.reset(told)
 
 
 @functools.cache

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING
 from strop.base.elsewhere import elsewhere, is_url
 from strop.base.guests import all_joined, optional, targets
 from strop.cli.output import Interrupted, UsageError, say
-from strop.cli.settings import add_config_arguments, add_trust_argument, admission, load_settings
+from strop.cli.settings import (
+    add_accept_argument,
+    add_config_arguments,
+    add_trust_argument,
+    admission,
+    load_settings,
+)
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
@@ -39,6 +45,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
     )
     for add_options in all_joined("options of a run").values():
         add_options(parser)
+    add_accept_argument(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
@@ -62,7 +69,9 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
         check_kind(args.resume, kind)
         _refuse_unread(args, reads)
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
-        return resume_run(args.resume, overrides=args.overrides, say=say, admit=admit)
+        return resume_run(
+            args.resume, overrides=args.overrides, say=say, admit=admit, accept_changes=args.accept_changes
+        )
     settings = optional("beginning of a run")
     config, beginning = (load_settings(args), None) if settings is None else settings(args, kind)
     _refuse_unread(args, reads)

@@ -53,6 +53,35 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_accept_argument(parser: argparse.ArgumentParser) -> None:
+    """`--accept-changes`."""
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="go on although data, models, rewards or templates that the run reads are not what it began with; each "
+        "change is named",
+    )
+
+
+def check_unchanged(args: argparse.Namespace, folder: Path, config: Config, *, only: tuple[str, ...] = ("",)) -> None:
+    """Refuse, or with --accept-changes name, what a run reads from outside and has changed since it began.
+
+    Args:
+        args: with `accept_changes`.
+        folder, config: of the run.
+        only: beginnings of the keys that the command has a use for.
+
+    Raises:
+        RunError: something has changed.
+    """
+    from strop.cli.output import say
+    from strop.config import to_flat_dict
+    from strop.run.inputs import check_inputs
+
+    for line in check_inputs(folder, to_flat_dict(config), accept=args.accept_changes, only=only):
+        say(line)
+
+
 def is_setting(word: str) -> bool:
     """Whether a word among files and folders is key=value."""
     return _SETTING.match(word) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
@@ -93,6 +94,9 @@ class ModelConfig:
     """Jinja template in place of the tokenizer's: the text itself, or a file. Saved with the checkpoints."""
     external_lib: str = ""
     """Python module that is imported before the model is made, in every process; it may register model classes."""
+    template_date: str = ""
+    """Date that a chat template which asks for it is told, as 2026-11-26 or 2026-11-26T14:30; empty: the day on which a
+    run begins, which it keeps."""
     attn_implementation: str = "sdpa"
     """How attention on packed tokens is computed, and in the part that reads images. sdpa: PyTorch's fused kernels, on
     CUDA FlashAttention among them, and strop's own kernels for decoding on a CPU; eager: matrix products and a softmax,
@@ -113,6 +117,13 @@ class ModelConfig:
     """Train the language part of a vision-language model alone; the part that reads images stays as it is."""
 
     def __post_init__(self) -> None:
+        try:
+            datetime.datetime.fromisoformat(self.template_date or "2026-11-26")
+        except ValueError as error:
+            raise ValueError(
+                f"model.template_date is {self.template_date!r}, which is no date: write it as 2026-11-26, with a time "
+                f"of day as 2026-11-26T14:30"
+            ) from error
         if self.attn_implementation not in ("sdpa", "eager"):
             raise ValueError(
                 f"model.attn_implementation is {self.attn_implementation!r}, and strop computes attention on packed "

@@ -16,7 +16,7 @@ from transformers import (
 from strop.base.device import device_name
 from strop.base.elsewhere import fetch_copy
 from strop.base.guests import needed, optional
-from strop.chat_template import render_with
+from strop.chat_template import asks_for_time, render_with, stop_clock
 from strop.engines.adapters import adapters
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
@@ -71,6 +71,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
         tokenizer.chat_template = changes.template_text(config.chat_template)
     if (family := media_models(shape)) is not None and isinstance(tokenizer.chat_template, str):
         render_with(tokenizer, family.written_template(shape, tokenizer.chat_template))
+    if asks_for_time(tokenizer.chat_template):
+        stop_clock(tokenizer, config.template_date)
     return tokenizer
 
 

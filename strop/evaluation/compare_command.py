@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from strop.base.foreign_files import lines_of, open_regular, parse_json
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, plain, print_json, print_plain, say
-from strop.cli.settings import add_trust_argument, is_setting
+from strop.cli.settings import add_accept_argument, add_trust_argument, is_setting
 from strop.evaluation.eval_command import READS, progress_bar, settings_of
 from strop.evaluation.models import HELP, with_model
 from strop.evaluation.points import WORDS, has_step, points_of
@@ -72,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_data_argument(parser)
     add_trust_argument(parser)
+    add_accept_argument(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 

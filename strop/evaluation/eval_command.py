@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say
-from strop.cli.settings import add_config_arguments, add_trust_argument, is_setting, load_settings
+from strop.cli.settings import (
+    add_accept_argument,
+    add_config_arguments,
+    add_trust_argument,
+    check_unchanged,
+    is_setting,
+    load_settings,
+)
 from strop.cli.unread import (
     AFTER_SCORING,
     GENERATION,
@@ -100,6 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, source="the settings of the run")
     add_data_argument(parser)
     add_trust_argument(parser)
+    add_accept_argument(parser)
     add_step_argument(parser)
     parser.add_argument(
         "--out",
@@ -183,6 +191,10 @@ def _run_several(args: argparse.Namespace, words: Sequence[str]) -> int:
     return 0
 
 
+READ_TO_EVALUATE = ("model.", "data.val_files", "reward", "agent.", "algorithm.extensions")
+"""Beginnings of the keys of what an evaluation reads from outside a run."""
+
+
 def settings_of(args: argparse.Namespace, run: Path | None, *, command: str, reads: Reads) -> Config:
     """The settings of a command that evaluates, in one process unless it says otherwise: the ranks of a run are those
     of its training, perhaps of a cluster.
@@ -195,6 +207,8 @@ def settings_of(args: argparse.Namespace, run: Path | None, *, command: str, rea
     """
     config = load_settings(args, source=run, needs=NEEDS)
     refuse_unread(args, command, reads)
+    if run is not None and not args.config:
+        check_unchanged(args, run.parent, config, only=READ_TO_EVALUATE)
     config = data_as_recorded(args, config, run)
     if not args.config and not any(word.startswith("resources.") for word in args.overrides):
         alone = dataclasses.replace(config.resources, runtime="inline", ranks=1, nodes=1, apart={})

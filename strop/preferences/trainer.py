@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from strop.preferences.rows import Compared, PreferenceDataset
 from strop.preferences.worker import PreferenceWorker
 from strop.protocol import DataProto
 from strop.roles.value_models import check_value_model
+from strop.run import digest
 from strop.supervised.trainer import SupervisedTrainer, make_sft_batch
 from strop.trainer.stages import Stages
 from strop.workers.models import Learning
@@ -80,12 +82,17 @@ class PreferenceTrainer(SupervisedTrainer):
                 )
             found = {name: self._numbers([one[i] for i in range(len(one))]) for name, one in splits.items()}
             unfinished = path.with_suffix(".tmp")
-            save_file(found, unfinished)
+            save_file(found, unfinished, metadata={"rows": _digest_of_rows(splits)})
             unfinished.replace(path)
         self._reference = load_file(path)
-        for name, one in splits.items():
-            if len(self._reference.get(name, ())) != len(one):
-                raise ValueError(f"{path} is not about the rows of this run: begin another run")
+        with safe_open(path, framework="pt") as opened:
+            rows = (opened.metadata() or {}).get("rows")
+        is_about_others = rows is not None and rows != _digest_of_rows(splits)
+        if is_about_others or any(len(self._reference.get(name, ())) != len(one) for name, one in splits.items()):
+            raise ValueError(
+                f"{path} is not about the rows of this run, whose tokens have changed since it began: put them back, "
+                f"or begin another run with --from"
+            )
 
     def _numbers(self, examples: Sequence[Compared]) -> Tensor:
         """[n, 2] float64: what the model says of these examples now."""
@@ -137,3 +144,13 @@ def _named(metric: Metric, weighed: Weighed) -> dict[str, float]:
 def preference_batch(examples: Sequence[Compared], num_sides: int = 2) -> DataProto:
     """Both conversations of examples, or the first ones: columns prompts [B, P~] and responses, loss_mask [B, R~]."""
     return make_sft_batch([side for example in examples for side in example.pair[:num_sides]])
+
+
+def _digest_of_rows(splits: Mapping[str, Sequence[Compared]]) -> str:
+    """Digest of the tokens of every answer, in order."""
+    parts: list[str | Sequence[int]] = []
+    for name, examples in splits.items():
+        parts.append(name)
+        for place in range(len(examples)):
+            parts += [side.token_ids for side in examples[place].pair]
+    return digest(*parts)

@@ -108,6 +108,7 @@ def train(
     settings: Settings = (),
     out: str | Path | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
     force: bool = False,
     on_step: Callable[[int, Mapping[str, float]], object] | None = None,
     on_samples: Callable[[int, Sequence[Mapping[str, Any]]], object] | None = None,
@@ -129,6 +130,8 @@ def train(
         out: the run folder, absent or empty; what is in memory is written to the folder `<out>-inputs` beside it. Not
             given: one below runs/ with the time in its name.
         resume: go on with the run in `out`; settings are those that may be given anew.
+        accept_changes: with `resume`, go on although data, models or rewards that the run reads are not what it began
+            with; each change is told.
         force: start also where the preflight says that nothing would be learned.
         on_step: called after each step with its number and metrics. A text that it returns ends the run, and is why.
         on_samples: called after each step with its samples, as `Result.samples` has them.
@@ -150,7 +153,7 @@ def train(
         }
 
     folder = _folder(out, "train")
-    start = _begun(folder, given, config, settings, kind="train", resume=resume)
+    start = _begun(folder, given, config, settings, kind="train", resume=resume, accept_changes=accept_changes)
     listeners = Functions(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
     stop = SignalRequest()
 
@@ -184,11 +187,12 @@ def sft(
     settings: Settings = (),
     out: str | Path | None = None,
     resume: bool = False,
+    accept_changes: bool = False,
 ) -> Result:
     """Supervised fine-tuning on conversations: `strop sft`, with what is in memory.
 
     Args:
-        model, tokenizer, config, settings, out, resume: as for `train`.
+        model, tokenizer, config, settings, out, resume, accept_changes: as for `train`.
         data: rows with `messages`, or `prompt` and `completion`.
         val_data: rows to measure the loss on.
 
@@ -203,7 +207,7 @@ def sft(
         return _brought(model, tokenizer, rows, inputs)
 
     folder = _folder(out, "sft")
-    start = _begun(folder, given, config, settings, kind="sft", resume=resume)
+    start = _begun(folder, given, config, settings, kind="sft", resume=resume, accept_changes=accept_changes)
     stop = SignalRequest()
 
     def work() -> Result:
@@ -316,17 +320,18 @@ def _begun(
     *,
     kind: str,
     resume: bool,
+    accept_changes: bool,
 ) -> Start:
     """The run in this folder, begun or continued.
 
     Args:
         folder: of the run.
         given: what the caller brought as settings; it writes files into the folder that it is called with.
-        config, settings, resume: of the caller.
+        config, settings, resume, accept_changes: of the caller.
         kind: of the command.
     """
     if resume:
-        return resume_run(folder, overrides=overrides_of(settings), say=_say)
+        return resume_run(folder, overrides=overrides_of(settings), say=_say, accept_changes=accept_changes)
     if is_run(folder):  # before its inputs are written over
         raise RunError(f"{folder} already holds a run: go on with it by resume=True, or choose another out")
     brought = given(folder.with_name(f"{folder.name}-inputs"))

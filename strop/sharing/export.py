@@ -12,7 +12,13 @@ from strop.base.elsewhere import is_url
 from strop.base.sections import section_of
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
-from strop.cli.settings import add_trust_argument, is_setting, load_settings
+from strop.cli.settings import (
+    add_accept_argument,
+    add_trust_argument,
+    check_unchanged,
+    is_setting,
+    load_settings,
+)
 from strop.cli.unread import Reads, refuse_unread
 from strop.evaluation.models import add_step_argument
 from strop.hub.sending import Sending, destination
@@ -69,6 +75,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("float32", "bfloat16"),
         help="precision of the weights (default: as they were trained)",
     )
+    add_accept_argument(parser)
     parser.add_argument(
         "--adapter", action="store_true", help="of a run with LoRA: the adapter alone, as a PEFT folder"
     )
@@ -139,6 +146,7 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
     if (
         config.model.lora.enabled or section_of(config, CriticConfig).lora.enabled
     ):  # the weights under the adapter
+        check_unchanged(args, folder, config, only=("model.path", "model.lora.path", "critic.path"))
         located = locate(config, say=say, known=read_models(folder)).config
     model = located.model
     if role == "critic":
@@ -147,6 +155,7 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
     elif (
         role == "prm"
     ):  # the weights that it began with are not in the checkpoint: they are those of this folder
+        check_unchanged(args, folder, config, only=("model.path", "prm.path"))
         model = dataclasses.replace(
             model, path=section_of(located, PrmConfig).path or model.path, lora=LoraConfig()
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import datetime
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +12,12 @@ from typing import Any
 
 from strop.base.durable import replace_text
 from strop.base.guests import optional
-from strop.config import read_settings, to_dict
+from strop.chat_template import asks_for_time
+from strop.config import read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder
+from strop.run.inputs import check_inputs, inputs_of, write_inputs
 from strop.trainer.config import Config
 from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
@@ -73,6 +77,7 @@ def start_run(
     if beginning is not None:
         config = beginning.configured(config, folder)
         taken = beginning.taken_keys(config)
+    config = with_template_date(config)
     received, inputs = optional("received settings"), optional("inputs of a run")
     if inputs is None:
         located, models = local_models(config, but=taken), {}
@@ -81,6 +86,7 @@ def start_run(
         located, models = found.config, found.models
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
+        write_inputs(run.path, inputs_of(to_flat_dict(config)))
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
         if inputs is not None:
@@ -99,6 +105,24 @@ def start_run(
     return Start(run=run, config=located, checkpoint=None, is_finished=False)
 
 
+def with_template_date(config: Config) -> Config:
+    """The settings with today's date for chat templates that ask for it: a run that goes on tomorrow renders what it
+    rendered today."""
+    if config.model.template_date:
+        return config
+    folder = Path(config.model.tokenizer_folder).expanduser()
+    texts = [config.model.chat_template]
+    chosen = config.model.chat_template
+    named = [Path(chosen).expanduser()] if chosen and "{" not in chosen else []
+    for file in (*named, folder / "tokenizer_config.json", *sorted(folder.glob("*.jinja"))):
+        if file.is_file():
+            texts.append(file.read_text(encoding="utf-8", errors="replace"))
+    if not asks_for_time(texts):
+        return config
+    model = dataclasses.replace(config.model, template_date=datetime.date.today().isoformat())
+    return dataclasses.replace(config, model=model)
+
+
 def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:
     """The folder with the optimizer's state that a run begins with; None where there is none, or it is under way."""
     folder = (run.path / START / OPTIMIZER).absolute()
@@ -111,6 +135,7 @@ def resume_run(
     overrides: Sequence[str] = (),
     say: Say,
     admit: Callable[[str], object] | None = None,
+    accept_changes: bool = False,
 ) -> Start:
     """The run in `folder`, rolled back to its last valid checkpoint, with its own configuration.
 
@@ -120,10 +145,11 @@ def resume_run(
         say: takes lines for the person who watches.
         admit: raises for a content of config.yaml that may not be used. The file is read once, since others may write
             in the folder.
+        accept_changes: go on although what it reads from elsewhere is not what it began with.
 
     Raises:
         ConfigError: an override would make it another run.
-        RunError: there is no run, another process writes it, or no checkpoint is valid.
+        RunError: there is no run, another process writes it, no checkpoint is valid, or what it reads has changed.
     """
     path = folder / CONFIG_FILE
     received, inputs = optional("received settings"), optional("inputs of a run")
@@ -142,9 +168,15 @@ def resume_run(
         if not is_finished:
             if received is not None:
                 received.check_inputs(run.path, config, text)
+            read = to_flat_dict(config)
+            changed = check_inputs(run.path, read, accept=accept_changes)
             config = local_models(config) if inputs is None else inputs.found_again(config, run, say=say)
             checkpoint, lines = roll_back(run, continuation)
-            lines += continuation.lines(0 if checkpoint is None else checkpoint.step)
+            step = 0 if checkpoint is None else checkpoint.step
+            lines += [*continuation.lines(step), *changed]
+            if changed:
+                run.events.append("inputs_changed", step, fsync=True, changes=changed)
+            write_inputs(run.path, inputs_of(read))
             continuation.keep(run)
     except BaseException:
         run.close()

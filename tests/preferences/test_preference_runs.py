@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from preference_task import Task
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from trainer.tiny_runs import chain_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -201,6 +201,14 @@ def test_what_the_starting_model_said_is_kept_and_missed(task: Task, tmp_path: P
     assert {name: tuple(found.shape) for name, found in kept.items()} == {"train": (24, 2), "val": (24, 2)}
     (tmp_path / "run" / "reference.safetensors").unlink()
     with pytest.raises(ValueError, match="reference.safetensors is gone"):
+        resume(tmp_path / "run", "prefer.max_steps=4")
+
+
+def test_what_the_starting_model_said_of_other_rows_is_not_used(task: Task, tmp_path: Path) -> None:
+    train(tmp_path / "run", task.config("sigmoid", "prefer.max_steps=2"))
+    path = tmp_path / "run" / "reference.safetensors"
+    save_file(load_file(path), path, metadata={"rows": "of others"})  # as many rows, with other tokens
+    with pytest.raises(ValueError, match="is not about the rows of this run, whose tokens have changed"):
         resume(tmp_path / "run", "prefer.max_steps=4")
 
 

@@ -25,7 +25,7 @@ from jinja2.runtime import BlockReference, Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, _PassArg
 
-from strop.chat_template import OutOfSteps
+from strop.chat_template import OutOfSteps, strftime_now
 
 BASE_STEPS = 1_000_000
 """Of any rendering: about a second."""
@@ -251,6 +251,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             {name: one for name, one in like.globals.items() if name not in ("range", "lipsum")}
         )
         self.globals.pop("lipsum", None)  # texts by chance, of any length
+        self.globals["strftime_now"] = strftime_now
 
     def from_string(self, *args: Any, **kwargs: Any) -> jinja2.Template:
         """As of Jinja.

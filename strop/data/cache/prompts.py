@@ -21,6 +21,7 @@ import tokenizers
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from strop.chat_template import asks_for_time
 from strop.data.cache import cache_folder, use
 from strop.data.chat import Chat
 
@@ -71,7 +72,7 @@ def digest(tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> str:
 
 def _is_repeatable(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether digest sees all that the ids depend on: a fast tokenizer, and a template without the date."""
-    return tokenizer.is_fast and "strftime_now" not in repr(tokenizer.chat_template)
+    return tokenizer.is_fast and not asks_for_time(tokenizer.chat_template)
 
 
 def _save(path: Path, encoded: Sequence[array[int]]) -> None:

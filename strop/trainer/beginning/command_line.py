@@ -8,7 +8,7 @@ from pathlib import Path
 from strop.base.elsewhere import elsewhere, is_url
 from strop.cli.launching import check_kind
 from strop.cli.output import UsageError, say
-from strop.cli.settings import load_settings
+from strop.cli.settings import check_unchanged, load_settings
 from strop.run import RunError, RunFolder
 from strop.trainer.beginning.naming import choose_checkpoint, run_in
 from strop.trainer.beginning.weights import Beginning
@@ -38,6 +38,7 @@ def settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | N
     if checkpoint is None:
         raise RunError(f"{folder} has no valid checkpoint to begin with; continue it until it saves one")
     config = load_settings(args, source=folder / "config.yaml")
+    check_unchanged(args, folder, config)
     beginning = Beginning(
         run=folder,
         info=info,

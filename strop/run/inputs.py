@@ -1,0 +1,173 @@
+"""What a run reads from outside its folder: digested when it begins, compared whenever something goes on from it.
+
+A file is known again by its size and time; where these differ, by its content. Of large files, and of many, evenly
+spaced pieces are read, so that a model of any size takes a moment: weights that were trained differ everywhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from strop.base.durable import replace_text
+from strop.base.foreign_files import read_json
+from strop.run.errors import RunError
+
+INPUTS_FILE = "inputs.json"
+MAX_BYTES = 1 << 28
+"""What is read of one input, shared by its files."""
+MIN_BYTES, PIECES = 1 << 16, 64
+"""What is read of a file at least, and in how many pieces where that is not all of it."""
+MAX_FILES = 4096
+"""Files of one folder that are looked at."""
+
+_READ = re.compile(
+    r"(^|\.)(path|tokenizer_path|chat_template|train_files|val_files|extensions|files|loops|interactions|tools|"
+    r"function_tools|functions|manager|reward_shaping)$"
+)
+"""Keys of settings that may name a file or folder of this machine."""
+
+Inputs = Mapping[str, Mapping[str, Any]]
+"""By key (and place in a list): what the setting says, and size, time and digest of each file."""
+
+
+def inputs_of(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The files and folders that settings name, as they are now.
+
+    Args:
+        settings: full key to value.
+    """
+    found = {}
+    for name, given, path in _named(settings):
+        files = dict(_files(path))
+        facts = {at: _facts(file, count=len(files)) for at, file in files.items()}
+        found[name] = {"given": given, "files": facts}
+    return found
+
+
+def write_inputs(run: Path, inputs: Inputs) -> None:
+    """Keep them in the folder of a run."""
+    replace_text(run / INPUTS_FILE, json.dumps({"format": 1, "inputs": inputs}, indent=1) + "\n")
+
+
+def changes_since(run: Path, settings: Mapping[str, Any], *, only: tuple[str, ...] = ("",)) -> list[str]:
+    """A clause for each input of a run that is not what it was when the run began.
+
+    Args:
+        run: its folder; one of a version that kept no inputs has not changed.
+        settings: full key to value, as they are now. What names something else now is meant to; what names nothing that
+            is there is for others to say.
+        only: beginnings of the keys that matter.
+    """
+    file = run / INPUTS_FILE
+    if not file.is_file():
+        return []
+    try:
+        known: Inputs = read_json(file)["inputs"]
+        found = []
+        for name, given, path in _named(settings):
+            if name not in known or known[name]["given"] != given or not name.startswith(only):
+                continue
+            found += [f"{name}={given}: {what}" for what in _differences(path, known[name]["files"])]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{file} is damaged ({type(error).__name__}: {error}); without it, what the run reads is not compared"
+        ) from error
+    return found
+
+
+def check_inputs(
+    run: Path, settings: Mapping[str, Any], *, accept: bool, only: tuple[str, ...] = ("",)
+) -> list[str]:
+    """Lines about what has changed since a run began, where that is accepted; arguments as of `changes_since`.
+
+    Raises:
+        RunError: something has changed, and it is not.
+    """
+    changed = changes_since(run, settings, only=only)
+    if changed and not accept:
+        raise RunError(
+            f"{run} does not read what it began with: {'; '.join(changed)}. Put it back, or go on with what is there: "
+            f"--accept-changes"
+        )
+    return [f"changed since the run began: {change}" for change in changed]
+
+
+def _named(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Path]]:
+    """Name, text and path of every setting that names something on this machine."""
+    for name, text in _texts(settings).items():
+        file = re.sub(r"(?<=\.py):\w+$", "", text)  # a function or class in it
+        try:
+            path = Path(file).expanduser().absolute()
+            if path.exists():
+                yield name, text, path
+        except (OSError, ValueError, RuntimeError):
+            continue  # a text that is no path: a template, a name
+
+
+def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for key, value in settings.items():
+        if not _READ.search(key):
+            continue
+        if isinstance(value, str) and value:
+            found[key] = value
+        elif isinstance(value, (list, tuple)):
+            found |= {f"{key}[{place}]": one for place, one in enumerate(value) if isinstance(one, str) and one}
+    return found
+
+
+def _files(path: Path) -> Iterator[tuple[str, Path]]:
+    """The files of an input, by their place in it; hidden ones and those of Python's cache say nothing."""
+    if path.is_file():
+        yield "", path
+        return
+    count = 0
+    for file in sorted(path.rglob("*")):
+        at = file.relative_to(path)
+        if any(part.startswith(".") or part == "__pycache__" for part in at.parts) or not file.is_file():
+            continue
+        count += 1
+        if count > MAX_FILES:
+            return
+        yield at.as_posix(), file
+
+
+def _facts(file: Path, *, count: int) -> dict[str, Any]:
+    found = file.stat()
+    return {"size": found.st_size, "time": found.st_mtime_ns, "digest": _digest(file, found.st_size, count=count)}
+
+
+def _digest(file: Path, size: int, *, count: int) -> str:
+    """Digest of a file that is one of so many of its input."""
+    hasher = hashlib.sha256(str(size).encode())
+    share = max(MIN_BYTES, MAX_BYTES // count)
+    piece = share // PIECES
+    with file.open("rb") as opened:
+        if size <= share:
+            hasher.update(opened.read())
+            return hasher.hexdigest()
+        for number in range(PIECES):
+            opened.seek((size - piece) * number // (PIECES - 1))
+            hasher.update(opened.read(piece))
+    return hasher.hexdigest()
+
+
+def _differences(path: Path, before: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    now = dict(_files(path))
+    for at, facts in before.items():
+        where = f"{at} " if at else ""
+        if at not in now:
+            yield f"{where}is gone"
+            continue
+        found = now[at].stat()
+        if (found.st_size, found.st_mtime_ns) == (facts["size"], facts["time"]):
+            continue
+        if found.st_size != facts["size"] or _digest(now[at], found.st_size, count=len(before)) != facts["digest"]:
+            yield f"{where}has another content"
+    for at in sorted(now.keys() - before.keys()):
+        yield f"{at} is new"
