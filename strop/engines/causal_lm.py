@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
+from strop.engines.described import check_saved
 from strop.engines.head import Head
 from strop.engines.media import MediaInputs
 from strop.engines.products import layer_products
@@ -210,6 +211,16 @@ class CausalLM:
         """Write config and weights as an ordinary Hugging Face folder (safetensors); not for a sharded model."""
         self.module.save_pretrained(folder)  # type: ignore[operator]
         self.save_media_settings(folder)
+        self.check_saved(folder)
+
+    def check_saved(self, folder: Path) -> None:
+        """Compare what was saved with its config.json.
+
+        Raises:
+            ValueError: they are of two models.
+        """
+        if self.module.get_output_embeddings() is not None:  # type: ignore[operator]
+            check_saved(folder)
 
     def save_media_settings(self, folder: Path) -> None:
         """Write how media are read beside saved weights; nothing for a model that takes text alone."""

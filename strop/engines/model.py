@@ -20,6 +20,7 @@ from strop.chat_template import asks_for_time, render_with, stop_clock
 from strop.engines.adapters import adapters
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
+from strop.engines.described import settle_config
 from strop.engines.fused_norms import use_fused_norms
 from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
@@ -241,6 +242,7 @@ def read_module(
             f"{f' and {len(missing) - 1} more' if len(missing) > 1 else ''} of {type(module).__name__}, which would "
             f"start at random; give a folder with all weights of a causal language model"
         )
+    settle_config(module, source)
     return module
 
 

@@ -347,6 +347,7 @@ def _save(model: CausalLM, folder: Path, dtype: torch.dtype) -> None:
     module.to(dtype)
     state = named_weights(module)  # without what PEFT adds to the names
     module.save_pretrained(folder, state_dict=state, max_shard_size=_FILE_BYTES)
+    model.check_saved(folder)
 
 
 def _keep_generation_settings(sources: Sequence[Path], folder: Path) -> None:
