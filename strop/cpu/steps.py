@@ -4,8 +4,8 @@ Layers of Llama's form (root-mean-square norms, rotary positions, grouped heads,
 by decode.c, instead of about fifty operations of torch from a layer's Python. Every other model, and a machine without
 gcc, goes through its own forward pass. Last measured: benchmarks/RESULTS.md.
 
-Packed weights are copies, in the precision of the products: they are made again when a parameter has changed, and given
-back with the cache.
+Packed weights are copies, in the precision of the products: they are made again when a parameter is another one, when
+the model says that its weights have changed, and for a new policy version, and are given back with the cache.
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ class FusedStep:
         self._head: Packed | None = None
         self._at: ctypes.Array[Layer] = (Layer * 0)()
         self._made_of: list[tuple[int, int]] = []
+        self._num_changes = 0
         self._is_current = False
         self._cosines = self._sines = torch.empty(0)
         self._room = torch.empty(0)
@@ -176,7 +177,8 @@ class FusedStep:
     def _refresh(self, num_tokens: int) -> None:
         """See to weights that are those of the model, and to tables that are long enough."""
         module: Any = self._model.module
-        if not self._is_current:  # looking at every parameter takes longer than the norms of a step
+        # Looking at every parameter takes longer than the norms of a step.
+        if not self._is_current or self._model.num_changes != self._num_changes:
             self._look()
         if len(self._cosines) < num_tokens:
             count = -(-num_tokens // TABLE_POSITIONS) * TABLE_POSITIONS
@@ -188,13 +190,13 @@ class FusedStep:
         """Pack the weights again where a parameter has changed."""
         module: Any = self._model.module
         made_of = [(one.data_ptr(), one._version) for _, one in self._model.named_parameters()]
-        if made_of != self._made_of:
+        if made_of != self._made_of or self._model.num_changes != self._num_changes:
             self._layers = list(_layers_of(self._model, self._dtype, self._kernel.panel_width))
             self._at = (Layer * len(self._layers))(*(layer.at() for layer in self._layers))
             self._head = packed([self._model.head], torch.float32, width=self._head_kernel.panel_width)
             self._embedding = module.get_input_embeddings().weight
             self._first_norm = _vector(module.base_model.layers[0].input_layernorm.weight)
-            self._made_of = made_of
+            self._made_of, self._num_changes = made_of, self._model.num_changes
         self._is_current = True
 
 

@@ -48,6 +48,9 @@ class CausalLM:
         self._logit_form = logit_form(module)
         self._banned: Tensor | None = None
         self._is_compiled = False
+        self.num_changes = 0
+        """Times that somebody has said that the weights are others; whoever keeps copies of them compares it. Not every
+        optimizer of torch moves the version of a tensor that it writes to."""
         self.device = self._head.weight.device
         self.recurrence = recurrence_of(module)
         """Layers that carry a state from token to token; None where all attend."""

@@ -212,6 +212,7 @@ class TrainEngine(Engine):
     def step(self) -> StepReport:
         """One optimizer step on the accumulated gradient, which is cleared."""
         report = self.optimizer.step()
+        self.model.num_changes += 1
         if self._config.offload == "optimizer":
             self._state_away.append(offloading().offload_optimizer(self._optimizer))
         return report

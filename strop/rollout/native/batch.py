@@ -97,6 +97,7 @@ class DecodeBatch:
         self._half = half_weights(model)
         self._decoder = model if self._half is None else self._half.model
         self._steps = other_steps(self._decoder)
+        self._num_changes = model.num_changes
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
         self._is_short = False  # of memory: nothing enters beside those that run, until one of them ends
         self.num_decoded = 0
@@ -132,6 +133,8 @@ class DecodeBatch:
         self.waiting.extendleft(reversed(self.running))
         self.running.clear()
         self.prefill.forget()
+        self._model.num_changes += 1
+        self._num_changes = self._model.num_changes
         self._look_again()
 
     def _look_again(self) -> None:
@@ -168,6 +171,9 @@ class DecodeBatch:
 
     def _admit(self, version: int) -> None:
         """Move waiting requests, of which everything given is computed, into free slots; sample their next token."""
+        if not self.running and self._model.num_changes != self._num_changes:
+            self.prefill.forget()  # computed with other weights, whether or not somebody has named a version
+            self._num_changes = self._model.num_changes
         count = self._num_admissible()
         if count == 0:
             return

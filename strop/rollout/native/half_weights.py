@@ -22,6 +22,7 @@ class HalfWeights:
 
     def __init__(self, model: CausalLM) -> None:
         """Nothing is copied before `refresh`."""
+        self._trained, self._num_changes = model, model.num_changes
         head: Any = model.module.get_output_embeddings()  # type: ignore[operator]
         self._pairs: list[tuple[Tensor, Tensor]] = []
         shared: list[Any] = [*model.module.parameters(), *model.module.buffers()]
@@ -53,13 +54,13 @@ class HalfWeights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Round the weights again if they may have changed. What was captured over the copies stays valid."""
-        if self._is_current:
+        if self._is_current and self._trained.num_changes == self._num_changes:
             return
         for tensor, half in self._pairs:
             if half.numel() == 0:
                 half.data = torch.empty_like(tensor, dtype=half.dtype)
         torch._foreach_copy_([half for _, half in self._pairs], [tensor for tensor, _ in self._pairs])
-        self._is_current = True
+        self._is_current, self._num_changes = True, self._trained.num_changes
 
     def look_again(self) -> None:
         """The weights may be others from now on."""
