@@ -37,7 +37,12 @@ def row_data_source(source: Mapping[str, Any], config: DataConfig) -> str:
 
 
 def value_inside(source: Mapping[str, Any], key: str | None) -> Any:
-    """The value of a column, or, by names with dots between, inside the object in a column; None without one."""
+    """The value of a column, or, by names with dots between, inside the object in a column; None without one.
+
+    A column of exactly this name comes first, dots and all.
+    """
+    if key is not None and source.get(key) is not None:
+        return source[key]
     value: Any = source
     for name in (key or "").split("."):
         if not isinstance(value, Mapping):

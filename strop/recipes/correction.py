@@ -131,13 +131,13 @@ def _weights(rho: Tensor, valid: Tensor, mask: Tensor, config: CorrectionConfig)
     extremes = log_ratio[valid].exp()
     metrics[CORRECTION.of("is", "max")] = float(extremes.max())
     metrics[CORRECTION.of("is", "min")] = float(extremes.min())
-    metrics[CORRECTION.of("is", "eff_sample_size")] = _effective_share(raw[valid])
     if config.mode == "truncate":
         weights = raw.clamp(max=config.upper)
     else:
         inside = (raw >= lower) & (raw <= config.upper)
         weights = torch.where(inside, raw, 0.0)
         metrics[CORRECTION.of("is", "oob_ratio")] = _share(~inside[valid])
+    metrics[CORRECTION.of("is", "eff_sample_size")] = _effective_share(weights[valid])
     weights = torch.where(mask, weights, 0.0)
     if config.normalize and mask.any():
         factor = _batch_mean(weights, mask, per_token=config.weights == "token")
@@ -154,11 +154,13 @@ def _batch_mean(weights: Tensor, mask: Tensor, *, per_token: bool) -> Tensor:
 
 
 def _effective_share(weights: Tensor) -> float:
-    """Effective sample size as a share of the number of weights: 1 / mean((w / mean w)^2), in (0, 1].
+    """Effective sample size as a share of the number of weights: 1 / mean((w / mean w)^2), in (0, 1]; 0 where no weight
+    is left.
 
     Source: Kish 1965, Survey Sampling.
     """
-    return float(1 / (weights / weights.mean()).square().mean())
+    mean = weights.mean()
+    return float(1 / (weights / mean).square().mean()) if mean > 0 else 0.0
 
 
 def _judge(rho: Tensor, valid: Tensor, name: str, rule: RejectRule) -> tuple[Tensor, Metrics]:

@@ -6,8 +6,17 @@ from typing import Any
 
 
 def grade(solution_str: str, ground_truth: Any) -> dict[str, Any]:
-    """1 when the stripped answer is the ground truth, or one of them when it is a list; else 0."""
+    """1 when the stripped answer is the ground truth, or one of them when it is a list; else 0.
+
+    A column of whole numbers that a file keeps as floats (72.0) is answered by 72.
+    """
     accepted = ground_truth if isinstance(ground_truth, (list, tuple)) else [ground_truth]
     pred = solution_str.strip()
-    is_right = any(pred == str(answer).strip() for answer in accepted)
+    is_right = any(pred in _texts(answer) for answer in accepted)
     return {"score": float(is_right), "acc": is_right, "pred": pred}
+
+
+def _texts(answer: Any) -> tuple[str, ...]:
+    """The ways in which a right answer may be written."""
+    text = str(answer).strip()
+    return (text, str(int(answer))) if isinstance(answer, float) and answer.is_integer() else (text,)

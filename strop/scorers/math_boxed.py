@@ -15,6 +15,7 @@ MAX_CHARACTERS = 2000
 """Of an answer that is compared as mathematics."""
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 _BRACE = re.compile(r"[{}]")
+_PERCENT = re.compile(r"\\?%\s*$")
 _SPACE = re.compile(r"\s+|\\[,;:! ]|~")
 
 
@@ -58,10 +59,18 @@ def compare(pred: str, truth: str) -> tuple[bool, str]:
     from math_verify import parse, verify  # sympy takes seconds to load on a busy machine
 
     gold = parse(f"\\boxed{{{truth}}}", parsing_timeout=None)  # outside of the budget: not the answer's doing
+    # A question for per cent is answered with the sign and without it.
+    has_sign = _PERCENT.search(pred) is not None or _PERCENT.search(truth) is not None
+    plain = parse(f"\\boxed{{{_PERCENT.sub('', truth)}}}", parsing_timeout=None) if has_sign else []
 
     def is_same() -> bool:
         answer = parse(f"\\boxed{{{pred}}}", parsing_timeout=None)
-        return bool(answer) and bool(verify(gold, answer, timeout_seconds=None))
+        if answer and verify(gold, answer, timeout_seconds=None):
+            return True
+        if not plain:
+            return False
+        answer = parse(f"\\boxed{{{_PERCENT.sub('', pred)}}}", parsing_timeout=None)
+        return bool(answer) and bool(verify(plain, answer, timeout_seconds=None))
 
     return bounded(is_same, False) if gold else (False, "")
 

@@ -186,7 +186,7 @@ def test_metrics_of_weights_are_of_the_raw_ratios() -> None:
     assert metrics["rollout_corr/rollout_is_ratio_fraction_high"] == pytest.approx(1 / 6)
     assert metrics["rollout_corr/rollout_is_ratio_fraction_low"] == pytest.approx(1 / 6)
     assert metrics["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(
-        reference.effective_share(ratios)
+        reference.effective_share([min(ratio, 3.0) for ratio in ratios])  # what the bound leaves of them
     )
     # Row means: 6.5 / 3, 1/4, 1.
     assert metrics["rollout_corr/rollout_is_seq_mean"] == pytest.approx((6.5 / 3 + 1.25) / 3)
@@ -208,8 +208,18 @@ def test_the_largest_ratio_is_logged_before_any_clamp() -> None:
 def test_effective_sample_size_of_one_heavy_token_among_many() -> None:
     # Ratios e^10, 1, 1, 1: nearly everything is one token of four.
     old = torch.tensor([[0.0, -10.0, -10.0, -10.0]], dtype=torch.float64)
-    result = correct(old, torch.full_like(old, -10.0), torch.ones(1, 4), CorrectionConfig(weights="token"))
+    config = CorrectionConfig(weights="token", upper=1e6)
+    result = correct(old, torch.full_like(old, -10.0), torch.ones(1, 4), config)
     assert result.metrics["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(0.25, abs=1e-3)
+
+
+def test_effective_sample_size_is_that_of_the_weights_that_are_used() -> None:
+    # e^10, 1, 1, 1 bounded by 2: mean 5/4, mean square 7/4, so (25/16) / (7/4) = 25/28; masked: 0, 1, 1, 1, so 3/4.
+    old = torch.tensor([[0.0, -10.0, -10.0, -10.0]], dtype=torch.float64)
+    for mode, share in (("truncate", 25 / 28), ("mask", 3 / 4)):
+        config = CorrectionConfig(weights="token", upper=2.0, mode=mode)  # type: ignore[arg-type]
+        result = correct(old, torch.full_like(old, -10.0), torch.ones(1, 4), config)
+        assert result.metrics["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(share)
 
 
 def test_metrics_of_a_rejection() -> None:

@@ -81,6 +81,11 @@ def test_last_boxed(text: str, boxed: str | None) -> None:
         (r"\frac{1}{3}", r"\frac{1}{2}", False),
         ("x + 1", "x - 1", False),
         ("__import__('os').abort()", "12", False),
+        ("10", r"10\%", True),
+        (r"10\%", "10", True),
+        ("10%", r"10\%", True),
+        (r"11\%", "10", False),
+        ("11", r"10\%", False),
     ],
 )
 def test_boxed_answers_are_compared_as_mathematics(answer: str, truth: str, is_right: bool) -> None:
@@ -121,8 +126,11 @@ def test_math_dapo_strict_box() -> None:
 
 @pytest.mark.parametrize(
     ("solution", "truth", "score"),
-    [(" 12\n", "12", 1.0), ("12", 12, 1.0), ("12.", "12", 0.0), ("b", ["a", "b"], 1.0), ("", "12", 0.0)],
-)
+    [
+        (" 12\n", "12", 1.0), ("12", 12, 1.0), ("12.", "12", 0.0), ("b", ["a", "b"], 1.0), ("", "12", 0.0),
+        ("72", 72.0, 1.0), ("72.0", 72.0, 1.0), ("72", 72.5, 0.0), ("72", [71.0, 72.0], 1.0),
+    ],
+)  # fmt: skip
 def test_exact_match(solution: str, truth: Any, score: float) -> None:
     assert default_compute_score("strop/exact", solution, truth)["score"] == score
     assert default_compute_score("exact/reversal", solution, truth)["score"] == score

@@ -12,3 +12,9 @@ def test_dots_lead_into_columns() -> None:
     assert value_inside(row, "text") == "t"
     assert value_inside(row, "text.question") is None
     assert value_inside(row, "other.question") is None
+
+
+def test_a_column_of_exactly_this_name_comes_first() -> None:
+    row = {"reward_model.ground_truth": "72", "reward_model": {"ground_truth": "71", "style": "rule"}}
+    assert value_inside(row, "reward_model.ground_truth") == "72"
+    assert value_inside(row, "reward_model.style") == "rule"
