@@ -166,6 +166,11 @@ class PromptDataset:
         """Empty: prompts that cannot be played are not among these."""
         return ""
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(ids) for ids in self._ids.values())
+
     def report(self) -> str:
         """One line: how many prompts, how long, how many dropped or cut."""
         lengths = [len(ids) for ids in self._ids.values()]

@@ -249,15 +249,15 @@ def use_packed_attention(module: Any, media: MediaInputs | None, *, by_formula: 
 def max_positions(config: Any) -> int | None:
     """Longest sequence that a model's positions are made for; None when its configuration names none.
 
-    Rotary embeddings of type longrope change all frequencies beyond their original length, for every sequence of a
-    pack, so that a token's log-prob would depend on its neighbours: they end there. Kinds of layers may have embeddings
-    of their own.
+    Rotary embeddings of types longrope and dynamic change all frequencies beyond their original length, for every
+    sequence of a pack, so that a token's log-prob would depend on its neighbours: they end there. Kinds of layers may
+    have embeddings of their own.
     """
     text = config.get_text_config()
     limit: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
     for one in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
-        if limit is not None and one.get("rope_type") == "longrope":
+        if limit is not None and one.get("rope_type") in ("longrope", "dynamic"):
             limit = min(limit, int(one.get("original_max_position_embeddings") or limit))
     return limit
 

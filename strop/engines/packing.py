@@ -57,7 +57,12 @@ def prompt_key(prompt: Tensor, media: Sequence[Media]) -> Hashable:
 
 
 def micro_batches(
-    data: DataProto, *, max_tokens: int, parallel: Parallel, rows: Sequence[int] | None = None
+    data: DataProto,
+    *,
+    max_tokens: int,
+    parallel: Parallel,
+    rows: Sequence[int] | None = None,
+    max_positions: int | None = None,
 ) -> list[list[int]]:
     """Rows cut into micro-batches of at most `max_tokens` packed tokens per device, rows of one prompt together.
 
@@ -69,6 +74,8 @@ def micro_batches(
         max_tokens: of a micro-batch, on each of the devices that share its sequences.
         parallel: the ranks that pass in step.
         rows: numbers of the rows that are wanted; None: all.
+        max_positions: longest sequence that the model is made for; None: any. Rotary embeddings that change with the
+            longest sequence (longrope, dynamic) would change what other rows give.
 
     Returns:
         The numbers of the rows of each.
@@ -96,6 +103,13 @@ def micro_batches(
                 f"engine.max_tokens_per_device is {per_device}{shared}: raise it to at least "
                 f"{-(-num_tokens // num_devices)}, or lower data.max_prompt_tokens or data.max_response_tokens by "
                 f"{num_tokens - max_tokens}"
+            )
+        if max_positions is not None and not media and num_tokens > max_positions:
+            raise ValueError(
+                f"a sample has {num_tokens} tokens ({len(prompt)} of prompt), but the model is made for "
+                f"{max_positions} positions: lower data.max_prompt_tokens or data.max_response_tokens (of a "
+                f"fine-tuning sft.data.max_tokens, of preferences prefer.data.max_tokens) by "
+                f"{num_tokens - max_positions}"
             )
         key = prompt_key(prompt, media)
         piece = open_piece.get(key)

@@ -89,7 +89,10 @@ class Engine:
         """
         self.onload()
         budget = self._config.max_tokens_per_device
-        parts = micro_batches(data, max_tokens=budget, parallel=self.parallel, rows=rows) or [[]]
+        longest = self.model.max_positions
+        parts = micro_batches(
+            data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
+        ) or [[]]
         places: list[Tensor] = []
         made: list[Mapping[str, Tensor]] = []
 
@@ -189,7 +192,10 @@ class TrainEngine(Engine):
         """
         self.onload()
         budget = self._config.max_tokens_per_device
-        parts = micro_batches(data, max_tokens=budget, parallel=self.parallel, rows=rows)
+        longest = self.model.max_positions
+        parts = micro_batches(
+            data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
+        )
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
             if self._sharding is not None:

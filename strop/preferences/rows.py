@@ -91,6 +91,11 @@ class PreferenceDataset:
     def __getitem__(self, index: int) -> Compared:
         return self._examples[index]
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest conversation."""
+        return max(len(side.token_ids) for one in self._examples for side in one.pair)
+
     def report(self) -> str:
         """One line: how many comparisons, how long, how many dropped."""
         lengths = [len(side.token_ids) for one in self._examples for side in one.pair]

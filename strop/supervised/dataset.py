@@ -159,6 +159,11 @@ class SftDataset:
             )
         return next(iter(counts))
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest conversation."""
+        return max(len(kept.ids) for kept in self._examples)
+
     def report(self) -> str:
         """One line: how many conversations, how long, how many dropped, and turns that never end."""
         lengths = [len(kept.ids) for kept in self._examples]

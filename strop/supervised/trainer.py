@@ -18,6 +18,7 @@ from strop.base.sections import section_of
 from strop.controller import RoleSpec, WorkerGroup, as_list, role
 from strop.data.mixing import weighted_epochs, weights_of_sources
 from strop.data.sampler import PromptSampler, visit_uid
+from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
 from strop.engines.flops.threads import set_threads_of_run
 from strop.engines.media import media_models
@@ -90,6 +91,7 @@ class SupervisedTrainer:
                 f"{self.name}.engine.sequence_parallel is {size}, but conversations have images, and it divides "
                 f"sequences over ranks, which images cannot be: use {self.name}.engine.sequence_parallel=1"
             )
+        self._check_positions()
         self._sampler = self._order()
         if checkpoint is not None:
             restore_position(run, checkpoint, self._sampler)
@@ -99,6 +101,16 @@ class SupervisedTrainer:
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
         self._stop.tell(run, self._start_step, say)
+
+    def _check_positions(self) -> None:
+        """Refuse conversations that are longer than the model is made for, before it is loaded."""
+        limit = max_positions(read_shape(self._config.model))
+        for split, rows in (("train", self._examples), ("val", self._val)):
+            if limit is not None and rows is not None and not rows.has_media and rows.longest - 1 > limit:
+                raise ValueError(
+                    f"the longest conversation of the {split} files has {rows.longest} tokens, but the model in "
+                    f"{self._config.model.path} is made for {limit} positions: set {self.name}.data.max_tokens={limit}"
+                )
 
     def _order(self) -> PromptSampler:
         """Which rows a step visits."""

@@ -17,8 +17,9 @@ from strop.data.media import media_reader
 from strop.data.prompts import PromptDataset
 from strop.data.readers import load_rows
 from strop.data.sampler import PromptSampler, val_uid
+from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer
+from strop.engines.model import load_tokenizer, read_shape
 from strop.engines.model_folder import end_tokens
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
@@ -81,6 +82,8 @@ def load_training_data(
         raise ValueError("data.train_files is empty; name at least one .parquet or .jsonl file")
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
     train, growth = _training_prompts(config, data, tokenizer, setup)
+    if isinstance(train, PromptDataset) and not train.has_media:
+        _check_positions(config, data, train.longest)
     chosen, num_epochs = None, config.num_epochs
     if isinstance(train, PromptDataset) and (mixed := optional("mixture of sources")) is not None:
         chosen, num_epochs = mixed(train, data, num_epochs, config.trainer.seed)
@@ -113,6 +116,19 @@ def load_training_data(
             data.prompts_per_step / max(len(train.row_numbers), 1),
             math.inf if num_epochs is None else num_epochs,
         ),
+    )
+
+
+def _check_positions(config: Config, data: DataConfig, longest: int) -> None:
+    """Refuse prompts and answers that together are longer than the model is made for, before anything is played."""
+    limit = None if config.rollout.remote else max_positions(read_shape(config.model))
+    if limit is None or longest + data.max_response_tokens - 1 <= limit:
+        return
+    room = limit - longest + 1
+    advice = f"set data.max_response_tokens={room}" if room > 0 else "use shorter prompts"
+    raise ValueError(
+        f"the longest prompt has {longest} tokens and data.max_response_tokens is {data.max_response_tokens}, but the "
+        f"model in {config.model.path} is made for {limit} positions: {advice}, or lower data.max_prompt_tokens"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections.abc import Callable
 
 import pytest
@@ -683,3 +684,16 @@ def test_tokens_are_heard_of_as_they_are_sampled(tiny: Callable[..., CausalLM]) 
 def test_weights_of_the_model_are_not_the_engines_to_give_back(tiny: Callable[..., CausalLM]) -> None:
     with pytest.raises(ValueError, match="off-load the model"):
         asyncio.run(NativeEngine(tiny("qwen3"), max_running=1).sleep(2))
+
+
+def test_a_model_that_gives_nan_is_an_error_and_no_answer(tiny: Callable[..., CausalLM]) -> None:
+    model = tiny("llama")
+    engine = NativeEngine(model, max_running=2)
+    weight = model.module.get_output_embeddings().weight
+    kept = weight.data.clone()
+    try:
+        weight.data.fill_(math.nan)
+        with pytest.raises(ValueError, match=r"gives NaN in place of logits .policy version 0"):
+            run(engine.generate("a", tokens(4, 1), Sampling(key=1, max_tokens=3)))
+    finally:
+        weight.data.copy_(kept)

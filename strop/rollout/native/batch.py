@@ -316,6 +316,13 @@ class DecodeBatch:
         else:  # the device is waited for once; ids are exact in float64
             both = torch.stack([sampled.double(), at.double()]).cpu()
             tokens, log_probs = both[0].long().tolist(), both[1].tolist()
+        if any(value != value for value in log_probs):  # NaN; everything that runs has the same weights
+            dtype = str(self._model.compute_dtype).removeprefix("torch.")
+            raise ValueError(
+                f"the model gives NaN in place of logits (policy version {version}): its weights are no numbers any "
+                f"more, or overflow in {dtype}; look at actor/grad_norm and at actor.optim.lr, and go on from an earlier "
+                f"checkpoint"
+            )
         rows["last"] = tokens
         ended = []
         for slot, token, log_prob in zip(slots, tokens, log_probs, strict=True):
