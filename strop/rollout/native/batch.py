@@ -320,8 +320,8 @@ class DecodeBatch:
             dtype = str(self._model.compute_dtype).removeprefix("torch.")
             raise ValueError(
                 f"the model gives NaN in place of logits (policy version {version}): its weights are no numbers any "
-                f"more, or overflow in {dtype}; look at actor/grad_norm and at actor.optim.lr, and go on from an earlier "
-                f"checkpoint"
+                f"more, or overflow in {dtype}; look at actor/grad_norm and at actor.optim.lr, and go on from an "
+                f"earlier checkpoint"
             )
         rows["last"] = tokens
         ended = []
