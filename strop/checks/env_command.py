@@ -16,6 +16,7 @@ import yaml
 
 from strop.base.foreign_files import check_regular, lines_of, open_regular, parse_yaml
 from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say
+from strop.cli.settings import user_path
 
 if TYPE_CHECKING:
     from strop.checks.environments import Certificate
@@ -42,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "kwargs", nargs="*", metavar="key=value", help="arguments of the environment, as YAML"
     )
     parser.add_argument("--files", nargs="*", default=[], help="Python files that register environments")
-    parser.add_argument("--rows", type=Path, help="data whose rows the episodes get: .jsonl or .parquet")
+    parser.add_argument("--rows", type=user_path, help="data whose rows the episodes get: .jsonl or .parquet")
     parser.add_argument("--seeds", type=int, default=8, help="episodes of each player (default: 8)")
     parser.add_argument("--at-once", type=int, default=8, help="episodes at the same time (default: 8)")
     parser.add_argument("--max-turns", type=int, default=32, help="turns of an episode (default: 32)")
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one call (default: 10)")
-    parser.add_argument("--out", type=Path, help="file for the certificate, JSON")
+    parser.add_argument("--out", type=user_path, help="file for the certificate, JSON")
     parser.add_argument("--json", action="store_true", help="print the certificate as JSON")
 
 

@@ -18,6 +18,7 @@ from strop.cli.settings import (
     add_trust_argument,
     admission,
     load_settings,
+    user_path,
 )
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 
@@ -34,7 +35,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
     add_config_arguments(parser)
     add_trust_argument(parser)
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, help=f"run folder, absent or empty (default runs/{kind}-<time>)"
+        "--out", metavar="DIR", type=user_path, help=f"run folder, absent or empty (default runs/{kind}-<time>)"
     )
     parser.add_argument(
         "--resume",
@@ -91,7 +92,7 @@ def _refuse_unread(args: argparse.Namespace, reads: object) -> None:
 
 
 def _here_or_elsewhere(text: str) -> Path | str:
-    return text if is_url(text) else Path(text)
+    return text if is_url(text) else user_path(text)
 
 
 def _fetched_to(url: str, out: Path | None) -> Path:

@@ -18,6 +18,11 @@ from strop.base.guests import needed
 if TYPE_CHECKING:
     from strop.trainer.config import Config
 
+def user_path(text: str) -> Path:
+    """A path as a user types it: `~` is the home folder, also where no shell replaces it (behind `=`, in quotes)."""
+    return Path(text).expanduser()
+
+
 EVERYTHING = ("",)
 """A command that trains needs all that the settings name."""
 _SETTING = re.compile(r"[+~]?[a-z_]+(\.[\w/-]+)+=|[a-z_]+=")

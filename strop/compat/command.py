@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
+from strop.cli.settings import user_path
 
 if TYPE_CHECKING:
     from strop.compat.migration import Migration, Row
@@ -52,13 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files",
         nargs="+",
-        type=Path,
+        type=user_path,
         metavar="FILE",
         help="verl: launch script, or YAML file (.yaml), or several, later ones winning; trl: a Python script, a "
         "launch script with flags or a YAML file; openrlhf: one launch script. Behind them settings of ours, KEY=VALUE",
     )
     parser.add_argument(
-        "-o", "--out", type=Path, metavar="OUT", help="write the configuration to this YAML file"
+        "-o", "--out", type=user_path, metavar="OUT", help="write the configuration to this YAML file"
     )
     parser.add_argument(
         "--set",

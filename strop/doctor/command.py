@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from strop.base.guests import needed, targets
 from strop.cli.output import UsageError, plain, print_json, print_plain
-from strop.cli.settings import is_setting, load_settings
+from strop.cli.settings import is_setting, load_settings, user_path
 from strop.cli.unread import ENGINES, Reads, refuse_unread
 from strop.doctor.sockets import show, sockets_of
 from strop.shell.versions import versions_in
@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--path",
         metavar="DIR",
-        type=Path,
+        type=user_path,
         help="a folder that every machine must see, such as that of the runs (default: the current one)",
     )
     parser.add_argument(

@@ -20,6 +20,7 @@ from strop.cli.settings import (
     check_unchanged,
     is_setting,
     load_settings,
+    user_path,
 )
 from strop.cli.unread import (
     AFTER_SCORING,
@@ -112,11 +113,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        type=Path,
+        type=user_path,
         help="write every answer with its score and its tokens there as JSON lines",
     )
     parser.add_argument(
-        "--plot", metavar="FILE", type=Path, help="draw the pass rates of several models there"
+        "--plot", metavar="FILE", type=user_path, help="draw the pass rates of several models there"
     )
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 

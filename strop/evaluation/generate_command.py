@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from strop.base.foreign_files import read_text
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain, say
-from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
+from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings, user_path
 from strop.cli.unread import GENERATION, WHICH_MODEL, Reads, reads_with_engine, refuse_unread
 from strop.evaluation.eval_command import progress_bar
 from strop.evaluation.given_answers import check_asked, given_answers, has_tokens
@@ -68,11 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser, source="the settings of the run")
     add_trust_argument(parser)
     add_step_argument(parser)
-    parser.add_argument("--prompts", metavar="FILE", type=Path, help=".txt, .jsonl, .json or .parquet")
+    parser.add_argument("--prompts", metavar="FILE", type=user_path, help=".txt, .jsonl, .json or .parquet")
     parser.add_argument(
         "--out",
         metavar="FILE",
-        type=Path,
+        type=user_path,
         help="write the answers there with their tokens, as JSON lines, or as parquet where the name ends so",
     )
     parser.add_argument(

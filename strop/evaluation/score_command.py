@@ -6,12 +6,11 @@ import argparse
 import math
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.base.guests import targets
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
-from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
+from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings, user_path
 from strop.cli.unread import AFTER_SCORING, Reads, refuse_unread
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("reward", metavar="REWARD", help="FILE.py, FILE.py:NAME, FILE.yaml, builtin or same")
     parser.add_argument(
-        "samples", metavar="SAMPLES", type=Path, help="run folder, or a .jsonl or .parquet file"
+        "samples", metavar="SAMPLES", type=user_path, help="run folder, or a .jsonl or .parquet file"
     )
     parser.add_argument(
         "--step", type=int, action="append", metavar="N", help="of a run; may be repeated (default: all)"

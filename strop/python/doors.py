@@ -300,7 +300,7 @@ def _in_words(value: object) -> str:
 
 
 def _folder(out: str | Path | None, kind: str) -> Path:
-    return Path(out) if out is not None else Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return Path(out).expanduser() if out is not None else Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
 def _brought(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from strop.cli.libraries import quiet_models
 from strop.cli.output import Interrupted
+from strop.cli.settings import user_path
 from strop.run import RunError
 
 SUMMARY = "train a tiny model end to end on this machine, in about three minutes"
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     parser.add_argument("--seed", type=int, default=0, help="seed of model, task and sampling (default 0)")
-    parser.add_argument("--out", type=Path, help="folder of the quickstart (default runs/quickstart-seed<N>)")
+    parser.add_argument("--out", type=user_path, help="folder of the quickstart (default runs/quickstart-seed<N>)")
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings, as in strop config show")
 

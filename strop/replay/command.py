@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from strop.cli.launching import carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
-from strop.cli.settings import add_trust_argument, admission
+from strop.cli.settings import add_trust_argument, admission, user_path
 from strop.replay.comparing import Difference, common_steps, compare
 from strop.replay.fingerprints import FingerprintChain
 from strop.run import RunFolder
@@ -36,9 +36,9 @@ Exit code 0: equal to the bit. 1: it came out otherwise; `strop diff` shows wher
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("run_a", metavar="RUN", type=Path, help="run folder")
+    parser.add_argument("run_a", metavar="RUN", type=user_path, help="run folder")
     parser.add_argument("overrides", metavar="key=value", nargs="*", help="settings that may be given anew")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="run folder, absent or empty")
+    parser.add_argument("--out", metavar="DIR", type=user_path, required=True, help="run folder, absent or empty")
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
     add_trust_argument(parser)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strop.base.elsewhere import is_url
 from strop.cli.output import check_writable, print_json, print_plain, say
-from strop.cli.settings import add_trust_argument
+from strop.cli.settings import add_trust_argument, user_path
 from strop.hub.places import place_of
 from strop.hub.sending import Destination, Sending, destination
 from strop.sharing.export import Exported, add_model_arguments, export_checkpoint, exported_run
@@ -30,7 +30,7 @@ A hub asks who you are: HF_TOKEN (or `hf auth login`), MODELSCOPE_API_TOKEN.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
+    parser.add_argument("run_folder", metavar="RUN", type=user_path, help="a run folder")
     parser.add_argument(
         "--to",
         required=True,
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--private", action="store_true", help="a model that is made at a hub is not public")
     parser.add_argument("--branch", default="", metavar="NAME", help="of the hub (default: the main one)")
     parser.add_argument("--message", metavar="TEXT", help="of the commit (default: which step of which run)")
-    parser.add_argument("--card", metavar="FILE", type=Path, help="write the card there too")
+    parser.add_argument("--card", metavar="FILE", type=user_path, help="write the card there too")
     parser.add_argument("--no-card", action="store_true", help="leave README.md at the hub as it is")
     parser.add_argument("--dry-run", action="store_true", help="make model and card, and send nothing")
     add_trust_argument(parser)

@@ -18,6 +18,7 @@ from strop.cli.settings import (
     check_unchanged,
     is_setting,
     load_settings,
+    user_path,
 )
 from strop.cli.unread import Reads, refuse_unread
 from strop.evaluation.models import add_step_argument
@@ -52,7 +53,7 @@ READS = Reads(keys=())
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("run_folder", metavar="RUN", type=Path, help="a run folder")
+    parser.add_argument("run_folder", metavar="RUN", type=user_path, help="a run folder")
     parser.add_argument("words", nargs="*", metavar="OUT", help="the same as --out OUT")
     parser.add_argument("--out", metavar="OUT", help="folder of the model, or a URL; absent or empty")
     add_model_arguments(parser)
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     folder = exported_run(args)
     named = _named(args)
     if not is_url(named):
-        exported = export_checkpoint(args, folder, _writable(Path(named)), role=args.role)
+        exported = export_checkpoint(args, folder, _writable(user_path(named)), role=args.role)
         _tell(args, exported, str(exported.result.folder))
         return 0
     there = destination(named, Sending(say=say), key="--out")

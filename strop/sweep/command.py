@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.output import Interrupted, UsageError, plain, print_json, print_plain, say
-from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
+from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings, user_path
 from strop.cli.unread import OF_TRAINING, refuse_unread_overrides, unread_of_file
 from strop.sweep.grid import Planned, plan
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_arguments(parser)
     add_trust_argument(parser)
     parser.add_argument(
-        "--out", metavar="DIR", type=Path, required=True, help="folder for all runs and the table"
+        "--out", metavar="DIR", type=user_path, required=True, help="folder for all runs and the table"
     )
     parser.add_argument(
         "--parallel",

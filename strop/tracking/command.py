@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from strop.base.guests import joined, targets
 from strop.cli.output import UsageError, print_json, print_plain, say
+from strop.cli.settings import user_path
 from strop.run import RunError, RunFolder
 from strop.trainer.beginning.naming import run_in
 
@@ -24,7 +24,7 @@ and the curve. A run that trains tells its trackers as it goes (trainer.trackers
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("run", metavar="RUN", type=Path, help="run folder")
+    parser.add_argument("run", metavar="RUN", type=user_path, help="run folder")
     parser.add_argument("--to", required=True, choices=tuple(targets("tracker")), help="who is told")
     parser.add_argument(
         "--project", metavar="NAME", help="project or experiment (default: trainer.project_name)"

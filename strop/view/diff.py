@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from strop.cli.output import print_json, print_plain, shorten
+from strop.cli.settings import user_path
 from strop.replay.comparing import Difference, common_steps, compare
 from strop.replay.fingerprints import FingerprintChain
 from strop.replay.schedule import ScheduleDifference, compare_schedules, read_schedule
@@ -85,8 +85,8 @@ class Comparison:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("run_a", metavar="RUN_A", type=Path, help="run folder")
-    parser.add_argument("run_b", metavar="RUN_B", type=Path, help="run folder")
+    parser.add_argument("run_a", metavar="RUN_A", type=user_path, help="run folder")
+    parser.add_argument("run_b", metavar="RUN_B", type=user_path, help="run folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from strop.base.foreign_files import read_json
 from strop.cli.output import print_json, print_plain, shorten
+from strop.cli.settings import user_path
 from strop.net.heartbeat import SUFFIX
 from strop.net.notes import read_small
 from strop.run import RunFolder
@@ -99,7 +100,7 @@ def _tail(logs: Path, process: str) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("run_a", metavar="RUN", type=Path, help="run folder")
+    parser.add_argument("run_a", metavar="RUN", type=user_path, help="run folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

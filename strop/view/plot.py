@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.cli.output import UsageError, check_writable, plain, print_json, print_plain
+from strop.cli.settings import user_path
 from strop.view.curves import (
     AXES,
     PASS_RATE,
@@ -44,9 +44,9 @@ _WIDTH, _HEIGHT, _DPI = 8.0, 3.6, 120  # inches of a panel, dots per inch
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="run folders, or folders of runs")
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=user_path, help="run folders, or folders of runs")
     parser.add_argument(
-        "-o", "--out", required=True, metavar="FILE", type=Path, help=f"picture: {', '.join(FORMATS)}"
+        "-o", "--out", required=True, metavar="FILE", type=user_path, help=f"picture: {', '.join(FORMATS)}"
     )
     parser.add_argument(
         "--metric",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.output import plain, print_json, print_plain, say, shorten
+from strop.cli.settings import user_path
 from strop.run import RunError
 from strop.view.records import RunRecords
 from strop.view.summary import RunSummary, differing_settings, find_runs, flattened, summary_of
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     parser.add_argument(
-        "paths", nargs="*", metavar="DIR", type=Path, help="folders of runs, or runs (default: runs)"
+        "paths", nargs="*", metavar="DIR", type=user_path, help="folders of runs, or runs (default: runs)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.output import UsageError, plain, print_json, say
+from strop.cli.settings import user_path
 from strop.evaluation.models import find_model
 from strop.run import RunError, RunFolder
 from strop.trainer.beginning.naming import run_in
@@ -44,7 +45,7 @@ DEFAULT_LIMIT = 5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("run", metavar="RUN", type=Path, help="run folder")
+    parser.add_argument("run", metavar="RUN", type=user_path, help="run folder")
     parser.add_argument("--step", type=int, metavar="N", help="step (default: the last one; with --id, all)")
     parser.add_argument(
         "--id", action="append", default=[], metavar="ID", dest="ids", help="only this one; may be repeated"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from strop.cli.output import print_plain
+from strop.cli.settings import user_path
 
 SUMMARY = "environments of engines such as vLLM"
 EPILOG = """\
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("install",), help="make the environment of an engine")
     parser.add_argument("engine", choices=("vllm",), help="the engine")
     parser.add_argument(
-        "--folder", type=Path, metavar="DIR", help="of the environment (default: in the user's cache)"
+        "--folder", type=user_path, metavar="DIR", help="of the environment (default: in the user's cache)"
     )
     parser.add_argument(
         "--device",

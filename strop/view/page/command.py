@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import secrets
 import socket
-from pathlib import Path
 
 from strop.cli.output import UsageError, print_json, print_plain, say
+from strop.cli.settings import user_path
 from strop.view.runs import DEFAULT_FOLDER
 
 SUMMARY = "a web page over runs, on this machine alone: curves, samples, prompts, differences"
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     parser.add_argument(
-        "runs", nargs="*", metavar="RUN", type=Path, help="run folders, or folders of runs (default: runs)"
+        "runs", nargs="*", metavar="RUN", type=user_path, help="run folders, or folders of runs (default: runs)"
     )
     parser.add_argument(
         "--port",
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"port to listen on (default: {DEFAULT_PORT}, or the next free one)",
     )
     parser.add_argument(
-        "--html", metavar="FILE", type=Path, help="write one file that needs no server, and end"
+        "--html", metavar="FILE", type=user_path, help="write one file that needs no server, and end"
     )
     parser.add_argument(
         "--samples",
