@@ -148,7 +148,10 @@ def _signalled(error: KeyboardInterrupt, *, debug: bool) -> int:
         print_plain("".join(traceback.format_exception(failed)), end="", file=sys.stderr)
     if failed is not None:
         print_plain(f"after {signal.Signals(number).name}: {_sentence(failed)}", file=sys.stderr)
-    how = "\ninterrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
+    how = {
+        signal.SIGINT: "\ninterrupted",
+        signal.SIGUSR1: "ended before the machine's end, as its scheduler asked (SIGUSR1)",
+    }.get(number, f"ended by {signal.Signals(number).name}")
     print_plain(f"{how}{f'; {error}' if str(error) else ''}", file=sys.stderr)
     return TRY_AGAIN if number == signal.SIGUSR1 else SIGNALLED + number
 

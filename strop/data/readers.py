@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -180,6 +181,8 @@ def _missing(path: Path) -> str:
     if not folder.is_dir():
         return f"{text}; nor does the folder {folder}: check the path"
     others = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
+    if near := difflib.get_close_matches(path.name, others, n=1):
+        return f"{text}; did you mean {near[0]}? In that folder there are: {some_of(others)}"
     if others:
         return f"{text}; in that folder there are: {some_of(others)}"
     return f"{text}; check the path"

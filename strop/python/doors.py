@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from strop.cli.libraries import quiet_libraries
+from strop.python.arguments import check_names, named_arguments
 from strop.python.brought import (
     Reward,
     Rows,
@@ -69,6 +70,11 @@ class GRPO:
     epochs: int | None = None
     seed: int | None = None
 
+    def __new__(cls, **given: Any) -> GRPO:
+        """Refuse names that are not among these, naming the nearest."""
+        check_names("GRPO()", given, _KEYS, elsewhere=_ELSEWHERE)
+        return super().__new__(cls)
+
     def settings(self) -> dict[str, Any]:
         """By key of the configuration, what is given."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
@@ -92,8 +98,23 @@ _KEYS = {
     "epochs": "trainer.num_epochs",
     "seed": "trainer.seed",
 }
+_ELSEWHERE = {
+    "num_generations": "samples_per_prompt",
+    "n": "samples_per_prompt",
+    "train_batch_size": "prompts_per_step",
+    "lr": "learning_rate",
+    "max_completion_length": "max_response_tokens",
+    "beta": "kl_coef",
+    "epsilon": "clip",
+    "epsilon_high": "clip_high",
+    "max_steps": "steps",
+    "num_train_epochs": "epochs",
+    "total_epochs": "epochs",
+}
+"""What TRL and verl call these."""
 
 
+@named_arguments
 @quiet_libraries()
 def train(
     model: Any = None,
@@ -176,6 +197,7 @@ def train(
         return _carried_out(work, stop)
 
 
+@named_arguments
 @quiet_libraries()
 def sft(
     model: Any = None,
@@ -224,6 +246,7 @@ def sft(
         return _carried_out(work, stop)
 
 
+@named_arguments
 @quiet_libraries()
 def evaluate(
     model: Any = None,
