@@ -11,6 +11,7 @@ from typing import Any
 from strop.agents.setup import AgentSetup
 from strop.base.guests import all_joined, needed, optional
 from strop.base.sections import section_on
+from strop.chat_template import apply_template
 from strop.data.config import DataConfig
 from strop.data.drawing import TrainingPrompts
 from strop.data.media import media_reader
@@ -162,8 +163,31 @@ def load_val_prompts(
     return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers]
 
 
+_ANSWER = "strop:answer"
+"""Stands for an answer in a rendered chat: nothing that a template writes by itself."""
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The token with which the chat template ends an answer, where it is one of the tokenizer's added ones (<|im_end|>,
+    <|eot_id|>); None where it ends answers with text, with nothing, or knows no such conversation.
+
+    Models are trained to write it, whether or not it is also called the end of a sequence.
+    """
+    if not tokenizer.chat_template:
+        return None
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = apply_template(tokenizer, messages, None, tokenize=False, add_generation_prompt=False)
+    except ValueError:
+        return None
+    _, answer, rest = text.rpartition(_ANSWER)
+    ids = tokenizer.encode(rest.lstrip(), add_special_tokens=False) if answer else []
+    return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None
+
+
 def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()) -> tuple[int, ...]:
-    """Tokens that end a response: those of the model folder's generation settings, the tokenizer's, and `extra`.
+    """Tokens that end a response: those of the model folder's generation settings, the tokenizer's, the one with which
+    the chat template ends an answer, and `extra`.
 
     Raises:
         ValueError: there is none, so every response would run into its length limit.
@@ -172,6 +196,8 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
     if tokenizer.eos_token_id is not None:
         found.add(int(tokenizer.eos_token_id))
     found.update(end_tokens(Path(model.path)))
+    if (end := end_of_turn(tokenizer)) is not None:
+        found.add(end)
     if not found:
         raise ValueError(
             f"neither the tokenizer nor the generation settings of {model.path!r} name an end-of-sequence token; set "
