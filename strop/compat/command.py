@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.border import remember_secrets_in, secrets_in
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 
 if TYPE_CHECKING:
@@ -163,6 +164,12 @@ def _own_settings(args: argparse.Namespace) -> dict[str, Any]:
     from strop.config.overrides import parse_override
 
     own = [parse_override(text) for text in map(str, args.files) if _is_setting(text)]
+    for one in own:
+        if key := next((key for key, _ in secrets_in(one.value, one.key)), ""):
+            raise UsageError(
+                f"{key} holds a secret, which is not written into a file: leave it out, and put it into a variable of "
+                f"the environment"
+            )
     args.files = [path for path in args.files if not _is_setting(str(path))]
     if not args.files:
         raise UsageError("no file was given: name a launch script, a Python script or a YAML file")
@@ -186,6 +193,7 @@ def _variables(texts: list[str]) -> dict[str, str]:
         if not equals or not name:
             raise UsageError(f"--set {text!r} is no NAME=VALUE")
         variables[name] = value
+    remember_secrets_in(variables)
     return variables
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from strop.base.durable import replace_text
 from strop.base.guests import optional
-from strop.config import read_settings, to_dict
+from strop.border import secrets_in
+from strop.config import ConfigError, read_settings, to_dict
 from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder
@@ -68,6 +69,7 @@ def start_run(
         RunError: the folder cannot be written, or is taken.
     """
     config = with_extensions(config)
+    check_writable(config)
     check_trainable(config.rollout)
     taken: Collection[str] = ()
     if beginning is not None:
@@ -97,6 +99,20 @@ def start_run(
     for line in () if inputs is None else inputs.told(run, models):
         say(line)
     return Start(run=run, config=located, checkpoint=None, is_finished=False)
+
+
+def check_writable(config: Config) -> None:
+    """Refuse settings with a key or a password, since a run folder holds its settings.
+
+    Raises:
+        ConfigError: the sentence says which.
+    """
+    held = [key for key, _ in secrets_in(to_dict(config))]
+    if held:
+        raise ConfigError(
+            f"{held[0]} holds a secret, and settings are written into the run folder: leave it out, and put it into a "
+            f"variable of the environment, which functions and tools read with os.environ"
+        )
 
 
 def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:
