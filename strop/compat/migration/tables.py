@@ -11,6 +11,7 @@ has the condition of all rows of a section.
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -153,11 +154,14 @@ class Migration:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Our configuration, nested, in the order of the rows; a later row wins, and what is given beside them."""
+        """Our configuration, nested, in the order of the rows; a later row wins, and what is given beside them. The
+        entries of a free dict may come from several rows."""
         nested: dict[str, Any] = {}
         for row in self.rows:
             for key, value in row.outcome.ours.items():
-                _put(nested, key.split("."), value)
+                entries = value.items() if isinstance(value, Mapping) and value else [("", value)]
+                for name, entry in entries:
+                    _put(nested, [*key.split("."), *([name] if name else [])], copy.deepcopy(entry))
         for key, value in self.own.items():
             _put(nested, key.split("."), value)
         return nested
