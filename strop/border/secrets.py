@@ -24,6 +24,7 @@ _SECRET_NAME = re.compile(
     r"|PASSWD|AUTHORIZATION|COOKIE)$",
     re.IGNORECASE,
 )
+_KEY_NAME = re.compile(r"(?:API|ACCESS|AUTH|HUB|HF|GITHUB|SESSION)[_.-]?TOKEN$", re.IGNORECASE)
 _TOKEN_NAME = re.compile(r"TOKEN$", re.IGNORECASE)  # stop_token and eos_token are no keys
 _OPAQUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.~+/=-]{16,}")
 _PASSWORD = re.compile(r"://[^/\s:@]*:(?P<password>[^/\s@]+)@")
@@ -74,7 +75,7 @@ def is_secret(name: str, value: object) -> bool:
         return False
     if _SECRET_FORM.search(value):
         return True
-    if _TOKEN_NAME.search(name) and not _OPAQUE.fullmatch(value.strip()):
+    if _TOKEN_NAME.search(name) and not (_KEY_NAME.search(name) or _OPAQUE.fullmatch(value.strip())):
         return False
     return _SECRET_NAME.search(name) is not None
 
