@@ -364,3 +364,34 @@ def test_a_fine_tuning_is_copied_too(tmp_path: Path) -> None:
     )
     migration = migrate_verl_sft(read_verl([tmp_path / "run.sh"], {}).found)
     assert ours(migration)["run.copy_to"] == "hdfs://nn/x"
+
+
+@pytest.mark.parametrize(
+    ("launch", "expected"),
+    [
+        ("torchrun --nnodes=2 --nproc_per_node=8", {"resources.ranks": 16, "resources.nodes": 2}),
+        ("torchrun --standalone --nnodes=1 --nproc_per_node=4", {"resources.ranks": 4}),
+        ("accelerate launch --num_processes 6", {"resources.ranks": 6}),
+        ("deepspeed --num_gpus 3", {"resources.ranks": 3}),
+    ],
+)
+def test_processes_of_a_fine_tuning_are_counted_over_machines(
+    tmp_path: Path, launch: str, expected: dict[str, int]
+) -> None:
+    (tmp_path / "run.sh").write_text(
+        f"{launch} -m verl.trainer.sft_trainer model.path=models/qwen engine=fsdp optim=fsdp "
+        "trainer.test_freq=after_each_epoch trainer.save_freq=50"
+    )
+    migration = migrate_verl_sft(read_verl([tmp_path / "run.sh"], {}).found)
+    assert migration.open_rows == ()
+    found = ours(migration)
+    assert {key: found[key] for key in found if key in ("resources.ranks", "resources.nodes")} == expected
+    assert found["run.save_every"] == 50
+    assert "eval.every" not in found
+    assert row(migration, "trainer.test_freq") == ("refused", "say it in steps: eval.every")
+    config_of(Config, migration.values)
+
+
+def test_a_sampler_class_is_told_how_it_works_here(tmp_path: Path) -> None:
+    note = row(settings(tmp_path, "data.sampler.class_name=Mine"), "data.sampler.class_name")[1]
+    assert "@register_sampler(NAME) of strop.data" in note

@@ -185,3 +185,27 @@ def test_an_environment_of_ray_does_not_make_a_script_one_of_today(tmp_path: Pat
     }
     assert differs(ours(migration), expected) == {}
     config_of(Config, migration.values)
+
+
+@pytest.mark.parametrize(
+    ("launch", "processes"),
+    [
+        ("torchrun --nnodes 2 --nproc_per_node 8", 16),
+        ("deepspeed --num_gpus=4", 4),
+        ("accelerate launch --num_machines 2 --num_processes 16", 16),
+        ("python", None),
+    ],
+)
+def test_processes_of_a_launcher_are_counted_over_machines(
+    tmp_path: Path, launch: str, processes: int | None
+) -> None:
+    (tmp_path / "run.sh").write_text(
+        f"{launch} trl/scripts/sft.py --model_name_or_path m --dataset_name o/d --load_in_4bit "
+        "--bnb_4bit_quant_type nf4"
+    )
+    script = read_trl(tmp_path / "run.sh", {}, rewards=tmp_path / "rewards.py")
+    assert script.processes == processes
+    migration = migrate_trl(script.found, script.kind)
+    assert migration.open_rows == ()
+    (row,) = [row for row in migration.rows if row.key == "load_in_4bit"]
+    assert row.outcome.status == "refused"

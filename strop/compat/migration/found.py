@@ -251,7 +251,9 @@ def _settings(command: Command, start: int, path: Path) -> Iterator[Found]:
 def processes_of(words: Sequence[Word], place: str) -> Iterator[Found]:
     """How many processes torchrun or accelerate is told to start."""
     for word, behind in zip(words, [*words[1:], None], strict=True):
-        option = re.match(r"^--(nproc[-_]per[-_]node|nnodes|num[-_]processes)(?:=(.*))?$", word.text)
+        option = re.match(
+            r"^--(nproc[-_]per[-_]node|nnodes|num[-_]processes|num[-_]gpus)(?:=(.*))?$", word.text
+        )
         if option is None or (option[2] is None and behind is None):
             continue
         said = word if option[2] is not None or behind is None else behind

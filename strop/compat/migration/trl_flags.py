@@ -58,7 +58,6 @@ _LORA = {
     "use_dora": "use_dora",
     "lora_target_parameters": "target_parameters",
 }
-_PER_NODE = ("num_processes", "nproc_per_node")
 _LAUNCH = ("num_processes", "accelerate_config")
 """Flags by which `trl` starts processes."""
 _DATA = (
@@ -105,9 +104,7 @@ def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path, line: i
         )
     command, at, kind = starts[the_one([command for command, _, _ in starts], path, line)]
     flags = _with_files(flags_of(command, at + 1, path.name), path)
-    started = [
-        one.value for one in processes_of(command.words[:at], path.name) if one.key.endswith(_PER_NODE)
-    ]
+    started = _started(command.words[:at], path.name)
     named, count = _of_accelerate(command.words[:at], path)
     started += [count]
     flags_started = [one.value for one in flags if one.key == "num_processes"]
@@ -116,6 +113,18 @@ def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path, line: i
     return replace(
         script, processes=processes, folder=command.folder, counted_in=named if processes is None else ""
     )
+
+
+def _started(words: Sequence[Word], name: str) -> list[int | None]:
+    """How many processes a launcher is told to start: torchrun and deepspeed by machine, accelerate in all."""
+    said = {
+        one.key.partition(".")[2]: one.value
+        for one in processes_of(words, name)
+        if isinstance(one.value, int)
+    }
+    nodes = said.get("nnodes", 1)
+    per_node = next((said[one] for one in ("nproc_per_node", "num_gpus") if one in said), None)
+    return [said.get("num_processes"), None if per_node is None else per_node * nodes]
 
 
 def _of_accelerate(words: Sequence[Word], script: Path) -> tuple[str, int | None]:
