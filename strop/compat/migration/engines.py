@@ -103,7 +103,7 @@ def engine_argument(key: str, value: Any, facts: Facts, *, of: str = "", section
 
 def _is_of_strop(engine: str, argument: str) -> bool:
     """strop sets the argument itself, so that the engine's section refuses it."""
-    section = type(RolloutConfig(engine=engine).own_processes)
+    section: Any = type(RolloutConfig(engine=engine).own_processes)
     try:
         section(**{_ARGUMENTS[engine].rpartition(".")[2]: {argument: None}})
     except ValueError:

@@ -88,7 +88,7 @@ def is_ahead(facts: Facts) -> bool:
 
 def is_apart(facts: Facts) -> bool:
     """Generation has devices of its own, by the trainer of 2026."""
-    return facts.get(f"{_V1}.trainer_mode") == "separate_async"
+    return bool(facts.get(f"{_V1}.trainer_mode") == "separate_async")
 
 
 def trainer_mode(key: str, value: Any, facts: Facts) -> Outcome:
