@@ -69,7 +69,7 @@ def start_run(
         RunError: the folder cannot be written, or is taken.
     """
     config = with_extensions(config)
-    check_writable(config)
+    refuse_secrets(to_dict(config))
     check_trainable(config.rollout)
     taken: Collection[str] = ()
     if beginning is not None:
@@ -101,13 +101,16 @@ def start_run(
     return Start(run=run, config=located, checkpoint=None, is_finished=False)
 
 
-def check_writable(config: Config) -> None:
+def refuse_secrets(settings: Mapping[str, Any]) -> None:
     """Refuse settings with a key or a password, since a run folder holds its settings.
+
+    Args:
+        settings: plain values, nested or by their full keys.
 
     Raises:
         ConfigError: the sentence says which.
     """
-    held = [key for key, _ in secrets_in(to_dict(config))]
+    held = [key for key, _ in secrets_in(settings)]
     if held:
         raise ConfigError(
             f"{held[0]} holds a secret, and settings are written into the run folder: leave it out, and put it into a "

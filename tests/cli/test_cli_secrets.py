@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 from cli_calls import Project, Result, cli
 
 KEY = "Opensesame-0123456789"
@@ -55,6 +58,27 @@ def test_a_run_with_a_key_among_its_settings_is_refused(project: Project, tmp_pa
     refused = cli("train", "--config", project.config, "--out", out, f"reward.kwargs.api_key={KEY}")
     assert "reward.kwargs.api_key holds a secret, and settings are written into" in refused.sentence
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_folder_that_holds_a_key_does_not_show_it(trained: Path, tmp_path: Path) -> None:
+    """As one does that was written before they were refused."""
+    for name in ("a", "b"):
+        shutil.copytree(trained, tmp_path / name, symlinks=True)
+        for file in ("run.json", "config.yaml"):
+            path = tmp_path / name / file
+            tree = yaml.safe_load(path.read_text())
+            (tree["config"] if file == "run.json" else tree)["reward"]["kwargs"] = {"api_key": f"{KEY}{name}"}
+            path.write_text(json.dumps(tree))
+    for words in (
+        ("config", "show", "--config", tmp_path / "a" / "config.yaml"),
+        ("config", "diff", tmp_path / "a", tmp_path / "b"),
+        ("diff", tmp_path / "a", tmp_path / "b"),
+        ("incident", tmp_path / "a"),
+        ("runs", tmp_path),
+    ):
+        shown = cli(*words)
+        assert said(shown)
+        assert KEY not in said(shown), words
 
 
 FLAGS = "--pretrain models/qwen --prompt_data data.jsonl --remote_rm_url reward.py"

@@ -24,7 +24,7 @@ from strop.config.yaml_text import dump
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation
-from strop.trainer.launch import CONFIG_FILE, check_writable
+from strop.trainer.launch import CONFIG_FILE, refuse_secrets
 from strop.trainer.loading import load
 
 _ENGINES = "actor reference teacher critic prm reward_model"
@@ -147,7 +147,7 @@ class Steered(Continuation):
         Raises:
             ConfigError: one of them is a secret.
         """
-        check_writable(self.own)
+        refuse_secrets(self.after)
         text = dump(to_dict(self.own))
         if not self.after or text == self.text:
             return
