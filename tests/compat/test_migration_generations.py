@@ -395,3 +395,36 @@ def test_processes_of_a_fine_tuning_are_counted_over_machines(
 def test_a_sampler_class_is_told_how_it_works_here(tmp_path: Path) -> None:
     note = row(settings(tmp_path, "data.sampler.class_name=Mine"), "data.sampler.class_name")[1]
     assert "@register_sampler(NAME) of strop.data" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "status"),
+    [
+        ("ppo_trainer.yaml", "not needed"),
+        ("fully_async_ppo_trainer.yaml", "not needed"),
+        ("one_step_off_ppo_trainer", "not needed"),
+        ("ppo_megatron_trainer.yaml", "refused"),
+        ("mine.yaml", "unresolved"),
+    ],
+)
+def test_files_of_verl_by_name(tmp_path: Path, name: str, status: str) -> None:
+    found = row(settings(tmp_path, f"--config-name={name}"), "--config-name")
+    assert found[0] == status
+    assert ".yaml.yaml" not in found[1]
+
+
+def test_fully_asynchronous_training_validates_by_updates_of_the_weights(tmp_path: Path) -> None:
+    migration = settings(
+        tmp_path,
+        f"algorithm.adv_estimator=grpo {R}.n=16 {A}.ppo_mini_batch_size=32 {M}.path=m rollout.nnodes=1 "
+        "rollout.n_gpus_per_node=4 rollout.total_rollout_steps=51200 rollout.test_freq=10 trainer.test_freq=-1 "
+        "trainer.n_gpus_per_node=4 async_training.staleness_threshold=0.5 "
+        "async_training.trigger_parameter_sync_step=4 async_training.require_batches=1 data.train_batch_size=0",
+    )
+    assert migration.open_rows == ()
+    values = migration.values
+    assert values["eval"]["every"] == 10
+    # 4 updates of one mini-batch of 32 prompts between two updates of the rollout's weights.
+    assert values["data"]["prompts_per_step"] == 128
+    assert values["trainer"]["max_steps"] == 51200 // 128
+    assert values["resources"]["apart"] == {"rollout": 4}

@@ -209,3 +209,76 @@ def test_processes_of_a_launcher_are_counted_over_machines(
     assert migration.open_rows == ()
     (row,) = [row for row in migration.rows if row.key == "load_in_4bit"]
     assert row.outcome.status == "refused"
+
+
+OLDER = """from datasets import load_dataset
+from transformers import AutoModelForCausalLM, TrainingArguments
+from trl import SFTTrainer
+
+dataset = load_dataset("json", data_files={"train": "train.jsonl", "test": "test.jsonl"})
+model = AutoModelForCausalLM.from_pretrained("models/llama", device_map="auto", token="hf_AbCdEfGhIjKlMnOpQrStUv")
+args = TrainingArguments("out", num_train_epochs=2, per_device_train_batch_size=4, gradient_accumulation_steps=2)
+SFTTrainer(
+    model, args=args, train_dataset=dataset["train"], eval_dataset=dataset["test"], max_seq_length=512, packing=False
+).train()
+"""
+UNSLOTH = """from unsloth import FastLanguageModel
+from datasets import load_dataset
+from trl import GRPOConfig, GRPOTrainer
+
+length = 2048
+model, tokenizer = FastLanguageModel.from_pretrained(
+    model_name="models/qwen", max_seq_length=length, load_in_4bit=False
+)
+model = FastLanguageModel.get_peft_model(
+    model, r=64, lora_alpha=32, target_modules=["q_proj"], use_gradient_checkpointing="unsloth", random_state=3407
+)
+dataset = load_dataset("json", data_files="train.jsonl", split="train")
+
+
+def reward(completions, **kwargs):
+    return [0.0] * len(completions)
+
+
+args = GRPOConfig(num_generations=6, per_device_train_batch_size=6, max_completion_length=length - 256)
+GRPOTrainer(model=model, processing_class=tokenizer, reward_funcs=[reward], args=args, train_dataset=dataset).train()
+"""
+
+
+def test_a_fine_tuning_of_2024_with_training_arguments(tmp_path: Path) -> None:
+    """Its learning rate and gradient checkpointing are those that transformers assumes, not TRL."""
+    (tmp_path / "train.py").write_text(OLDER)
+    script = read_calls(tmp_path / "train.py")
+    migration = migrate_trl(script.found, script.kind)
+    assert migration.open_rows == ()
+    expected = {
+        "model.path": "models/llama",
+        "model.gradient_checkpointing": False,
+        "sft.optim.lr": 5e-5,
+        "sft.num_epochs": 2,
+        "sft.examples_per_update": 8,
+        "sft.data.max_tokens": 512,
+        "sft.data.train_files": ["train.jsonl"],
+        "sft.data.val_files": ["test.jsonl"],
+    }
+    assert differs(ours(migration), expected) == {}
+    assert "hf_Ab" not in str([row.value for row in migration.rows])
+    config_of(Config, migration.values)
+
+
+def test_a_model_and_an_adapter_of_unsloth(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(UNSLOTH)
+    script = read_calls(tmp_path / "train.py", rewards=tmp_path / "rewards.py")
+    migration = migrate_trl(script.found, script.kind)
+    assert migration.open_rows == ()
+    expected = {
+        "model.path": "models/qwen",
+        "model.lora.rank": 64,
+        "model.lora.alpha": 32,
+        "model.lora.target_modules": ["q_proj"],
+        "model.gradient_checkpointing": True,
+        "data.max_response_tokens": 1792,
+        "rollout.samples_per_prompt": 6,
+    }
+    assert differs(ours(migration), expected) == {}
+    config_of(Config, migration.values)

@@ -55,6 +55,7 @@ _LONGEST_CHAIN = 50
 _MODELS = ("model", "ref_model", "reward_model", "value_model", "policy", "ref_policy")
 _PLACED = ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "requires_grad_")
 """What is called on a model that was loaded, and does not make it another one."""
+_MODEL_NAMES = ("pretrained_model_name_or_path", "model_name")
 _DATA = {"train_dataset": "train_files", "eval_dataset": "val_files"}
 _WHY, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -139,7 +140,7 @@ class _Reader:
         }
         """For each statement that no condition or loop governs, the module or function it stands in."""
         self.certain: dict[str, list[tuple[int, ast.expr]]] = {}
-        """Names that are assigned several times, but only by such statements of one body, with their lines."""
+        """Names that are assigned several times, but only by such statements of one body, with their last lines."""
         self.imported: dict[str, tuple[str, str]] = {}
         self.functions = {
             node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -149,10 +150,9 @@ class _Reader:
         scopes: dict[str, set[int | None]] = {}
         for node in ast.walk(tree):
             self._note(node)
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                name = node.targets[0].id
+            if isinstance(node, ast.Assign) and (name := _assigned(node)):
                 scopes.setdefault(name, set()).add(self.bodies.get(id(node)))
-                self.certain.setdefault(name, []).append((node.lineno, node.value))
+                self.certain.setdefault(name, []).append((node.end_lineno or node.lineno, node.value))
         self.certain = {
             name: values
             for name, values in self.certain.items()
@@ -163,17 +163,27 @@ class _Reader:
             for node in ast.walk(tree)
             if isinstance(node, ast.Call) and _name(node.func) in (*CONFIGS, *TRAINERS)
         ]
+        self.arguments = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and _name(node.func) == "TrainingArguments"
+        ]
+        """What trainers of 2023 and 2024 were given in place of a configuration of their own."""
 
     def settings(self) -> Iterator[Found]:
         """Every argument of the configuration, of the trainer and of an adapter, in the order of their lines."""
         adapters = [
             ("LoraConfig", node)
             for node in ast.walk(self.tree)
-            if isinstance(node, ast.Call) and _name(node.func) == "LoraConfig"
+            if isinstance(node, ast.Call) and _is_adapter(node)
         ]
-        for name, call in sorted((*self.calls, *adapters), key=lambda pair: pair[1].lineno):
-            for position, node in enumerate(call.args):
-                names = TRAINERS.get(name, ())
+        kind = next((name.removesuffix("Trainer") for name, _ in self.calls if name in TRAINERS), "")
+        older = [(f"{kind}Config", node) for node in self.arguments if kind]
+        for _, call in older:
+            yield from self._assumed(f"{kind}Config", call)
+        for name, call in sorted((*self.calls, *older, *adapters), key=lambda pair: pair[1].lineno):
+            for position, node in enumerate([] if name == "LoraConfig" else call.args):
+                names = TRAINERS.get(name, ("output_dir",))
                 argument = names[position] if position < len(names) else f"argument {position + 1}"
                 yield self._setting(name, argument, node)
                 yield from self._how_loaded(name, argument, node)
@@ -187,8 +197,20 @@ class _Reader:
                     yield self._setting(name, keyword.arg, keyword.value)
                     yield from self._how_loaded(name, keyword.arg, keyword.value)
 
+    def _assumed(self, name: str, call: ast.Call) -> Iterator[Found]:
+        """What TrainingArguments assumes otherwise than the configurations of TRL."""
+        given = {keyword.arg for keyword in call.keywords}
+        for argument, value in (("learning_rate", 5e-5), ("gradient_checkpointing", False)):
+            if argument not in given:
+                place = f"{self._place(call)}, what TrainingArguments assumes"
+                yield Found(key=f"{name}.{argument}", value=value, place=place)
+
     def _note(self, node: ast.AST) -> None:
         match node:
+            case ast.Assign(targets=[ast.Tuple(elts=[ast.Name(id=name), *_])], value=ast.Call() as value):
+                self.assigned.setdefault(name, []).append(
+                    value
+                )  # model, tokenizer = ....from_pretrained(...)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self.assigned.setdefault(name, []).append(value)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
@@ -214,9 +236,9 @@ class _Reader:
             argument in _MODELS
             and isinstance(node, ast.Call)
             and _name(node.func) == "from_pretrained"
-            and node.args
+            and (named := [*node.args, *(one.value for one in node.keywords if one.arg in _MODEL_NAMES)])
         ):
-            node = self._followed(node.args[0])
+            node = self._followed(named[0])
         try:
             return Found(key=key, value=self._literal(node), place=place)
         except ValueError:
@@ -249,7 +271,7 @@ class _Reader:
             return
         told: dict[str, Any] = {}
         for keyword in made.keywords:
-            if keyword.arg is not None and keyword.arg not in ("pretrained_model_name_or_path", "num_labels"):
+            if keyword.arg is not None and keyword.arg not in (*_MODEL_NAMES, "num_labels"):
                 try:
                     told[keyword.arg] = self._literal(keyword.value)
                 except ValueError:
@@ -432,6 +454,20 @@ class _Reader:
 
     def _place(self, node: ast.AST) -> str:
         return f"{self.path.name}, line {getattr(node, 'lineno', 0)}"
+
+
+def _assigned(node: ast.Assign) -> str:
+    """The name that an assignment gives something to, or the first of several that a call gives something to."""
+    target = node.targets[0]
+    if isinstance(target, ast.Tuple) and target.elts and isinstance(node.value, ast.Call):
+        target = target.elts[0]
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _is_adapter(node: ast.Call) -> bool:
+    """LoraConfig(...), or what has its arguments: FastLanguageModel.get_peft_model(model, r=...)."""
+    name = _name(node.func)
+    return name == "LoraConfig" or (name == "get_peft_model" and any(one.arg == "r" for one in node.keywords))
 
 
 def _name(node: ast.expr) -> str:

@@ -59,8 +59,18 @@ def migrate_trl(found: Sequence[Found], kind: str, *, processes: int = 1, engine
     defaults[engines.ENGINE] = engines.engine_of(theirs, engine)
     if kind in ("GRPO", "RLOO") and given.get(f"{kind}Config.use_vllm") is True:
         write_out.append(f"{kind}Config.vllm_importance_sampling_correction")
+    found = [_in_config(one, kind, table) for one in found]
     start = Found(key="processes", value=processes, place="--processes")
     return apply_table([start, *found], table, defaults=defaults, write_out=write_out)
+
+
+def _in_config(one: Found, kind: str, table: Table) -> Found:
+    """An argument that trainers took themselves before they had a configuration of their own."""
+    name = one.key.removeprefix(f"{kind}Trainer.")
+    config = f"{kind}Config.{name}"
+    if one.key == name or one.key in table.rules or config not in table.rules:
+        return one
+    return dataclasses.replace(one, key=config, written=one.key)
 
 
 def _for_both(rule: Rule) -> Rule:

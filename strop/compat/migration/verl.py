@@ -45,6 +45,10 @@ _PARTS = (
     *(variables, verl_correction, verl_early, verl_prime),
 )
 
+_KNOWN_CONFIGS = (
+    *("ppo_trainer", "sft_trainer", "sft_trainer_engine", "dapo_trainer"),
+    *("fully_async_ppo_trainer", "one_step_off_ppo_trainer"),
+)
 _MANAGERS = ("naive", "batch", "prime", "dapo", "rate_limited", "function", "loop", "episode")
 _SCORERS = ("custom_reward_function.path", "reward.custom_reward_function.path")
 
@@ -268,12 +272,15 @@ def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
 
 def config_name(key: str, value: Any, facts: Facts) -> Outcome:
     """A configuration file that a script names."""
-    name = str(value)
-    known = ("ppo_trainer", "sft_trainer", "sft_trainer_engine")
-    if name.removesuffix(".yaml") in known or (name == "prime_trainer" and verl_prime.is_prime(facts)):
-        return skip("its defaults are known here")
-    if name.endswith(GIVEN):
+    if str(value).endswith(GIVEN):
         return skip("read with the other files")
+    name = str(value).removesuffix(".yaml")
+    if name in _KNOWN_CONFIGS or (name == "prime_trainer" and verl_prime.is_prime(facts)):
+        return skip("its defaults are known here")
+    if "megatron" in name:
+        return refuse(
+            "strop trains with FSDP2, and not with Megatron; what both have in common is known here"
+        )
     raise UnreadableError(f"what {name} sets is not in this file: strop migrate verl {name}.yaml SCRIPT")
 
 

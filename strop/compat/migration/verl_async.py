@@ -23,6 +23,11 @@ def is_fully_async(facts: Facts) -> bool:
     return any(facts.is_given(f"{_ASYNC}.{name}") for name in _DEFAULTS)
 
 
+def validates_by_steps(facts: Facts) -> bool:
+    """No other key says how often there is a validation."""
+    return not facts.is_given("rollout.test_freq")
+
+
 def window(facts: Facts) -> int:
     """Prompts between two updates of the engine's weights."""
     prompts = (
