@@ -143,6 +143,34 @@ def test_a_key_in_a_script_is_neither_shown_nor_written(
         assert key not in said(made) + out.read_text()
 
 
+@pytest.mark.parametrize(
+    ("library", "script", "row"),
+    [
+        (
+            "openrlhf",
+            f"python3 -m openrlhf.cli.train_ppo_ray {FLAGS} --use_wandb $WANDB_TOKEN",
+            "-> trainer.trackers",
+        ),
+        (
+            "verl",
+            (
+                "python3 -m verl.trainer.main_ppo custom_reward_function.path=r.py "
+                "+custom_reward_function.reward_kwargs.api_key=$JUDGE_KEY"
+            ),
+            "a secret is not written into a file",
+        ),
+    ],
+)
+def test_a_key_that_is_not_known_is_not_asked_for(
+    library: str, script: str, row: str, tmp_path: Path
+) -> None:
+    (tmp_path / "train.sh").write_text(script)
+    made = cli("migrate", library, tmp_path / "train.sh")
+    assert row in made.out
+    assert "--set" not in said(made)
+    assert "not read" not in made.out
+
+
 def test_a_key_beside_a_script_is_refused(tmp_path: Path) -> None:
     script, out = tmp_path / "train.sh", tmp_path / "out.yaml"
     script.write_text(f"python3 -m openrlhf.cli.train_ppo_ray {FLAGS} --use_wandb $MINE")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.field_types import nearest
-from strop.border import remember_secrets_in, secrets_in, without_secrets
+from strop.border import is_secret, remember_secrets_in, secrets_in, without_secrets
 from strop.compat.migration.found import Found
 from strop.compat.migration.outcomes import ACCOUNTED, Facts, Outcome, Rule, UnreadableError, refuse, skip
 from strop.compat.migration.rules import Functions, rule_of
@@ -32,6 +32,8 @@ _NO_SECTIONS = ("template", "use", "defaults", "defaults_of", "written_out", "ro
 
 _SECRETS = {"use_wandb": "wandb_key", "logger.wandb.key": "wandb_key"}
 """Names that do not say that their value is a key, and one that does."""
+_SOME_KEY = "Abcdefgh-12345678"
+"""In place of a key that nobody knows here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +249,8 @@ def _outcome(one: Found, table: Table, facts: Facts) -> Outcome:
         )
     if not one.unresolved:
         return _ask(table, one.key, one.value, facts)
+    if is_secret(_SECRETS.get(one.key, one.key), _SOME_KEY):  # whatever it is, it is not asked for
+        return _ask(table, one.key, _SOME_KEY, facts)
     answers = [_ask(table, one.key, value, facts) for value in (one.value, *_ANY_VALUES)]
     statuses = {answer.status for answer in answers}
     if statuses in ({"not needed"}, {"not there"}, {"refused"}):
