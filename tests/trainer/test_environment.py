@@ -14,6 +14,7 @@ from tiny_runs import Project
 from strop.config import ConfigError, load_config
 from strop.controller import Dispatch, Worker, register, role
 from strop.controller.ray.joining import make_runtime
+from strop.received.named import code_named
 from strop.rollout.sglang.process import SglangProcess
 from strop.rollout.vllm.process import ServerProcess
 from strop.trainer.config import Config
@@ -59,6 +60,13 @@ def test_numbers_become_text_and_null_passes_a_variable_on(monkeypatch: pytest.M
     assert variables_of(resources) == {"NCCL_IB_DISABLE": "1", "A": "b", "SHARE": "0.5", "PASSED_ON": "here"}
     with pytest.raises(ValueError, match="passes on the variable NOT_HERE, but it is not set here"):
         variables_of(ResourcesConfig(env={"NOT_HERE": None}))
+
+
+def test_settings_of_somebody_else_that_give_variables_are_named_before_they_are_used() -> None:
+    config = load_config(Config, overrides=["resources.env={LD_PRELOAD: /tmp/x.so}"])
+    assert ("resources.env", "['LD_PRELOAD'] (variables of the environment)") in [
+        (one.key, one.value) for one in code_named(config)
+    ]
 
 
 def test_the_variables_end_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
