@@ -4,14 +4,23 @@ From outside are the words of a model, arguments and results of tools, replies o
 a reward function returned, texts of exceptions, rows of data. None of these functions raises because of what it is
 given (`read_json` says with ValueError that a text is no JSON), and each takes time linear in its input.
 
-secrets.py  remember_secret, redacted: keys that appear in no record
+secrets.py  remember_secret, redacted: keys that appear in no record; is_secret: a key among settings
 text.py     encodable: text that strop works with; storable_text: text that is written; printable: text for a terminal
 values.py   read_json: JSON from outside; storable: any value as plain JSON; real, finite, usable, as_number: numbers
 
 The guest `control` below it has ControlText: text that spells out control tokens of a tokenizer, and stays text.
 """
 
-from strop.border.secrets import REDACTED, redacted, remember_named, remember_secret
+from strop.border.secrets import (
+    REDACTED,
+    is_secret,
+    redacted,
+    remember_named,
+    remember_secret,
+    remember_secrets_in,
+    secrets_in,
+    without_secrets,
+)
 from strop.border.text import described, encodable, printable, storable_text
 from strop.border.values import (
     as_number,
@@ -31,6 +40,7 @@ __all__ = [
     "encodable",
     "encodable_value",
     "finite",
+    "is_secret",
     "printable",
     "read_json",
     "read_json_at",
@@ -38,7 +48,10 @@ __all__ = [
     "redacted",
     "remember_named",
     "remember_secret",
+    "remember_secrets_in",
+    "secrets_in",
     "storable",
     "storable_text",
     "usable",
+    "without_secrets",
 ]

@@ -1,7 +1,8 @@
 """Secrets that this process knows, and texts without them.
 
 Whoever reads a key says so with `remember_secret`, in every process that reads it. Values of fewer than eight
-characters are not looked for: they would be found in ordinary words and numbers.
+characters are not looked for: they would be found in ordinary words and numbers. `is_secret` recognises one among
+settings, by its name or by its form.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import base64
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 from urllib.parse import quote, quote_plus
 
 REDACTED = "[redacted]"
@@ -18,8 +20,21 @@ MIN_CHARS = 8
 """Shorter values are not redacted."""
 _MAX_DIGITS = 16  # numbers up to this length are sizes, ids and seeds more often than keys
 _SECRET_NAME = re.compile(
-    r"(?:^|[_-])(?:API[_-]?KEY|ACCESS[_-]?KEY|AUTH[_-]?KEY|TOKEN|SECRET|PASSWORD|PASSWD|AUTHORIZATION|COOKIE)$",
+    r"(?:^|[_.-])(?:(?:API|ACCESS|SECRET|PRIVATE|AUTH|WANDB|SWANLAB|COMET|CLEARML)[_.-]?KEY|TOKEN|SECRET|PASSWORD"
+    r"|PASSWD|AUTHORIZATION|COOKIE)$",
     re.IGNORECASE,
+)
+_KEY_NAME = re.compile(r"(?:API|ACCESS|AUTH|HUB|HF|GITHUB|SESSION)[_.-]?TOKEN$", re.IGNORECASE)
+_TOKEN_NAME = re.compile(r"TOKEN$", re.IGNORECASE)  # stop_token and eos_token are no keys
+_OPAQUE = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.~+/=-]{16,}")
+_PASSWORD = re.compile(r"://[^/\s:@]*:(?P<password>[^/\s@]+)@")
+"""In an address."""
+_SECRET_FORM = re.compile(
+    r"(?<![A-Za-z0-9])(?:"  # keys of well-known services
+    r"sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|xox[abpr]-[\w-]{16,}|AKIA[0-9A-Z]{12,}|AIza[\w-]{30,}|eyJ[\w-]+\.[\w-]+\.[\w-]+"
+    r")"
+    rf"|{_PASSWORD.pattern}"
 )
 
 _lock = threading.Lock()
@@ -52,6 +67,49 @@ def remember_named(values: Mapping[str, str]) -> None:
     for name, value in values.items():
         if _SECRET_NAME.search(name):
             remember_secret(str(value))
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether a setting of this name has a key or a password for its value, or one whose form is that of a key."""
+    if not isinstance(value, str) or not value.strip() or value.lstrip().startswith("$"):
+        return False
+    if _SECRET_FORM.search(value):
+        return True
+    if _TOKEN_NAME.search(name) and not (_KEY_NAME.search(name) or _OPAQUE.fullmatch(value.strip())):
+        return False
+    return _SECRET_NAME.search(name) is not None
+
+
+def secrets_in(settings: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(full key, value) of each secret among nested settings; a list has the name of its key."""
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            yield from secrets_in(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            yield from secrets_in(value, key)
+    elif is_secret(key, settings):
+        yield key, settings
+
+
+def without_secrets(settings: Any, key: str = "") -> Any:
+    """Nested settings with `[redacted]` in place of each secret."""
+    if isinstance(settings, Mapping):
+        return {
+            name: without_secrets(value, f"{key}.{name}" if key else str(name))
+            for name, value in settings.items()
+        }
+    if isinstance(settings, list | tuple):
+        return [without_secrets(value, key) for value in settings]
+    return REDACTED if is_secret(key, settings) else settings
+
+
+def remember_secrets_in(settings: Any, key: str = "") -> None:
+    """Remember each secret among nested settings."""
+    for _, value in secrets_in(settings, key):
+        remember_secret(value)
+        for form in _SECRET_FORM.finditer(value):
+            remember_secret(form["password"] or form[0])
 
 
 def redacted(text: str) -> str:

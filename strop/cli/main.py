@@ -26,7 +26,7 @@ from typing import NoReturn
 import strop
 from strop.base import trust
 from strop.base.guests import all_joined, joined, targets
-from strop.border import encodable, redacted, remember_named
+from strop.border import encodable, redacted, remember_named, remember_secrets_in
 from strop.cli.output import UsageError, plain, print_plain
 from strop.cli.standard_error import unfailing
 
@@ -114,6 +114,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     remember_named(
         os.environ
     )  # of every key that a library or a user's file may read, and repeat in an error
+    for word in words:  # an override, also one that cannot be read
+        name, _, value = word.partition("=")
+        remember_secrets_in(value.strip("'\""), name)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows escapes

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -95,7 +96,7 @@ def is_setting(word: str) -> bool:
 def load_settings(
     args: argparse.Namespace, *, source: Path | None = None, needs: Collection[str] = EVERYTHING
 ) -> Config:
-    """The configuration that the command line asks for.
+    """The configuration that the command line asks for; this process has the variables of `resources.env` from then on.
 
     Args:
         args: with `config`, `overrides` and `trust_code`.
@@ -107,13 +108,17 @@ def load_settings(
         UntrustedCode: the settings are those of a received run, and name something that the command needs.
     """
     from strop.config import read_settings
+    from strop.trainer.environment import variables_of
     from strop.trainer.loading import load
 
     path = Path(args.config) if args.config else source
     if path is None or args.trust_code or (args.config and not _lies_in_run(path)):
         # what the command line names is the user's word
-        return load(args.config or source, overrides=args.overrides)
-    config: Config = _received(path).load(path, read_settings(path), args.overrides, needs)
+        config: Config = load(args.config or source, overrides=args.overrides)
+    else:
+        needs = (*needs, "resources.env")
+        config = _received(path).load(path, read_settings(path), args.overrides, needs)
+    os.environ.update(variables_of(config.resources))
     return config
 
 

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.border import remember_secrets_in, secrets_in
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import user_path
 
@@ -89,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     args.copies, own = {}, _own_settings(args)
-    migration, command = _migrate(args)
+    migration, command = _migrate(args, engine=own.get("rollout.engine"))
     migration = dataclasses.replace(migration, own=own)
     values = migration.values
     for line in _table(migration):
@@ -116,8 +117,8 @@ def run(args: argparse.Namespace) -> int:
     return 2 if problems and not args.keep_going else 0
 
 
-def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
-    """The migration, and the command that takes its result."""
+def _migrate(args: argparse.Namespace, *, engine: Any) -> tuple[Migration, str]:
+    """The migration, and the command that takes its result; with the engine that is given beside the files."""
     from strop.compat.migration import (
         COMMANDS,
         PROGRAMS,
@@ -142,7 +143,12 @@ def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
         script = read_trl(args.files[0], _variables(args.set), rewards=rewards, line=args.line)
         args.copies = {rewards: script.copied} if script.copied else {}
         processes = args.processes or script.processes or 1
-        migration = migrate_trl(script.found, script.kind, processes=processes)
+        if script.counted_in and args.processes is None:
+            say(
+                f"how many processes are started stands in {script.counted_in}, which is not here or does not say it: "
+                f"--processes N says it; 1 is assumed, and batch sizes follow from it"
+            )
+        migration = migrate_trl(script.found, script.kind, processes=processes, engine=engine)
         migration = moved(migration, script.folder, args.files[0].name)
         return migration, COMMANDS.get(script.kind, "train")
     if args.library == "openrlhf":
@@ -150,13 +156,13 @@ def _migrate(args: argparse.Namespace) -> tuple[Migration, str]:
             raise UsageError(f"an OpenRLHF training is one script; {len(args.files)} files were given")
         given = {**_surroundings(), **_variables(args.set)}
         flags = read_openrlhf(args.files[0], given, line=args.line)
-        migration = moved(migrate_openrlhf(flags), flags.folder, args.files[0].name)
+        migration = moved(migrate_openrlhf(flags, engine=engine), flags.folder, args.files[0].name)
         return migration, PROGRAMS[flags.program]
     source = read_verl(args.files, {**_surroundings(), **_variables(args.set)}, line=args.line)
     name = args.files[-1].name
     if source.is_sft:
         return moved(migrate_verl_sft(source.found), source.folder, name), "sft"
-    return moved(migrate_verl(source.found), source.folder, name), verl_command(source.found)
+    return moved(migrate_verl(source.found, engine=engine), source.folder, name), verl_command(source.found)
 
 
 def _own_settings(args: argparse.Namespace) -> dict[str, Any]:
@@ -164,6 +170,12 @@ def _own_settings(args: argparse.Namespace) -> dict[str, Any]:
     from strop.config.overrides import parse_override
 
     own = [parse_override(text) for text in map(str, args.files) if _is_setting(text)]
+    for one in own:
+        if key := next((key for key, _ in secrets_in(one.value, one.key)), ""):
+            raise UsageError(
+                f"{key} holds a secret, which is not written into a file: leave it out, and put it into a variable of "
+                f"the environment"
+            )
     args.files = [path for path in args.files if not _is_setting(str(path))]
     if not args.files:
         raise UsageError("no file was given: name a launch script, a Python script or a YAML file")
@@ -187,6 +199,7 @@ def _variables(texts: list[str]) -> dict[str, str]:
         if not equals or not name:
             raise UsageError(f"--set {text!r} is no NAME=VALUE")
         variables[name] = value
+    remember_secrets_in(variables)
     return variables
 
 

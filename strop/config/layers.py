@@ -12,6 +12,7 @@ from typing import Any
 
 from strop.base.field_types import field_hints, is_section
 from strop.base.guests import needed
+from strop.border import remember_secrets_in
 from strop.config.overrides import Override
 from strop.config.schema import Key, flat, join, locate, tree, unknown_key
 from strop.config.sources import Layer, preset_names
@@ -55,6 +56,7 @@ class Layers:
 
     def add(self, layer: Layer) -> None:
         """Lay a file's or preset's values over what is there."""
+        remember_secrets_in(layer.values, layer.section)  # no sentence about them repeats one
         if layer.preset:
             self._of_presets.add(layer.origin)
         if layer.section and layer.preset:
@@ -77,6 +79,7 @@ class Layers:
 
     def apply(self, override: Override) -> None:
         """Apply one override of the command line."""
+        remember_secrets_in(override.value, override.key)
         try:
             found, entry = locate(self.root, override.key)
             if entry:

@@ -29,6 +29,7 @@ from typing import Any
 from strop.base.field_types import nearest
 from strop.base.foreign_files import MAX_YAML_BYTES, read_text
 from strop.base.guests import optional
+from strop.border import remember_secrets_in
 from strop.config.errors import ConfigError
 from strop.config.schema import join
 from strop.config.yaml_text import parse
@@ -208,6 +209,7 @@ def mapping_in(text: str, label: str) -> dict[str, Any]:
         return {}
     if not isinstance(values, dict):
         raise ConfigError(f"{label} holds {values!r:.60}, but a configuration is a mapping of keys to values")
+    remember_secrets_in(values)  # nothing that is said about them repeats one
     return values
 
 

@@ -27,6 +27,7 @@ from strop.evaluation.reward_trial import probe_scorers
 from strop.protocol import DataProto
 from strop.rewards import RewardPool
 from strop.trainer.config import Config
+from strop.trainer.environment import environment_of
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
 from strop.trainer.setup import load_val_prompts
@@ -79,7 +80,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             f"{config.rollout.engine}: use rollout.engine=native, or resources.runtime=inline"
         )
     who = answering(config)
-    with who.speaking(config) as spoken:
+    with environment_of(config.resources), who.speaking(config) as spoken:
         setup = _setup(spoken)
         prompts = load_val_prompts(who.as_spoken(spoken.data, spoken), setup.tokenizer, setup)
         if any(prompt.media for prompt in prompts):

@@ -34,7 +34,7 @@ READS = Reads(
     keys=(
         "reward", "model", "data.train_files", "data.val_files", "data.dataset_class", "data.cache_dir",
         "data.prompt_key", "data.data_source_key", "data.ground_truth_key", "data.default_data_source",
-        "algorithm.extensions",
+        "algorithm.extensions", "resources.env",
     ),
     but=AFTER_SCORING,
 )  # fmt: skip

@@ -34,6 +34,10 @@ def code_named(config: Config) -> Iterator[Named]:
     yield from config.reward.code_named()
     if config.run.copy_to:
         yield Named(key="run.copy_to", value=f"{config.run.copy_to} (gets the checkpoints)")
+    if config.resources.env:
+        yield Named(
+            key="resources.env", value=f"{sorted(config.resources.env)} (variables of the environment)"
+        )
     if config.resources.address:
         yield Named(key="resources.address", value=f"{config.resources.address} (a Ray cluster)")
 

@@ -30,7 +30,7 @@ import strop
 from strop.base.durable import replace_text
 from strop.base.foreign_files import read_json
 from strop.base.guests import optional
-from strop.border import storable, storable_text
+from strop.border import remember_secrets_in, storable, storable_text
 from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.errors import RunError
@@ -265,6 +265,7 @@ def _read_info(path: Path) -> dict[str, Any]:
         raise RunError(f"{path / RUN_FILE} is damaged ({error}); restore it from a backup") from error
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise RunError(f"{path / RUN_FILE} is not of format {FORMAT}; use the strop that wrote it")
+    remember_secrets_in(info.get("config"))
     command = info.get("command")
     for name, is_sound in (
         ("id", isinstance(info.get("id"), str)),

@@ -35,6 +35,7 @@ from strop.supervised.rows import read_sft_rows
 from strop.supervised.worker import LOSS, TEACHER, SupervisedWorker
 from strop.trainer.checkpointing import checkpointer, is_due, restore_position
 from strop.trainer.config import Config
+from strop.trainer.environment import environment_of
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.outside import StopRequest, stop_request
 from strop.trainer.roles import role_mesh, start_runtime
@@ -368,5 +369,5 @@ def fine_tune(
 ) -> SftResult:
     """Run a fine-tuning, or what `trainer` does, to its end; other arguments as those of `strop.trainer.loop.train`."""
     stop = stop or stop_request()
-    with stop.listening():
+    with environment_of(config.resources), stop.listening():
         return trainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()

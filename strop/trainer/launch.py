@@ -12,8 +12,9 @@ from typing import Any
 
 from strop.base.durable import replace_text
 from strop.base.guests import optional
+from strop.border import secrets_in
 from strop.chat_template import asks_for_time
-from strop.config import read_settings, to_dict, to_flat_dict
+from strop.config import ConfigError, read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder
@@ -72,6 +73,7 @@ def start_run(
         RunError: the folder cannot be written, or is taken.
     """
     config = with_extensions(config)
+    refuse_secrets(to_dict(config))
     check_trainable(config.rollout)
     taken: Collection[str] = ()
     if beginning is not None:
@@ -121,6 +123,23 @@ def with_template_date(config: Config) -> Config:
         return config
     model = dataclasses.replace(config.model, template_date=datetime.date.today().isoformat())
     return dataclasses.replace(config, model=model)
+
+
+def refuse_secrets(settings: Mapping[str, Any]) -> None:
+    """Refuse settings with a key or a password, since a run folder holds its settings.
+
+    Args:
+        settings: plain values, nested or by their full keys.
+
+    Raises:
+        ConfigError: the sentence says which.
+    """
+    held = [key for key, _ in secrets_in(settings)]
+    if held:
+        raise ConfigError(
+            f"{held[0]} holds a secret, and settings are written into the run folder: leave it out, and put it into a "
+            f"variable of the environment, which functions and tools read with os.environ"
+        )
 
 
 def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:

@@ -33,6 +33,7 @@ from strop.trainer.checkpointing import checkpointer, is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
 from strop.trainer.ending import TrainResult, ending_of, is_best, result_of
+from strop.trainer.environment import environment_of
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
 from strop.trainer.outside import Listeners, StopRequest, stop_request
@@ -397,7 +398,7 @@ def train(
     stop = stop or stop_request()
     mending, step = optional("mending of a run"), 0 if checkpoint is None else checkpoint.step
     healing = None if mending is None else mending(config, run, step=step, say=say)
-    with stop.listening():
+    with environment_of(config.resources), stop.listening():
         while True:
             trainer = Trainer(
                 config, run, checkpoint=checkpoint, say=say, force=force, stop=stop, listeners=listeners

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Literal
 
@@ -10,6 +12,7 @@ from annotated_types import Ge, Le
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
 from strop.base.guests import targets
 from strop.base.sections import section
+from strop.border import is_secret
 
 APART_ROLES = ("rollout", "reference", *targets("role"))
 """Roles that can have processes of their own; the actor is always in the main pool."""
@@ -73,6 +76,48 @@ MAX_THREADS = 4096
 """OpenMP ends a process that asks for threads without bound."""
 
 
+_SET_BY_STROP = {
+    **dict.fromkeys(
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WG_PREFIX",
+         "WG_BACKEND"),
+        "it is another one in each process, and strop sets it",
+    ),
+    **dict.fromkeys(
+        ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        "each process gets a device of its own; to use some devices alone, export it before the command",
+    ),
+    **dict.fromkeys(
+        ("VLLM_USE_V2_MODEL_RUNNER", "VLLM_HOST_IP", "VLLM_TARGET_DEVICE", "VLLM_ENABLE_V1_MULTIPROCESSING",
+         "VLLM_CPU_OMP_THREADS_BIND"),
+        "training with vLLM depends on the value that strop gives it",
+    ),
+    "OMP_NUM_THREADS": "set resources.num_threads",
+    "PYTHONPATH": "export it before the command: every process imports from there too",
+}  # fmt: skip
+"""Variables that resources.env may not name, and why."""
+
+
+def check_env(env: Mapping[str, object]) -> None:
+    """Refuse what is no variable, what strop sets itself, and secrets.
+
+    Raises:
+        ValueError: the sentence names it.
+    """
+    for name, value in env.items():
+        if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+            raise ValueError(
+                f"resources.env names {name!r}, which is no name of a variable of the environment"
+            )
+        if name in _SET_BY_STROP or name.startswith("STROP_"):
+            why = _SET_BY_STROP.get(name, "variables of strop itself are exported before the command")
+            raise ValueError(f"resources.env names {name}: {why}; leave it out")
+        if is_secret(name, value):
+            raise ValueError(
+                f"resources.env.{name} holds a secret, which would be written to the run folder: export it before the "
+                f"command, and set resources.env.{name}=null, which passes it on"
+            )
+
+
 @section("resources")
 class ResourcesConfig:
     device: str = "auto"
@@ -94,6 +139,9 @@ class ResourcesConfig:
     """Ray cluster to use, `auto` or host:port; empty: a private one on this machine."""
     cpus_per_rank: PositiveFloat = 1.0
     """CPU cores that one process occupies for Ray's accounting; a fraction lets more processes share a core."""
+    env: dict[str, str | int | float | None] = field(default_factory=dict)
+    """Variables of the environment of every process of a run: workers, engines, reward functions, agents. null passes
+    on the value that the variable has where the run is started, which other machines of a Ray cluster do not have."""
     call_timeout_s: PositiveFloat = 3600.0
     """Limit of one call of a role's workers, and of writing a checkpoint, in seconds; above it the run ends and names
     who did not answer."""
@@ -108,6 +156,7 @@ class ResourcesConfig:
                 f"resources.ranks is {self.ranks}, which {self.nodes} nodes cannot share evenly; use a multiple of "
                 f"resources.nodes"
             )
+        check_env(self.env)
         for role in self.apart:
             if role not in APART_ROLES:
                 raise ValueError(

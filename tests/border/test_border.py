@@ -23,14 +23,18 @@ from strop.border import (
     described,
     encodable,
     finite,
+    is_secret,
     printable,
     read_json,
     read_json_at,
     redacted,
     remember_named,
     remember_secret,
+    remember_secrets_in,
+    secrets_in,
     storable,
     storable_text,
+    without_secrets,
 )
 
 
@@ -176,6 +180,51 @@ def test_the_environment_gives_its_keys_by_their_names() -> None:
         {"OPENAI_API_KEY": "abcdefgh1", "HF_TOKEN": "abcdefgh2", "TOKENIZERS_PARALLELISM": "abcdefgh3"}
     )
     assert redacted("abcdefgh1 abcdefgh2 abcdefgh3") == "[redacted] [redacted] abcdefgh3"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reward.kwargs.api_key", "Swordfish-1"),
+        ("resources.env.WANDB_API_KEY", "x"),
+        ("wandb_key", "0123456789abcdef"),
+        ("hub_token", "abcdefghijkl"),
+        ("api_token", "abcdefghijkl"),
+        ("token", "1a2b3c4d5e6f7a8b9c"),
+        ("db.password", "two words"),
+        ("anything", "hf_AbCdEfGhIjKlMnOpQrStUv"),
+        ("anything", "Bearer sk-proj-Ab1cdefghijklmnopqrs"),
+        ("url", "http://me:hunter2@10.0.0.1:5000/get"),
+    ],
+)
+def test_a_key_among_settings_is_known_by_its_name_or_its_form(name: str, value: str) -> None:
+    assert is_secret(name, value)
+    assert list(secrets_in({"a": {name: [value]}})) == [(f"a.{name}", value)]
+    assert without_secrets({name: value, "seed": 1}) == {name: "[redacted]", "seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reward.kwargs.stop_token", "</answer>"),
+        ("eos_token", "<|im_end|>"),
+        ("data.prompt_key", "prompt"),
+        ("rollout.openai.api_key_env", "OPENAI_API_KEY"),
+        ("reward.kwargs.api_key", "${oc.env:OPENAI_API_KEY}"),
+        ("reward.kwargs.api_key", ""),
+        ("reward.kwargs.api_key", 1),
+        ("model.path", "models/hf_checkpoint_step_1000_final"),
+        ("run.copy_to", "runs/task-0123456789-ABCDEFGHIJ"),
+        ("url", "http://10.0.0.1:5000/get?x=@a"),
+    ],
+)
+def test_what_only_looks_like_a_key_is_none(name: str, value: object) -> None:
+    assert not is_secret(name, value)
+
+
+def test_secrets_among_settings_are_redacted_from_then_on() -> None:
+    remember_secrets_in({"kwargs": {"api_key": "Opensesame-77"}, "url": "http://me:swordfish99@h/x"})
+    assert redacted("Opensesame-77 swordfish99") == "[redacted] [redacted]"
 
 
 LINEAR: dict[str, Callable[[int], Any]] = {

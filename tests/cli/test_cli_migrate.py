@@ -185,3 +185,16 @@ def test_a_script_that_validates_alone_becomes_a_command_that_does(project: Proj
         "--step best chooses a checkpoint of a run: name the run"
         in cli(*command.split(), "--step", "best").sentence
     )
+
+
+def test_the_command_takes_the_engine_behind_the_file(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=models/qwen data.train_files=d.parquet "
+        "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.name=vllm "
+        "actor_rollout_ref.rollout.gpu_memory_utilization=0.7"
+    )
+    made = cli("migrate", "verl", tmp_path / "run.sh", "--out", tmp_path / "run.yaml", "rollout.engine=vllm")
+    assert made.code == 0, made.err
+    shown = cli("config", "show", "--config", tmp_path / "run.yaml")
+    assert "engine: vllm" in shown.out
+    assert "gpu_memory_utilization: 0.7" in shown.out

@@ -148,7 +148,9 @@ VERL: dict[str, str] = {
         "gamma lam adv_estimator norm_adv_by_std_in_grpo filter_groups.enable filter_groups.metric "
         "filter_groups.max_num_gen_batches filter_groups.max_inflight_gen_batches use_kl_in_reward kl_penalty "
         "kl_ctrl.type kl_ctrl.kl_coef kl_ctrl.horizon kl_ctrl.target_kl use_pf_ppo pf_ppo.reweight_method "
-        "pf_ppo.weight_pow gdpo_reward_keys gdpo_reward_weights reward_dpo_coef reward_gt_coef _target_"
+        "pf_ppo.weight_pow gdpo_reward_keys gdpo_reward_weights reward_dpo_coef reward_gt_coef _target_ "
+        "rollout_is rollout_is_threshold rollout_is_threshold_lower rollout_is_level rollout_is_mode "
+        "rollout_is_veto_threshold"
     ),
     "algorithm.rollout_correction": (
         "rollout_is rollout_is_threshold rollout_rs rollout_rs_threshold bypass_mode loss_type "
@@ -176,8 +178,11 @@ VERL: dict[str, str] = {
     ),
     "global_profiler": "tool steps profile_continuous_steps save_path global_tool_config.nsys.discrete _target_",
     "skip": "rollout.enable rollout.dump_dir rollout.steps rollout.action rollout_tq.enable async_rollout.enable",
-    "ray_kwargs": "ray_init.num_cpus ray_init.runtime_env.py_executable timeline_json_file",
-    "ray_init": "num_cpus",
+    "ray_kwargs": (
+        "ray_init.num_cpus ray_init.address ray_init.runtime_env.py_executable ray_init.runtime_env.env_vars "
+        "timeline_json_file"
+    ),
+    "ray_init": "num_cpus address runtime_env.env_vars",
 }
 """Keys of `main_ppo`, by section."""
 

@@ -146,6 +146,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "rollout/test_weight_sync.py::test_every_bit_arrives_in_two_syncs_in_a_row",
         "rollout/test_weight_sync.py::test_the_digest_of_all_weights_is_compared_too",
     ),
+    "every request is answered for itself, as with async": (
+        "rollout/test_native_generation.py::test_requests_that_come_while_others_run_change_nothing",
+    ),
     "the place of a failed sample stays empty": (
         "trainer/test_experience.py::test_a_sample_without_score_is_left_out_or_counts_as_zero",
     ),
@@ -168,6 +171,7 @@ NOT_SHOWN = {
     "the filter needs no workers",
     "validation is one batch of any size",
     "weights are read once",
+    "workers see the folder that the run was started in",
 }
 """How strop is built: nothing that a user sees depends on it, and no test shows it by itself."""
 

@@ -37,7 +37,7 @@ class Reads:
 
 
 WHICH_MODEL = ("model.path", "model.revision", "model.local_files_only")
-ONE_PROCESS = ("resources.device", "resources.num_threads")
+ONE_PROCESS = ("resources.device", "resources.num_threads", "resources.env")
 SEVERAL = (
     "resources.runtime", "resources.ranks", "resources.nodes", "resources.address", "resources.cpus_per_rank",
     "resources.call_timeout_s", "resources.start_timeout_s",

@@ -12,6 +12,8 @@
     outcomes.py, rules.py      what can become of a setting, and the rules that say it
     tables.py                  tables of rows, and how one is applied
     flags.py                   the flags of a launch script
+    engines.py                 settings of vLLM and SGLang, of every library
+    variables.py               variables of the environment that a script gives to its processes
     openrlhf_names.py          flags with dots under the names that their rows have
     verl.toml, verl_sft.toml, trl.toml, openrlhf*.toml     the rows
     verl*.py, trl*.py, openrlhf.py                         what follows from several settings

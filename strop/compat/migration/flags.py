@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.compat.migration.found import Found, the_one, way_out
+from strop.compat.migration.found import Found, environment_of, the_one, way_out
 from strop.compat.migration.shell import read_commands
 from strop.compat.migration.shell_words import Command, Word
 
@@ -93,7 +93,9 @@ def read_openrlhf(path: Path, variables: Mapping[str, str], *, line: int | None 
             f"{path} starts {program}, which strop has no counterpart of: it trains with rewards (train_ppo_ray), "
             f"on conversations (train_sft) and on preferences (train_dpo, train_kto, train_rm)"
         )
-    found = tuple(flags_of(command, position + 1, path.name))
+    place = f"{path.name}, line {command.line}"
+    around = environment_of(command, command.words[:position], place, path.parent)
+    found = (*around, *flags_of(command, position + 1, path.name))
     return Flags(program=program, found=found, folder=command.folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ GIVEN = " (given)"
 
 PRIME = "main_prime"
 """The program of a recipe in which `reward_model` is a model that learns."""
+
+_OF_LIBRARIES = re.compile(
+    r"(?:NCCL|VLLM|SGLANG|SGL|CUDA|HF|RAY|TOKENIZERS|WANDB|SWANLAB|MLFLOW|PYTORCH|TORCH|HCCL|ASCEND|GLOO|UCX|OMP|TRITON"
+    r"|TRANSFORMERS|FLASHINFER|OPENAI)_\w+|HYDRA_FULL_ERROR"
+)
+"""Variables that libraries read, by their names."""
 
 _OVERRIDE = re.compile(r"^(\+\+|\+|~)?([A-Za-z_][\w./@\-]*)(=.*)?$", re.DOTALL)
 _INTERPOLATION = re.compile(r"\$\{[^}]*\}")
@@ -94,7 +101,7 @@ def read_verl(files: Sequence[Path], variables: Mapping[str, str], *, line: int 
             command, start = _training(text, path, variables, line)
             folder = command.folder
             is_sft = is_sft or "sft" in command.words[start].text
-            settings = list(_settings(command, start, path.name))
+            settings = list(_settings(command, start, path))
             for named in _named_files(settings, path, files):
                 found.extend(_leaves(_tree(named.read_text(encoding="utf-8"), named), "", named.name))
                 trees.add(named.stem)
@@ -219,13 +226,15 @@ def _program(command: Command) -> int | None:
     return None
 
 
-def _settings(command: Command, start: int, name: str) -> Iterator[Found]:
+def _settings(command: Command, start: int, path: Path) -> Iterator[Found]:
+    name = path.name
     place = f"{name}, line {command.line}"
     if command.environment.get(MODELSCOPE, "").lower() in ("true", "1"):
         yield Found(key=MODELSCOPE, value=True, place=place)
     if PRIME in command.words[start].text:
         yield Found(key="program", value=PRIME, place=place)
     yield from processes_of(command.words[:start], place)
+    yield from environment_of(command, command.words[:start], place, path.parent)
     words = iter(command.words[start + 1 :])
     for word in words:
         here = f"{name}, line {word.line}"
@@ -242,7 +251,9 @@ def _settings(command: Command, start: int, name: str) -> Iterator[Found]:
 def processes_of(words: Sequence[Word], place: str) -> Iterator[Found]:
     """How many processes torchrun or accelerate is told to start."""
     for word, behind in zip(words, [*words[1:], None], strict=True):
-        option = re.match(r"^--(nproc[-_]per[-_]node|nnodes|num[-_]processes)(?:=(.*))?$", word.text)
+        option = re.match(
+            r"^--(nproc[-_]per[-_]node|nnodes|num[-_]processes|num[-_]gpus)(?:=(.*))?$", word.text
+        )
         if option is None or (option[2] is None and behind is None):
             continue
         said = word if option[2] is not None or behind is None else behind
@@ -260,6 +271,43 @@ def processes_of(words: Sequence[Word], place: str) -> Iterator[Found]:
                 unresolved=said.unresolved or (text,),
                 way_out=way_out(said),
             )
+
+
+def environment_of(command: Command, before: Sequence[Word], place: str, folder: Path) -> Iterator[Found]:
+    """What `ray job submit` is told about the environment of its job, and what libraries read of what is exported.
+
+    Args:
+        command: that starts the training.
+        before: its words in front of the program.
+        place: where it stands.
+        folder: of the script, for files that it names.
+    """
+    for index, word in enumerate(before):
+        name, equals, text = word.text.partition("=")
+        if name not in ("--runtime-env-json", "--runtime-env"):
+            continue
+        if not equals:
+            text = before[index + 1].text if index + 1 < len(before) else ""
+        tree = _runtime_env(text, folder, is_json=name.endswith("json"))
+        if isinstance(tree, dict):
+            yield from (
+                Found(key=f"runtime_env.{key}", value=value, place=place) for key, value in tree.items()
+            )
+        else:
+            yield Found(key="runtime_env", value=text, place=place)
+    if exported := [one for one in command.exported if _OF_LIBRARIES.match(one)]:
+        yield Found(key="export", value=", ".join(exported), place=place)
+
+
+def _runtime_env(text: str, folder: Path, *, is_json: bool) -> Any:
+    """The tree that Ray is given; None where it cannot be read."""
+    try:
+        if is_json:
+            return json.loads(text)
+        path = next(path for path in (Path(text), folder / text) if path.is_file())
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except (ValueError, StopIteration, OSError):
+        return None
 
 
 def way_out(word: Word) -> str:

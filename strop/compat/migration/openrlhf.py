@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from strop.compat.migration import engines, variables
 from strop.compat.migration.flags import PROGRAMS, Flags
 from strop.compat.migration.openrlhf_names import CRITICS, have_dots, names_of, with_names_of_rows
 from strop.compat.migration.outcomes import (
@@ -43,11 +44,16 @@ def openrlhf_table(program: str = "train_ppo_ray") -> Table:
     """The flags of one of its programs."""
     command = PROGRAMS[program]
     kind = program if command == "prefer" else ""
-    return read_table(_FILES[command], functions_of(globals()), kind=kind)
+    return read_table(_FILES[command], functions_of(globals(), vars(engines), vars(variables)), kind=kind)
 
 
-def migrate_openrlhf(flags: Flags) -> Migration:
-    """What becomes of every flag of a script."""
+def migrate_openrlhf(flags: Flags, *, engine: Any = None) -> Migration:
+    """What becomes of every flag of a script.
+
+    Args:
+        flags: of the script.
+        engine: rollout.engine, where it is given beside them.
+    """
     table, found = openrlhf_table(flags.program), with_names_of_rows(flags.found, flags.program)
     defaults, write_out = dict(table.defaults), list(table.written_out)
     critics = ["critic_learning_rate"]
@@ -57,6 +63,8 @@ def migrate_openrlhf(flags: Flags) -> Migration:
         write_out = [*(key for key in write_out if key not in names.never), *names.written_out]
         critics += CRITICS
     given = {one.key: one.value for one in found if not one.unresolved}
+    theirs = "vllm" if given.get("vllm_num_engines") else None
+    defaults[engines.ENGINE] = engines.engine_of(theirs, engine)
     if uses_critic(Facts(given, defaults)) and "advantage_estimator" in table.rules:
         write_out += critics
     if given.get("lora_rank") not in (None, 0):
@@ -145,6 +153,9 @@ def _share(text: str) -> float:
 
 
 def _source(name: str, split: str) -> str:
+    kind, at, folder = name.partition("@")
+    if at and kind in ("json", "jsonl", "parquet", "csv"):  # files of that kind, in a folder
+        return folder
     is_file = Path(name).suffix in (".json", ".jsonl", ".parquet")
     if is_file or name.startswith(("/", ".", "~")) or name.count("/") != 1 or Path(name).exists():
         return (

@@ -56,7 +56,7 @@ def names_of(program: str) -> Names:
 
 def have_dots(found: Sequence[Found]) -> bool:
     """Whether a script is written for a version whose flags have dots."""
-    return any("." in one.key for one in found)
+    return any("." in one.key and not one.key.startswith("runtime_env") for one in found)
 
 
 def with_names_of_rows(found: Sequence[Found], program: str) -> tuple[Found, ...]:

@@ -53,6 +53,9 @@ _JOINED = ("concatenate_datasets", "interleave_datasets")
 _LONGEST_CHAIN = 50
 """Steps that are followed from a data set back to where it is loaded."""
 _MODELS = ("model", "ref_model", "reward_model", "value_model", "policy", "ref_policy")
+_PLACED = ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "requires_grad_")
+"""What is called on a model that was loaded, and does not make it another one."""
+_MODEL_NAMES = ("pretrained_model_name_or_path", "model_name")
 _DATA = {"train_dataset": "train_files", "eval_dataset": "val_files"}
 _WHY, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -67,6 +70,8 @@ class Script:
     """Of strop.compat.migration.trl_loop.KINDS."""
     processes: int | None = None
     """With how many it is started; None where nothing says so."""
+    counted_in: str = ""
+    """File of accelerate that says it and is not there; empty where there is none."""
     copied: str = ""
     """Text of the file for its reward functions; empty where they are loaded from where they are."""
     folder: Word | None = None
@@ -135,18 +140,19 @@ class _Reader:
         }
         """For each statement that no condition or loop governs, the module or function it stands in."""
         self.certain: dict[str, list[tuple[int, ast.expr]]] = {}
-        """Names that are assigned several times, but only by such statements of one body, with their lines."""
+        """Names that are assigned several times, but only by such statements of one body, with their last lines."""
         self.imported: dict[str, tuple[str, str]] = {}
         self.functions = {
-            node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
+        self.parameters: dict[str, ast.expr] = {}
+        """What the parameters of a function stand for whose call is followed."""
         scopes: dict[str, set[int | None]] = {}
         for node in ast.walk(tree):
             self._note(node)
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                name = node.targets[0].id
+            if isinstance(node, ast.Assign) and (name := _assigned(node)):
                 scopes.setdefault(name, set()).add(self.bodies.get(id(node)))
-                self.certain.setdefault(name, []).append((node.lineno, node.value))
+                self.certain.setdefault(name, []).append((node.end_lineno or node.lineno, node.value))
         self.certain = {
             name: values
             for name, values in self.certain.items()
@@ -157,19 +163,30 @@ class _Reader:
             for node in ast.walk(tree)
             if isinstance(node, ast.Call) and _name(node.func) in (*CONFIGS, *TRAINERS)
         ]
+        self.arguments = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and _name(node.func) == "TrainingArguments"
+        ]
+        """What trainers of 2023 and 2024 were given in place of a configuration of their own."""
 
     def settings(self) -> Iterator[Found]:
         """Every argument of the configuration, of the trainer and of an adapter, in the order of their lines."""
         adapters = [
             ("LoraConfig", node)
             for node in ast.walk(self.tree)
-            if isinstance(node, ast.Call) and _name(node.func) == "LoraConfig"
+            if isinstance(node, ast.Call) and _is_adapter(node)
         ]
-        for name, call in sorted((*self.calls, *adapters), key=lambda pair: pair[1].lineno):
-            for position, node in enumerate(call.args):
-                names = TRAINERS.get(name, ())
+        kind = next((name.removesuffix("Trainer") for name, _ in self.calls if name in TRAINERS), "")
+        older = [(f"{kind}Config", node) for node in self.arguments if kind]
+        for _, call in older:
+            yield from self._assumed(f"{kind}Config", call)
+        for name, call in sorted((*self.calls, *older, *adapters), key=lambda pair: pair[1].lineno):
+            for position, node in enumerate([] if name == "LoraConfig" else call.args):
+                names = TRAINERS.get(name, ("output_dir",))
                 argument = names[position] if position < len(names) else f"argument {position + 1}"
                 yield self._setting(name, argument, node)
+                yield from self._how_loaded(name, argument, node)
             for keyword in call.keywords:
                 if keyword.arg is None:
                     yield Found(
@@ -178,9 +195,22 @@ class _Reader:
                     )  # fmt: skip
                 else:
                     yield self._setting(name, keyword.arg, keyword.value)
+                    yield from self._how_loaded(name, keyword.arg, keyword.value)
+
+    def _assumed(self, name: str, call: ast.Call) -> Iterator[Found]:
+        """What TrainingArguments assumes otherwise than the configurations of TRL."""
+        given = {keyword.arg for keyword in call.keywords}
+        for argument, value in (("learning_rate", 5e-5), ("gradient_checkpointing", False)):
+            if argument not in given:
+                place = f"{self._place(call)}, what TrainingArguments assumes"
+                yield Found(key=f"{name}.{argument}", value=value, place=place)
 
     def _note(self, node: ast.AST) -> None:
         match node:
+            case ast.Assign(targets=[ast.Tuple(elts=[ast.Name(id=name), *_])], value=ast.Call() as value):
+                self.assigned.setdefault(name, []).append(
+                    value
+                )  # model, tokenizer = ....from_pretrained(...)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 self.assigned.setdefault(name, []).append(value)
             case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
@@ -193,20 +223,22 @@ class _Reader:
         key, place = f"{name}.{argument}", self._place(node)
         if argument == "reward_funcs":
             return Found(key=key, value=self._rewards(node), place=place)
-        node = self._followed(node)
+        node = self._model(node) if argument in _MODELS else self._followed(node)
         if argument in ("args", "config", "peft_config") and isinstance(node, ast.Call | ast.Name):
             return Found(key=key, value=ast.unparse(node), place=place)
         if argument in _DATA:
+            self.parameters = {}
             dataset = self._dataset(node)
+            self.parameters = {}
             if dataset is not None:
                 return Found(key=key, value=dataset, place=place)
         if (
             argument in _MODELS
             and isinstance(node, ast.Call)
             and _name(node.func) == "from_pretrained"
-            and node.args
+            and (named := [*node.args, *(one.value for one in node.keywords if one.arg in _MODEL_NAMES)])
         ):
-            node = self._followed(node.args[0])
+            node = self._followed(named[0])
         try:
             return Found(key=key, value=self._literal(node), place=place)
         except ValueError:
@@ -217,9 +249,43 @@ class _Reader:
                 way_out = f"write load_dataset(...) with the values themselves, or set {ours}"
             return Found(key=key, value=text, place=place, unresolved=(text,), why=_WHY, way_out=way_out)
 
+    def _model(self, node: ast.expr) -> ast.expr:
+        """The expression that loads a model, below what only places it or puts an adapter on it."""
+        for _ in range(_LONGEST_CHAIN):
+            match node := self._followed(node):
+                case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method in _PLACED:
+                    node = inner
+                case ast.Call(args=[inner, *_]) if _name(node.func) in (
+                    "get_peft_model",
+                    "prepare_model_for_kbit_training",
+                ):
+                    node = inner
+                case _:
+                    break
+        return node
+
+    def _how_loaded(self, name: str, argument: str, node: ast.expr) -> Iterator[Found]:
+        """What `from_pretrained` of the policy is told beside the folder, as arguments of TRL's own loading."""
+        made = self._model(node)
+        if argument != "model" or not isinstance(made, ast.Call) or _name(made.func) != "from_pretrained":
+            return
+        told: dict[str, Any] = {}
+        for keyword in made.keywords:
+            if keyword.arg is not None and keyword.arg not in (*_MODEL_NAMES, "num_labels"):
+                try:
+                    told[keyword.arg] = self._literal(keyword.value)
+                except ValueError:
+                    told[keyword.arg] = ast.unparse(keyword.value)
+        if told:
+            key = f"{name.removesuffix('Trainer')}Config.model_init_kwargs"
+            yield Found(key=key, value=told, place=self._place(made), written="from_pretrained")
+
     def _followed(self, node: ast.expr) -> ast.expr:
         """What a name stands for: its one value, or of several, one after the other, the last one above."""
         for _ in range(5):
+            if isinstance(node, ast.Name) and node.id in self.parameters:
+                node = self.parameters[node.id]
+                continue
             if isinstance(node, ast.Attribute) and (given := self._argument(node)) is not None:
                 node = given
                 continue
@@ -256,10 +322,8 @@ class _Reader:
         for _ in range(_LONGEST_CHAIN):
             node = self._followed(node)
             match node:
-                case ast.Subscript(value=inner, slice=ast.Constant(value=str(name))):
-                    node, chosen = inner, name
-                case ast.Subscript(value=inner):
-                    node = inner
+                case ast.Subscript(value=inner, slice=which):
+                    node, chosen = inner, self._text_of(which) or chosen
                 case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method != "load_dataset":
                     steps.insert(0, method)
                     node, chosen = inner, None if method == "train_test_split" else chosen
@@ -267,6 +331,11 @@ class _Reader:
                     break
                 case ast.Call(args=[parts, *_]) if _name(node.func) in (*_JOINED, "get_dataset"):
                     return self._joined(node, parts, steps)
+                case ast.Call(func=ast.Name(id=called)) if called in self.functions:
+                    returned = self._returned(called, node)
+                    if returned is None:
+                        return None
+                    node = returned
                 case _:
                     return None
         if not isinstance(node, ast.Call):
@@ -289,6 +358,27 @@ class _Reader:
             "split": named.get("split") or chosen,
             "steps": steps,
         }
+
+    def _text_of(self, node: ast.expr) -> str | None:
+        try:
+            value = self._literal(node)
+        except ValueError:
+            return None
+        return value if isinstance(value, str) else None
+
+    def _returned(self, name: str, call: ast.Call) -> ast.expr | None:
+        """What a function of the script returns, where it has one `return`; its parameters stand for what the call
+        gives them."""
+        function = self.functions[name]
+        returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+        names = [one.arg for one in function.args.args]
+        defaults = function.args.defaults
+        if len(returns) != 1 or returns[0].value is None or len(call.args) > len(names):
+            return None
+        self.parameters |= dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        self.parameters |= dict(zip(names, call.args, strict=False))
+        self.parameters |= {one.arg: one.value for one in call.keywords if one.arg is not None}
+        return returns[0].value
 
     def _joined(self, node: ast.Call, parts: ast.expr, steps: list[str]) -> dict[str, Any] | None:
         """Several data sets in one: put one behind the other, or drawn from with probabilities; None for others."""
@@ -364,6 +454,20 @@ class _Reader:
 
     def _place(self, node: ast.AST) -> str:
         return f"{self.path.name}, line {getattr(node, 'lineno', 0)}"
+
+
+def _assigned(node: ast.Assign) -> str:
+    """The name that an assignment gives something to, or the first of several that a call gives something to."""
+    target = node.targets[0]
+    if isinstance(target, ast.Tuple) and target.elts and isinstance(node.value, ast.Call):
+        target = target.elts[0]
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _is_adapter(node: ast.Call) -> bool:
+    """LoraConfig(...), or what has its arguments: FastLanguageModel.get_peft_model(model, r=...)."""
+    name = _name(node.func)
+    return name == "LoraConfig" or (name == "get_peft_model" and any(one.arg == "r" for one in node.keywords))
 
 
 def _name(node: ast.expr) -> str:

@@ -50,6 +50,10 @@ def literal(node: ast.expr, follow: Callable[[ast.expr], ast.expr], variables: M
                 return "".join(str(value(part)) for part in parts)
             case ast.FormattedValue(value=part, format_spec=None, conversion=-1):
                 return value(part)
+            case ast.Attribute(
+                value=ast.Name(id="torch"), attr=("bfloat16" | "float16" | "float32") as dtype
+            ):
+                return dtype
             case ast.Call() | ast.Subscript() as asked:
                 return _from_environment(asked, value, variables)
         raise ValueError("its value is not known")

@@ -65,6 +65,7 @@ def read_commands(text: str, variables: Mapping[str, str] | None = None, *, path
                     words=tuple(words),
                     line=words[0].line,
                     environment=shell.environment(),
+                    exported=tuple(shell.exported),
                     folder=shell.folder,
                 )
             )
@@ -78,6 +79,7 @@ class _Shell:
         self.fixed = fixed
         self.values: dict[str, _Value] = {}
         self.conditional: set[str] = set()
+        self.exported: dict[str, None] = {}
         self.loops: dict[str, tuple[str, ...]] = {}
         """Variables of `for` loops, with the values that they take."""
         self.branches: list[_Branch] = []
@@ -120,6 +122,8 @@ class _Shell:
                 rest = [] if head == "elif" and self.branches[-1].test is not None else rest
             while head in _DECLARING and rest and rest[0][0].startswith("-"):
                 rest.pop(0)
+            if head == "export":
+                self.exported |= dict.fromkeys(text.partition("=")[0] for text, _ in rest)
         runs = self._runs(joint)
         if runs is False or not rest:
             return []

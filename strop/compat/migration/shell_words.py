@@ -66,6 +66,8 @@ class Command:
     line: int
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the script has set before it or in it, where their values are known texts."""
+    exported: tuple[str, ...] = ()
+    """Names of those that the command gets in its environment."""
     folder: Word | None = None
     """Where the script has changed to with `cd`, as a path or as it is written; None where it has not."""
 

@@ -11,21 +11,29 @@ has the condition of all rows of a section.
 
 from __future__ import annotations
 
+import copy
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from strop.base.field_types import nearest
+from strop.border import is_secret, remember_secrets_in, secrets_in, without_secrets
 from strop.compat.migration.found import Found
-from strop.compat.migration.outcomes import ACCOUNTED, Facts, Outcome, Rule, UnreadableError, skip
+from strop.compat.migration.outcomes import ACCOUNTED, Facts, Outcome, Rule, UnreadableError, refuse, skip
 from strop.compat.migration.rules import Functions, rule_of
 
 _ANY_VALUES: tuple[Any, ...] = (True, False, 1, 0.5)
 """Values of several kinds, to see whether an answer depends on the value."""
 _BY_SENTENCE = ("not_needed", "not_there", "refused")
 _NO_SECTIONS = ("template", "use", "defaults", "defaults_of", "written_out", "root", "only_if")
+
+
+_SECRETS = {"use_wandb": "wandb_key", "logger.wandb.key": "wandb_key"}
+"""Names that do not say that their value is a key, and one that does."""
+_SOME_KEY = "Abcdefgh-12345678"
+"""In place of a key that nobody knows here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,11 +156,14 @@ class Migration:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Our configuration, nested, in the order of the rows; a later row wins, and what is given beside them."""
+        """Our configuration, nested, in the order of the rows; a later row wins, and what is given beside them. The
+        entries of a free dict may come from several rows."""
         nested: dict[str, Any] = {}
         for row in self.rows:
             for key, value in row.outcome.ours.items():
-                _put(nested, key.split("."), value)
+                entries = value.items() if isinstance(value, Mapping) and value else [("", value)]
+                for name, entry in entries:
+                    _put(nested, [*key.split("."), *([name] if name else [])], copy.deepcopy(entry))
         for key, value in self.own.items():
             _put(nested, key.split("."), value)
         return nested
@@ -203,8 +214,23 @@ def apply_table(
             if last[one.key] == index
             else skip("set again further down, which is what counts")
         )
-        rows.append(Row(key=one.written or one.key, value=one.value, outcome=outcome, place=one.place))
+        row = Row(key=one.written or one.key, value=one.value, outcome=outcome, place=one.place)
+        rows.append(_without_secrets(row, one.key))
     return Migration(rows=tuple(rows))
+
+
+def _without_secrets(row: Row, key: str) -> Row:
+    """The row with `[redacted]` in place of keys and passwords, which are neither shown nor written."""
+    settings = {_SECRETS.get(key, key): row.value}
+    remember_secrets_in(settings)
+    outcome = row.outcome
+    held = {ours for ours, value in outcome.ours.items() for _ in secrets_in(value, ours)}
+    if held:
+        kept = {ours: value for ours, value in outcome.ours.items() if ours not in held}
+        why = f"a secret is not written into a file: leave {', '.join(held)} out, and let your code read a variable"
+        outcome = refuse(why) if not kept else replace(outcome, ours=kept, note=why)
+    (value,) = without_secrets(settings).values()
+    return replace(row, value=value, outcome=outcome)
 
 
 def _outcome(one: Found, table: Table, facts: Facts) -> Outcome:
@@ -223,6 +249,8 @@ def _outcome(one: Found, table: Table, facts: Facts) -> Outcome:
         )
     if not one.unresolved:
         return _ask(table, one.key, one.value, facts)
+    if is_secret(_SECRETS.get(one.key, one.key), _SOME_KEY):  # whatever it is, it is not asked for
+        return _ask(table, one.key, _SOME_KEY, facts)
     answers = [_ask(table, one.key, value, facts) for value in (one.value, *_ANY_VALUES)]
     statuses = {answer.status for answer in answers}
     if statuses in ({"not needed"}, {"not there"}, {"refused"}):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from strop.compat.migration import trl_loop, trl_ppo, trl_sources
+from strop.compat.migration import engines, trl_loop, trl_ppo, trl_sources
 from strop.compat.migration.found import Found
 from strop.compat.migration.outcomes import Facts, Outcome, Rule, UnreadableError, many, number, refuse, skip
 from strop.compat.migration.rules import functions_of
@@ -20,7 +20,7 @@ from strop.compat.migration.trl_loop import COMMANDS, KINDS, argument
 
 __all__ = ["COMMANDS", "KINDS", "migrate_trl", "trl_table"]
 
-_PARTS = (trl_loop, trl_ppo, trl_sources)
+_PARTS = (engines, trl_loop, trl_ppo, trl_sources)
 
 
 def trainer(key: str, value: Any, facts: Facts) -> Outcome:
@@ -42,22 +42,35 @@ def trl_table(kind: str) -> Table:
     return dataclasses.replace(table, rules={key: _for_both(rule) for key, rule in table.rules.items()})
 
 
-def migrate_trl(found: Sequence[Found], kind: str, *, processes: int = 1) -> Migration:
+def migrate_trl(found: Sequence[Found], kind: str, *, processes: int = 1, engine: Any = None) -> Migration:
     """What becomes of every argument of a TRL script.
 
     Args:
         found: its arguments.
         kind: of KINDS.
         processes: with how many the script was started.
+        engine: rollout.engine, where it is given beside them.
     """
     table = trl_table(kind)
     defaults = {**table.defaults, f"{kind}Config.delta": None, "processes": processes}
     write_out = list(table.written_out)
     given = {one.key: one.value for one in found if not one.unresolved}
+    theirs = "vllm" if given.get(f"{kind}Config.use_vllm") is True else None
+    defaults[engines.ENGINE] = engines.engine_of(theirs, engine)
     if kind in ("GRPO", "RLOO") and given.get(f"{kind}Config.use_vllm") is True:
         write_out.append(f"{kind}Config.vllm_importance_sampling_correction")
+    found = [_in_config(one, kind, table) for one in found]
     start = Found(key="processes", value=processes, place="--processes")
     return apply_table([start, *found], table, defaults=defaults, write_out=write_out)
+
+
+def _in_config(one: Found, kind: str, table: Table) -> Found:
+    """An argument that trainers took themselves before they had a configuration of their own."""
+    name = one.key.removeprefix(f"{kind}Trainer.")
+    config = f"{kind}Config.{name}"
+    if one.key == name or one.key in table.rules or config not in table.rules:
+        return one
+    return dataclasses.replace(one, key=config, written=one.key)
 
 
 def _for_both(rule: Rule) -> Rule:

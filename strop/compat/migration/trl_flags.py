@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from strop.compat.migration.flags import flags_of
 from strop.compat.migration.found import Found, processes_of, the_one
 from strop.compat.migration.python_calls import Script, read_calls
 from strop.compat.migration.shell import read_commands
-from strop.compat.migration.shell_words import Command
+from strop.compat.migration.shell_words import Command, Word
 from strop.compat.migration.trl_loop import KINDS
 from strop.config.yaml_text import parse
 
@@ -57,7 +58,6 @@ _LORA = {
     "use_dora": "use_dora",
     "lora_target_parameters": "target_parameters",
 }
-_PER_NODE = ("num_processes", "nproc_per_node")
 _LAUNCH = ("num_processes", "accelerate_config")
 """Flags by which `trl` starts processes."""
 _DATA = (
@@ -104,16 +104,37 @@ def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path, line: i
         )
     command, at, kind = starts[the_one([command for command, _, _ in starts], path, line)]
     flags = _with_files(flags_of(command, at + 1, path.name), path)
-    started = [
-        one.value for one in processes_of(command.words[:at], path.name) if one.key.endswith(_PER_NODE)
-    ]
+    started = _started(command.words[:at], path.name)
+    named, count = _of_accelerate(command.words[:at], path)
+    started += [count]
     flags_started = [one.value for one in flags if one.key == "num_processes"]
     script = _script([one for one in flags if one.key not in _LAUNCH], kind)
+    processes = next((n for n in (*started, *flags_started) if isinstance(n, int)), None)
     return replace(
-        script,
-        processes=next((n for n in (*started, *flags_started) if isinstance(n, int)), None),
-        folder=command.folder,
+        script, processes=processes, folder=command.folder, counted_in=named if processes is None else ""
     )
+
+
+def _started(words: Sequence[Word], name: str) -> list[int | None]:
+    """How many processes a launcher is told to start: torchrun and deepspeed by machine, accelerate in all."""
+    said = {
+        one.key.partition(".")[2]: one.value
+        for one in processes_of(words, name)
+        if isinstance(one.value, int)
+    }
+    nodes = said.get("nnodes", 1)
+    per_node = next((said[one] for one in ("nproc_per_node", "num_gpus") if one in said), None)
+    return [said.get("num_processes"), None if per_node is None else per_node * nodes]
+
+
+def _of_accelerate(words: Sequence[Word], script: Path) -> tuple[str, int | None]:
+    """(the file that `accelerate launch --config_file` names, how many processes it says, where it is there)."""
+    texts = [part for word in words for part in word.text.split("=", 1)]
+    name = next((name for option, name in pairwise(texts) if option == "--config_file"), "")
+    file = next((path for path in (Path(name), script.parent / name) if name and path.is_file()), None)
+    tree = None if file is None else parse(file.read_text(encoding="utf-8"), str(file))
+    count = tree.get("num_processes") if isinstance(tree, dict) else None
+    return name, count if isinstance(count, int) else None
 
 
 def _training(command: Command) -> tuple[int, str]:
@@ -158,6 +179,7 @@ def _script(flags: Sequence[Found], kind: str) -> Script:
 def _arguments(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:
     """Flags as arguments of the trainer, its configuration and LoraConfig."""
     config, trainer = f"{kind}Config", f"{kind}Trainer"
+    flags = {one.key: one for one in map(_switched_off, flags.values())}
     model = {_MODEL[name]: one.value for name, one in flags.items() if name in _MODEL}
     has_adapter = "use_peft" in flags and flags["use_peft"].value is not False
     for name, one in flags.items():
@@ -179,6 +201,13 @@ def _arguments(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:
         place = next(one.place for name, one in flags.items() if name in _MODEL)
         yield Found(key=f"{config}.model_init_kwargs", value=model, place=place)
     yield from _data(flags, kind)
+
+
+def _switched_off(one: Found) -> Found:
+    """`--no_NAME`, which the parser of transformers has for every switch that is on, as NAME=False."""
+    if not one.key.startswith("no_") or one.value is not True or one.key == "no_cuda":
+        return one
+    return replace(one, key=one.key.removeprefix("no_"), value=False)
 
 
 def _data(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:

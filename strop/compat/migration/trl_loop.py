@@ -84,6 +84,40 @@ def counted(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
     )
 
 
+_SCHEDULES = {
+    **{name: name for name in ("linear", "cosine", "constant")},
+    "constant_with_warmup": "constant",
+    "warmup_stable_decay": "wsd",
+}
+_LOWEST = ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
+
+
+def schedule(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """How the learning rate goes down."""
+    if value in _LOWEST:
+        given = argument(facts, "lr_scheduler_kwargs") or {}
+        lowest, rate = given.get("min_lr"), given.get("min_lr_rate")
+        if rate is None and lowest is None:
+            raise UnreadableError(f"{value} needs min_lr or min_lr_rate in lr_scheduler_kwargs, there too")
+        if rate is None:
+            rate = number(lowest) / number(argument(facts, "learning_rate"))
+        return many({f"{ours}.schedule": "cosine", f"{ours}.min_lr_ratio": float(f"{number(rate):.10g}")})
+    if value is None:
+        return skip("not set")
+    if value not in _SCHEDULES:
+        return refuse("strop does not have it; use constant, linear, cosine or wsd")
+    return many({f"{ours}.schedule": _SCHEDULES[value]})
+
+
+def schedule_numbers(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """The numbers of a schedule."""
+    if not value:
+        return skip("not set")
+    if argument(facts, "lr_scheduler_type") in _LOWEST and set(value) <= {"min_lr", "min_lr_rate"}:
+        return many({}, "with lr_scheduler_type")
+    return refuse(f"the schedule's numbers are under {ours}")
+
+
 def save_steps(key: str, value: Any, facts: Facts) -> Outcome:
     """Steps between checkpoints."""
     if argument(facts, "save_strategy") not in (None, "steps"):

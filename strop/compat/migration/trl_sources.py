@@ -154,6 +154,21 @@ def _loaded(key: str, value: Mapping[str, Any], ours: str) -> Outcome:
     return refuse(f"{place}: write it to a file (.parquet) and set {ours}{'; ' + done if done else ''}")
 
 
+_OF_LOADING = (
+    *("device_map", "use_cache", "low_cpu_mem_usage", "cache_dir", "token", "use_auth_token", "max_memory"),
+    *(
+        "load_in_4bit",
+        "load_in_8bit",
+        "quantization_config",
+        "use_safetensors",
+        "max_seq_length",
+        "fast_inference",
+    ),
+    *("max_lora_rank", "gpu_memory_utilization", "full_finetuning"),
+)
+"""How weights get onto a device, which is the engine's business here; the last ones are Unsloth's."""
+
+
 def model_arguments(key: str, value: Any, facts: Facts) -> Outcome:
     """What is passed on to from_pretrained."""
     if value is not None and not isinstance(value, Mapping):
@@ -174,7 +189,9 @@ def model_arguments(key: str, value: Any, facts: Facts) -> Outcome:
             ours["model.dtype"] = given
         elif name in ("trust_remote_code", "revision", "local_files_only"):
             ours[f"model.{name}"] = given
-        elif name not in ("device_map", "use_cache"):
+        elif name in ("load_in_4bit", "load_in_8bit", "quantization_config") and given not in (None, False):
+            return refuse("weights are not quantized in training: leave it out")
+        elif name not in _OF_LOADING:
             left.append(name)
     if left:
         return refuse(

@@ -6,7 +6,17 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from strop.compat.migration import verl_agent, verl_algorithm, verl_async, verl_batches, verl_prime
+from strop.compat.migration import (
+    engines,
+    variables,
+    verl_agent,
+    verl_algorithm,
+    verl_async,
+    verl_batches,
+    verl_correction,
+    verl_early,
+    verl_prime,
+)
 from strop.compat.migration.found import GIVEN, Found
 from strop.compat.migration.outcomes import (
     Facts,
@@ -30,8 +40,15 @@ from strop.compat.migration.verl_batches import is_dynamic, longest
 from strop.engines.config import EngineConfig
 
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
-_PARTS = (verl_agent, verl_algorithm, verl_async, verl_batches, verl_prime)
+_PARTS = (
+    *(engines, verl_agent, verl_algorithm, verl_async, verl_batches),
+    *(variables, verl_correction, verl_early, verl_prime),
+)
 
+_KNOWN_CONFIGS = (
+    *("ppo_trainer", "sft_trainer", "sft_trainer_engine", "dapo_trainer"),
+    *("fully_async_ppo_trainer", "one_step_off_ppo_trainer"),
+)
 _MANAGERS = ("naive", "batch", "prime", "dapo", "rate_limited", "function", "loop", "episode")
 _SCORERS = ("custom_reward_function.path", "reward.custom_reward_function.path")
 
@@ -48,12 +65,22 @@ def verl_sft_table(name: str = "sft_trainer") -> Table:
     return read_table("verl_sft", functions_of(globals(), *map(vars, _PARTS)), kind=name)
 
 
-def migrate_verl(found: Sequence[Found]) -> Migration:
-    """What becomes of every setting of a verl script or YAML."""
-    table = verl_table()
+def migrate_verl(found: Sequence[Found], *, engine: Any = None) -> Migration:
+    """What becomes of every setting of a verl script or YAML.
+
+    Args:
+        found: the settings.
+        engine: rollout.engine, where it is given beside them.
+    """
+    table, found = verl_table(), verl_correction.in_its_section(found)
     given = {one.key: one.value for one in found if one.kind == "set" and not one.unresolved}
     facts = Facts(given, table.defaults)
     defaults, written = dict(table.defaults), list(table.written_out)
+    defaults[engines.ENGINE] = engines.engine_of(given.get(f"{R}.name"), engine)
+    if verl_early.is_early(facts):
+        early = verl_early.defaults_of_early(facts)
+        defaults |= early
+        written += [key for key in early if key not in written]
     if verl_prime.is_prime(facts):
         defaults |= verl_prime.DEFAULTS
         written += verl_prime.WRITTEN
@@ -213,6 +240,15 @@ def saved(key: str, value: Any, facts: Facts) -> Outcome:
     return skip("a checkpoint always holds all that a resume needs")
 
 
+def copied(key: str, value: Any, facts: Facts) -> Outcome:
+    """A folder elsewhere that gets the checkpoints."""
+    text = str(value)
+    if "://" not in text and not text.startswith("/"):
+        return refuse("say where it is, by a URL or an absolute path: run.copy_to")
+    note = "each checkpoint is copied there while training goes on, into a folder that is named like the run"
+    return many({"run.copy_to": text if "://" in text else f"file://{text}"}, note)
+
+
 def value_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
     """How the value loss is aggregated."""
     if value is None or value == facts.get(key.replace("critic.", f"{A}.")):
@@ -236,12 +272,15 @@ def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
 
 def config_name(key: str, value: Any, facts: Facts) -> Outcome:
     """A configuration file that a script names."""
-    name = str(value)
-    known = ("ppo_trainer", "sft_trainer", "sft_trainer_engine")
-    if name.removesuffix(".yaml") in known or (name == "prime_trainer" and verl_prime.is_prime(facts)):
-        return skip("its defaults are known here")
-    if name.endswith(GIVEN):
+    if str(value).endswith(GIVEN):
         return skip("read with the other files")
+    name = str(value).removesuffix(".yaml")
+    if name in _KNOWN_CONFIGS or (name == "prime_trainer" and verl_prime.is_prime(facts)):
+        return skip("its defaults are known here")
+    if "megatron" in name:
+        return refuse(
+            "strop trains with FSDP2, and not with Megatron; what both have in common is known here"
+        )
     raise UnreadableError(f"what {name} sets is not in this file: strop migrate verl {name}.yaml SCRIPT")
 
 

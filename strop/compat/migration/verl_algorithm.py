@@ -1,4 +1,4 @@
-"""verl's algorithm, policy loss, rollout correction and distillation: what follows from several keys."""
+"""verl's algorithm, policy loss and distillation: what follows from several keys."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from strop.algorithms.declarations import ADV_DECLARATIONS
 from strop.compat.migration import verl_agent
-from strop.compat.migration.outcomes import Facts, Outcome, UnreadableError, many, refuse, skip
+from strop.compat.migration.outcomes import Facts, Outcome, many, refuse, skip
 from strop.compat.migration.verl_prime import is_prime
 
 _A = "actor_rollout_ref.actor"
@@ -17,8 +17,6 @@ _SAME_ESTIMATORS = (
     *("gae", "grpo", "grpo_passk", "gdpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
     *("remax", "opo", "gpg", "optimal_token_baseline", "tir_optimal_token_baseline"),
 )
-_CORRECTION, _OURS = "algorithm.rollout_correction", "algorithm.correction"
-_REJECTIONS_OF_2025 = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
 _DIVERGENCES = {
     "k1": "k1+",
     "kl": "k1+",
@@ -109,84 +107,6 @@ def resampling(key: str, value: Any, facts: Facts) -> Outcome:
     if method not in ("pow", "max_min", "max_random"):
         return refuse("strop does not have it; use pow, max_min or max_random")
     return many({"algorithm.resampling": method})
-
-
-# Rollout correction: the section of today, its names of 2025, and the single number of mid-2025.
-
-
-def correction_weights(value: Any, facts: Facts) -> Any:
-    """Importance weights of tokens or samples."""
-    if value not in ("token", "sequence", "geometric"):
-        return refuse("strop's weights are token, sequence and geometric")
-    if (
-        facts.get(f"{_CORRECTION}.bypass_mode") is True
-        and facts.get(f"{_CORRECTION}.loss_type") != "reinforce"
-    ):
-        return skip("with bypass_mode and ppo_clip, the ratio of the loss holds the weights already")
-    return value
-
-
-def correction_threshold(key: str, value: Any, facts: Facts) -> Outcome:
-    """The bound of the weights: one number truncates, a range masks."""
-    if facts.get(f"{_CORRECTION}.rollout_is") is None:
-        return skip("read with rollout_is alone")
-    lower, upper = _read_range(value)
-    if lower is None:
-        return many({f"{_OURS}.upper": upper})
-    return many({f"{_OURS}.mode": "mask", f"{_OURS}.lower": lower, f"{_OURS}.upper": upper}, "a range masks")
-
-
-def correction_reject(key: str, value: Any, facts: Facts) -> Outcome:
-    """The statistics that reject, each with its bounds."""
-    if value is None or value == "":
-        return skip("not set")
-    options = [_REJECTIONS_OF_2025.get(name.strip(), name.strip()) for name in str(value).split(",")]
-    bounds: dict[str, Any] = {}
-    turned = []
-    for option, text in zip(options, _rejection_texts(len(options), facts), strict=True):
-        lower, upper = _read_range(text)
-        lower = facts.get(f"{_CORRECTION}.rollout_rs_threshold_lower") if lower is None else lower
-        if not option.endswith("_k1"):
-            bounds[option] = upper
-            continue
-        bounds[option] = upper if lower is None else [lower, upper]
-        if lower is not None and abs(lower * upper - 1) > 0.02:
-            turned.append(f"{option} [{1 / upper:.6g}, {1 / lower:.6g}]")
-    note = f"verl's bounds act on the inverse ratio; to reject what it did: {', '.join(turned)}"
-    return many({f"{_OURS}.reject": bounds}, note if turned else "")
-
-
-def _rejection_texts(count: int, facts: Facts) -> list[Any]:
-    """The threshold of each of `count` statistics."""
-    given = facts.get(f"{_CORRECTION}.rollout_rs_threshold")
-    if given is None:
-        raise UnreadableError(f"{_CORRECTION}.rollout_rs_threshold is not set, and verl refuses that too")
-    texts = given if isinstance(given, list) else given.split(",") if isinstance(given, str) else [given]
-    if len(texts) not in (1, count):
-        raise UnreadableError(f"{count} statistics and {len(texts)} thresholds: give one, or as many")
-    return list(texts) if len(texts) == count else list(texts) * count
-
-
-def old_cap(key: str, value: Any, facts: Facts) -> Outcome:
-    """The cap of mid-2025: truncated weights of tokens."""
-    if not isinstance(value, int | float) or value <= 0:
-        return skip("off there too")
-    return many({f"{_OURS}.weights": "token", f"{_OURS}.upper": value})
-
-
-def _read_range(value: Any) -> tuple[float | None, float]:
-    """(lower, upper) of a threshold: a number, its text, or `lower_upper`.
-
-    Raises:
-        UnreadableError: it is none of these.
-    """
-    try:
-        if isinstance(value, bool) or value is None:
-            raise ValueError
-        lower, _, upper = str(value).strip().rpartition("_")
-        return (float(lower) if lower else None), float(upper)
-    except ValueError as error:
-        raise UnreadableError(f"{value!r} would have to be a number, or two with _ between them") from error
 
 
 # Learning from a teacher.

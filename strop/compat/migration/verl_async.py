@@ -23,6 +23,11 @@ def is_fully_async(facts: Facts) -> bool:
     return any(facts.is_given(f"{_ASYNC}.{name}") for name in _DEFAULTS)
 
 
+def validates_by_steps(facts: Facts) -> bool:
+    """No other key says how often there is a validation."""
+    return not facts.is_given("rollout.test_freq")
+
+
 def window(facts: Facts) -> int:
     """Prompts between two updates of the engine's weights."""
     prompts = (
@@ -75,6 +80,75 @@ def rollout_ranks(key: str, value: Any, facts: Facts) -> Outcome:
     if is_fully_async(facts):
         return many(ours)
     return many({**ours, "rollout.max_staleness": 1.0, **_corrected(facts)}, "one step off")
+
+
+_V1 = "trainer.v1"
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def is_ahead(facts: Facts) -> bool:
+    """Generation is ahead of training, by the trainer of 2026."""
+    return facts.get(f"{_V1}.trainer_mode") in ("colocate_async", "separate_async")
+
+
+def is_apart(facts: Facts) -> bool:
+    """Generation has devices of its own, by the trainer of 2026."""
+    return bool(facts.get(f"{_V1}.trainer_mode") == "separate_async")
+
+
+def trainer_mode(key: str, value: Any, facts: Facts) -> Outcome:
+    """Whether generation is ahead of training, and how far."""
+    if value in (None, "sync"):
+        return skip("as here")
+    if not is_ahead(facts):
+        return refuse(
+            "how far generation may be ahead is rollout.max_staleness: use sync, colocate_async or separate_async"
+        )
+    bound = facts.get(f"{_V1}.sampler.max_off_policy_threshold")
+    versions = 1.0 if bound is None else float(number(bound))
+    if versions <= 0:
+        return skip("nothing is ahead with trainer.v1.sampler.max_off_policy_threshold=0")
+    note = (
+        "versions of the policy that a sample may be behind; what is on its way goes on with the new weights"
+    )
+    ours: dict[str, Any] = {"rollout.max_staleness": versions, **_corrected(facts)}
+    if is_apart(facts) and _count_of_rollout(facts) is None:
+        note += "; generation apart: set resources.apart={rollout: N}"
+    return many(ours, note)
+
+
+def _count_of_rollout(facts: Facts) -> int | None:
+    """Devices of generation alone; None where nothing says how many."""
+    per_node = facts.get(f"{_ROLLOUT}.n_gpus_per_node")
+    if not per_node:
+        return None
+    return integer(per_node) * integer(facts.get(f"{_ROLLOUT}.nnodes") or 1)
+
+
+def places_of_rollout(key: str, value: Any, facts: Facts) -> Outcome:
+    """Devices of generation alone."""
+    if not is_apart(facts):
+        return skip("generation and training share their devices")
+    count = _count_of_rollout(facts)
+    if count is None:
+        return skip("not set")
+    if key.endswith(".nnodes"):
+        return many({}, "with actor_rollout_ref.rollout.n_gpus_per_node")
+    return many({"resources.apart": {"rollout": count}, "resources.runtime": "ray"}, "of generation alone")
+
+
+def over_sampled(key: str, value: Any, facts: Facts) -> Outcome:
+    """The share of a batch's requests that verl's SGLang rollout of 2025 does not wait for."""
+    if not value:
+        return skip("off there too")
+    share = number(value)
+    if not 0 < share < 1:
+        return refuse("it is a share between 0 and 1: rollout.over_issue")
+    note = (
+        "a step begins so many more prompts, and does not wait for the slowest; verl's SGLang rollout of 2025 gives up "
+        "the slowest requests of a step, and its versions of 2026 do not read it"
+    )
+    return many({"rollout.over_issue": round(share / (1 - share), 4), "rollout.slowest": "drop"}, note)
 
 
 def hybrid(key: str, value: Any, facts: Facts) -> Outcome:

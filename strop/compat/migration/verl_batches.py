@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from strop.compat.migration import verl_agent
-from strop.compat.migration.outcomes import Facts, Outcome, integer, many, number, skip
+from strop.compat.migration.outcomes import Facts, Outcome, integer, many, number, refuse, skip
 
 _A, _R, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
 
@@ -93,6 +93,22 @@ def ranks(key: str, value: Any, facts: Facts) -> Outcome:
         return many({"resources.ranks": 1})
     note = f"{facts.get('trainer.nnodes')} nodes x {facts.get('trainer.n_gpus_per_node')} devices"
     return many({"resources.ranks": count, "resources.runtime": "ray"}, note)
+
+
+def started(key: str, value: Any, facts: Facts) -> Outcome:
+    """Processes of a fine-tuning, which torchrun counts by machine."""
+    nodes = 1 if key.endswith("num_processes") else facts.get("torchrun.nnodes") or 1
+    count = integer(value) * integer(nodes)
+    if count == 1:
+        return skip("one process")
+    return many({"resources.ranks": count, "resources.runtime": "ray"}, "processes")
+
+
+def every(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
+    """Steps between two of something."""
+    if value == "after_each_epoch":
+        return refuse(f"say it in steps: {ours}")
+    return many({ours: max(0, integer(value))})
 
 
 def sft_column(key: str, value: Any, facts: Facts, *, ours: str, inside: str) -> Outcome:

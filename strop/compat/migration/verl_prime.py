@@ -63,11 +63,6 @@ def is_prime(facts: Facts) -> bool:
     return named and facts.get("reward_model.enable") is not False
 
 
-def kl_in_reward(value: Any, facts: Facts) -> Any:
-    """Whether a KL term is taken off the rewards."""
-    return skip("the recipe of PRIME takes none off its rewards") if is_prime(facts) else value
-
-
 def scoring_model(key: str, value: Any, facts: Facts) -> Outcome:
     """The model that the process reward model begins as, or one that scores."""
     return many({"prm.path" if is_prime(facts) else "reward_model.path": value})

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from strop.base.device import device_name
 from strop.controller.ray.runtime import RayRuntime
+from strop.trainer.environment import variables_of
 from strop.trainer.sections import ResourcesConfig
 
 
@@ -30,5 +31,5 @@ def make_runtime(resources: ResourcesConfig, *, log_dir: Path | None) -> RayRunt
         call_timeout_s=resources.call_timeout_s,
         start_timeout_s=resources.start_timeout_s,
         log_dir=log_dir,
-        env=threads,
+        env={**threads, **variables_of(resources)},
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +104,7 @@ class Settings:
             "HF_HUB_OFFLINE": "1",
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_USE_V2_MODEL_RUNNER": "0",  # its sampler has another place for log-probs (inside/strop_worker.py)
-            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         }
         if self.reader is not None:
             sizes = {kind: self.reader.most_tokens(kind) for kind in self.reader.token_ids}

@@ -24,7 +24,7 @@ from strop.config.yaml_text import dump
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation
-from strop.trainer.launch import CONFIG_FILE
+from strop.trainer.launch import CONFIG_FILE, refuse_secrets
 from strop.trainer.loading import load
 
 _ENGINES = "actor reference teacher critic prm reward_model"
@@ -142,7 +142,12 @@ class Steered(Continuation):
             yield f"{key}={json.dumps(value)} {held}; it was {json.dumps(self.before[key])}"
 
     def keep(self, run: RunFolder) -> None:
-        """Write the settings that hold from here on; they are the user's own where those before were."""
+        """Write the settings that hold from here on; they are the user's own where those before were.
+
+        Raises:
+            ConfigError: one of them is a secret.
+        """
+        refuse_secrets(self.after)
         text = dump(to_dict(self.own))
         if not self.after or text == self.text:
             return
