@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     import torch
 
 
+OF_EACH_PROCESS = (
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WG_PREFIX", "WG_BACKEND",
+)  # fmt: skip
+"""Variables of the environment that tell a worker process its place among the others; its group sets them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
     """What a kind of device is called by torch, by its collectives and by its driver."""

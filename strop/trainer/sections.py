@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
+from strop.base.device import OF_EACH_PROCESS
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
 from strop.base.guests import targets
 from strop.base.sections import section
@@ -77,11 +78,7 @@ MAX_THREADS = 4096
 
 
 _SET_BY_STROP = {
-    **dict.fromkeys(
-        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WG_PREFIX",
-         "WG_BACKEND"),
-        "it is another one in each process, and strop sets it",
-    ),
+    **dict.fromkeys(OF_EACH_PROCESS, "it is another one in each process, and strop sets it"),
     **dict.fromkeys(
         ("CUDA_VISIBLE_DEVICES", "ASCEND_RT_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
         "each process gets a device of its own; to use some devices alone, export it before the command",

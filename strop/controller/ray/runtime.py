@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
+from strop.base.device import OF_EACH_PROCESS
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
 from strop.controller.ray.cluster import Cluster
@@ -72,11 +73,17 @@ class PoolsRuntime(Runtime):
 
         Raises:
             NotEnoughDevices: the cluster does not have so many nodes, cores or devices.
+            ValueError: `env` names what is set in each process.
         """
         self.traffic = Traffic()
         """What went through the controller for all groups of this runtime."""
         self._log_dir = log_dir
         self._temporary = log_dir is None
+        if taken := sorted({*(env or {})} & {*OF_EACH_PROCESS}):
+            raise ValueError(
+                f"env names {', '.join(taken)}, which the group sets in each of its processes, to another value in "
+                f"each: leave it out"
+            )
         self._env = dict(env or {})
         self._detached = detached
         self.call_timeout_s = call_timeout_s
