@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,7 @@ from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_tokenizer
-from strop.environments import EnvironmentFailed, choose_environment, episode_seed
+from strop.environments import EnvironmentFailed, choose_environment, episode_seed, find_environment
 from strop.environments.config import EnvironmentConfig
 from strop.environments.credit import with_turn_rewards
 from strop.environments.playing import PlayedEnvironment
@@ -586,3 +587,13 @@ def test_an_argument_of_a_row_names_no_code(name: str, kwargs: dict[str, str]) -
     row["extra_info"]["env_name"] = name  # type: ignore[assignment]
     with pytest.raises(ValueError, match="which names code, and rows are data"):
         choose_environment(row, name="mine", kwargs={})
+
+
+def test_a_dotted_path_may_name_a_module_of_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_worlds.py").write_text("class World:\n    pass\n")
+    assert find_environment("own_worlds.World").__name__ == "World"
+    del sys.modules["own_worlds"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -327,6 +329,80 @@ def test_wrong_tool_files_are_named(tmp_path: Path, text: str, match: str) -> No
     file.write_text(text)
     with pytest.raises(ValueError, match=match):
         load_all_tools(str(file))
+
+
+SHOP = """
+from strop.agents import BaseTool
+
+class {name}(BaseTool):
+    pass
+"""
+
+
+def shop_of(folder: Path, class_name: str) -> BaseTool:
+    """The tool of a YAML file in a folder."""
+    schema = {"type": "function", "function": {"name": "buy", "description": "Buy."}}
+    entry = {"class_name": class_name, "tool_schema": schema}
+    folder.mkdir(exist_ok=True)
+    (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [entry]}))
+    return load_all_tools(str(folder / "tools.yaml"))["buy"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory, which is not that of the YAML file; modules and paths are as before at the end."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    yield folder
+    for name in set(sys.modules) - before:
+        if name.startswith("shop"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    "class_name", ["./shop_a.py:Shop", "shop_a.py:Shop", "shop_a.Shop", "{}/shop_a.py:Shop"]
+)
+def test_classes_are_found_beside_the_yaml_file(tmp_path: Path, elsewhere: Path, class_name: str) -> None:
+    (tmp_path / "shop_a.py").write_text(SHOP.format(name="Shop"))
+    assert type(shop_of(tmp_path, class_name.format(tmp_path))).__name__ == "Shop"
+
+
+def test_classes_are_found_in_packages_and_in_the_current_directory(tmp_path: Path, elsewhere: Path) -> None:
+    package = tmp_path / "conf" / "shops_b" / "town"
+    package.mkdir(parents=True)
+    (package / "base.py").write_text(SHOP.format(name="Shop"))
+    (package / "corner.py").write_text("from .base import Shop\nfrom shops_b.town import base\n")
+    (elsewhere / "shop_c.py").write_text(SHOP.format(name="Here"))
+    for class_name, expected in (
+        ("shops_b.town.corner.Shop", "Shop"), ("shop_c.Here", "Here"), ("./shop_c.py:Here", "Here"),
+    ):  # fmt: skip
+        assert type(shop_of(tmp_path / "conf", class_name)).__name__ == expected
+
+
+def test_a_class_that_cannot_be_had_is_told_with_what_there_is(tmp_path: Path, elsewhere: Path) -> None:
+    (tmp_path / "shop_d.py").write_text(SHOP.format(name="Shop"))
+    (tmp_path / "bad_d.py").write_text("x = (")
+    (tmp_path / "shop_d").mkdir()
+    for class_name, match in (
+        ("./shop_d.py:Shob", r"shop_d.py has no class 'Shob'; it has Shop$"),
+        ("shop_d.py", r"names the file 'shop_d.py'; name the class too: shop_d.py:ClassName"),
+        ("./shop_e.py:Shop", rf"there is no such file; looked in {tmp_path} and {elsewhere}"),
+        ("bad_d.Shop", "cannot be imported: SyntaxError: .*named by its path, FILE.py:Shop"),
+        ("no_such_module.Shop", "cannot be imported: ModuleNotFoundError"),
+    ):
+        with pytest.raises(ValueError, match=f"agent.tools: entry 1 of .*{match}"):
+            shop_of(tmp_path, class_name)
+    other = tmp_path / "other"
+    other.mkdir()
+    for folder in (tmp_path / "one", other):
+        folder.mkdir(exist_ok=True)
+        (folder / "shop_f.py").write_text(SHOP.format(name="Shop"))
+    assert type(shop_of(tmp_path / "one", "shop_f.Shop")).__name__ == "Shop"
+    with pytest.raises(ValueError, match="another module shop_f was imported from .*one before"):
+        shop_of(other, "shop_f.Shop")
 
 
 # ---------------------------------------------------------------------- the calculator
