@@ -275,7 +275,13 @@ class Session:
                 place, length = number, len(ids)
         if place is None:
             place = len(self._sequences)
-            empty = Trajectory(uid=self._uid, sample_index=self._sample_index, prompt_ids=prompt, media=media)
+            empty = Trajectory(
+                uid=self._uid,
+                sample_index=self._sample_index,
+                prompt_ids=prompt,
+                media=media,
+                prompt_messages=tuple({"role": one.role, "content": one.content} for one in asked),
+            )
             self._sequences.append(empty)
             self._logs.append([])
             self._texts.append("")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from agent_cases import ScriptedModel, sampling_of
 
@@ -25,11 +26,14 @@ from strop.environments.base import read_observation, read_step
 from strop.environments.config import EnvironmentConfig
 from strop.environments.credit import with_turn_rewards
 from strop.environments.playing import PlayedEnvironment
-from strop.protocol import columns
+from strop.evaluation.evaluate import _answer
+from strop.protocol import DataProto, columns
+from strop.run.samples.rows import saved_rows
 from strop.tools import threads, turns
 from strop.tools.templates import ChatTemplate
 from strop.trajectory import NOT_SAMPLED, Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows, token_scores
+from strop.workers.reports import Decided, report_of
 
 TOKENIZER = make_tiny_tokenizer()
 ENVIRONMENT = '''
@@ -298,6 +302,26 @@ def test_with_credit_per_turn_every_answer_is_a_sample_with_the_rewards_from_it_
     where = [(m["role"], m["sequence"], m["tokens"]) for m in turns[-1].messages]
     assert where == [("assistant", 0, [0, 2]), ("user", 0, [2, 2]), ("assistant", 1, [0, 2]), ("user", 1, [2, 2]),
                      ("assistant", 2, [0, 2])]  # fmt: skip
+
+
+@pytest.mark.parametrize("credit", ["trajectory", "turn"])
+def test_what_the_environment_showed_first_is_in_the_recorded_prompt(file: str, credit: str) -> None:
+    turns = play(
+        asked(), ScriptedModel([answer("3"), answer("9")]), environment=world(file), credit=credit,
+        max_assistant_turns=2,
+    )  # fmt: skip
+    episode = Episode(prompt=asked(), sample_index=0, trajectory=turns[-1], earlier=turns[:-1])
+    assert episode.prompt_messages == ({"role": "user", "content": "guess\n\nfrom 1 to 9"},)
+    assert _answer(episode, report_of(episode))["prompt"] == list(episode.prompt_messages)
+    unplayed = Episode(prompt=asked(), sample_index=1, trajectory=None)
+    assert unplayed.prompt_messages == asked().messages
+    decided = Decided(fate="trained", reason="", advantage=None)
+    told = {"episode": [episode, unplayed], "decided": [decided, decided], "has_numbers": [False, False]}
+    told = {name: np.array([*values, None], dtype=object)[:2] for name, values in told.items()}
+    saved = DataProto.from_dict({}, non_tensors=told)
+    row, unplayed_row = saved_rows(saved, TOKENIZER, keeps_row=False)
+    assert row["prompt"] == "<|user|>guess\n\nfrom 1 to 9<|im_end|><|assistant|>"
+    assert unplayed_row["prompt"] == "<|user|>guess<|im_end|><|assistant|>"
 
 
 def test_every_answer_is_kept_with_the_state_in_which_it_was_given(file: str) -> None:

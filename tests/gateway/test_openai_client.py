@@ -59,6 +59,7 @@ def test_a_chat_of_two_turns_is_one_sequence_of_the_very_tokens() -> None:
     answers, sessions = served(engine, work)
     assert answers == ["3", "Still 3"]
     (trajectory,) = sessions["one"].sequences()
+    assert trajectory.prompt_messages == ({"role": "user", "content": "How much is 1 + 2?"},)
     assert columns(trajectory) == said(engine)
     text = TOKENIZER.decode(trajectory.token_ids)
     assert text == (
