@@ -105,8 +105,8 @@ class ToolKit(Kit):
 
     def _check_format(self, agents: Collection[str], split: str) -> None:
         tool_format, config = self._settings.tool_format, self._setup.config
-        has_use = self.tools or config.files or getattr(config, "loops", "") or _BEHIND_THE_GATEWAY in agents
-        if split == "train" and tool_format != "auto" and not has_use:
+        named = bool(self.tools) or bool(config.files) or bool(getattr(config, "loops", ""))
+        if split == "train" and tool_format != "auto" and not named and _BEHIND_THE_GATEWAY not in agents:
             raise ValueError(
                 f"agent.tool_format is {tool_format}, but the run has no tools, so nothing has a use for it: name some "
                 f"(agent.tools, agent.function_tools, agent.files), or remove it"
