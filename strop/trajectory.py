@@ -158,6 +158,9 @@ class Trajectory:
     messages: tuple[Mapping[str, Any], ...] = ()
     """The conversation after the prompt as the agent understood it, for people: role, content, tool calls, and
     which response tokens of which sequence each message is. Empty for a single answer."""
+    prompt_messages: tuple[Mapping[str, Any], ...] = ()
+    """The prompt in chat messages, where it is not the row's: with what an environment showed at its reset, or of an
+    agent of the user's. Of an episode's first sequence; empty: those of the row."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """What the agent counted; each becomes a metric of the step."""
     turn_rewards: tuple[tuple[int, float], ...] = ()

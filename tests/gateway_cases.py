@@ -110,15 +110,15 @@ class OpenSessions:
 
 @asynccontextmanager
 async def gateway(
-    engine: RolloutEngine | ScriptedEngine, tokenizer: Any, **options: Any
+    engine: RolloutEngine | ScriptedEngine, tokenizer: Any, *, tool_format: str = "auto", **options: Any
 ) -> AsyncIterator[Open]:
     limits = {"max_positions": 100_000, "timeout_s": 20.0} | options
     sampling = Sampling(key=0, max_tokens=200, stop_token_ids=(tokenizer.eos_token_id,))
     engine_: Any = engine
     sampler = EngineSampler(engine=engine_, sampling=sampling, **limits)
-    sessions = OpenSessions(
-        ChatModel("tiny", tokenizer, ChatTemplate(tokenizer), (tokenizer.eos_token_id,)), sampler
-    )
+    stops = (tokenizer.eos_token_id,)
+    model = ChatModel("tiny", tokenizer, ChatTemplate(tokenizer), stops, tool_format=tool_format)
+    sessions = OpenSessions(model, sampler)
     made = Gateway(sessions)
     async with made.serving() as address:
         yield Open(address, made.token, sessions.sessions)

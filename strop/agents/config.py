@@ -45,7 +45,7 @@ class AgentConfig:
             return
         keys = [f"agent.{one.name}" for one in dataclasses.fields(self) if _names_code(one)]
         for setting in given:
-            if setting.name != "timeout_s":
+            if setting.name not in ("timeout_s", "tool_format"):  # the latter is for `strop serve` too
                 raise ValueError(
                     f"agent.{setting.name} is {getattr(self, setting.name)}, but single_turn_agent, the only one of "
                     f"this run, has no use for it: name more for it to do ({', '.join(keys)}), or remove it"

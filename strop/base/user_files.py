@@ -46,6 +46,19 @@ def load_user_file(name: str, *, setting: str) -> Any:
     return module
 
 
+def divide_named_file(section: Any, *, default: str = "") -> None:
+    """Take a path FILE.py:NAME apart, in a section with path and name whose name is not given beside it.
+
+    Args:
+        section: a frozen dataclass, while it is made.
+        default: its name where none is given.
+    """
+    file, colon, name = section.path.rpartition(":")
+    if colon and file.endswith(".py") and name.isidentifier() and section.name in (default, name):
+        object.__setattr__(section, "path", file)
+        object.__setattr__(section, "name", name)
+
+
 def absolute_path(path: str) -> str:
     """The whole path of a file; empty for none."""
     return str(Path(path).expanduser().absolute()) if path else ""

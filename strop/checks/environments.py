@@ -223,7 +223,7 @@ class Inspection:
         notes = []
         if not has_gold:
             notes.append("the environment has no gold_action, so the reward of a good player is not known")
-        if not seeds_differ:
+        if self._played and not seeds_differ:
             notes.append("every seed gives the same episode; the rows of the data must make the difference")
         if not is_deterministic:
             notes.append(

@@ -104,6 +104,8 @@ async def openrlhf_agent(
             f"reset gave an observation of {len(prompt_ids)} tokens, but data.max_prompt_tokens is "
             f"{context.max_prompt_tokens}"
         )
+    if text != asked:
+        trajectory = replace(trajectory, prompt_messages=({"role": "user", "content": text},))
     played = _Played()
     params = SimpleNamespace(**server.params)
     reason = ""

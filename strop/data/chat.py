@@ -48,9 +48,9 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def to_messages(value: object, *, role: str, where: str, key: str) -> tuple[dict[str, Any], ...]:
     """Chat messages of a column: a list of messages as it is, a string as one message of `role`.
 
-    Keys whose value is None are dropped at every depth: parquet gives every message the keys of all. Arguments
-    of tool calls that are JSON text become the object that chat templates expect, and an assistant message
-    with tool calls alone gets an empty content.
+    Keys of messages, parts and calls whose value is None are dropped: libraries give every message the keys of all.
+    Arguments of tool calls stay as they are, or become the object that chat templates expect where they are JSON text;
+    an assistant message with tool calls alone gets an empty content.
     """
     value = encodable_value(value)
     if isinstance(value, str):
@@ -152,8 +152,7 @@ def to_chat(
                 f"{where}: column 'enable_thinking' holds {_shown(thinking)}; it must be true or false"
             )
         options = {**options, "enable_thinking": thinking}
-    tools = _without_none(tools) or None
-    return Chat(messages=messages, where=where, tools=tools, options=options, media=media)
+    return Chat(messages=messages, where=where, tools=tools or None, options=options, media=media)
 
 
 def render(
@@ -208,8 +207,13 @@ def control_token_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def _without_none(value: Any) -> Any:
+    """Without keys whose value is None at every depth, except in the arguments of calls."""
     if isinstance(value, Mapping):
-        return {key: _without_none(item) for key, item in value.items() if item is not None}
+        return {
+            key: item if key == "arguments" else _without_none(item)
+            for key, item in value.items()
+            if item is not None
+        }
     if isinstance(value, list | tuple):
         return [_without_none(item) for item in value]
     return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -46,20 +46,49 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
     for entry in map(str, files):
         found: list[dict[str, Any]] = []
         if is_hub(entry):
-            found = open_set(entry).to_list()
+            found = [without_filled_nulls(row) for row in open_set(entry).to_list()]
         else:
             for path in leaves(entry, cache_dir):
                 with fetched(entry, path):
                     if path.is_dir():
-                        found += folders(path).open_saved(path).to_list()
+                        found += map(without_filled_nulls, folders(path).open_saved(path).to_list())
                     elif path.suffix == ".parquet":
-                        found += _parquet(path).to_pylist()
+                        found += map(without_filled_nulls, _parquet(path).to_pylist())
                     else:
                         found += _read_json(path)
         if not found:
             raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
         rows.extend(found)
     return rows
+
+
+def without_filled_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of columns of one type, as of Arrow and parquet, without the nulls that they fill in: there every message,
+    arguments of calls and tool schemas included, has the keys of all.
+
+    Other columns stay as they are; so do texts, and rows of JSON lines, where a null was written.
+    """
+    return {
+        name: _without_nulls(value) if name == "tools" or _is_chat(value) else value
+        for name, value in row.items()
+    }
+
+
+def _is_chat(value: object) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and bool(value)
+        and isinstance(value[0], Mapping)
+        and "role" in value[0]
+    )
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_without_nulls(item) for item in value]
+    return value
 
 
 def load_rows(

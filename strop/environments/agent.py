@@ -138,7 +138,7 @@ def begin(
         )
     return (
         replace(prompt, token_ids=token_ids, messages=tuple(messages)),
-        replace(trajectory, prompt_ids=token_ids),
+        replace(trajectory, prompt_ids=token_ids, prompt_messages=tuple(messages)),
         replace(context, sampling=replace(context.sampling, max_tokens=room)),
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 from strop.border import encodable, encodable_value, real, usable
 from strop.border.text import describe_object
 from strop.border.values import MAX_NUMBER
+from strop.environments.gymnasium_env import shown
 
 
 class EnvironmentFailed(RuntimeError):
@@ -44,6 +45,11 @@ class Step:
 
 class Environment:
     """The form of an environment; a class need not inherit from it to be one.
+
+    A class in the form of Gymnasium is one too: `reset(*, seed, options)` gets the row as its options and returns
+    (observation, info), `step` returns (observation, reward, terminated, truncated, info). With an `action_space` it
+    gets actions of it, read as the environment `gymnasium` reads them, and without one the answer. Observations that
+    are no text are shown as JSON.
 
     There is one object per episode. Methods may be async; others run in a thread. Each call has the deadline
     agent.tool_timeout_s. Everything random must come from the seed. The text of a model may be anything: an answer
@@ -81,6 +87,8 @@ def read_observation(returned: object, name: str) -> Observation:
     Raises:
         EnvironmentFailed: it is nothing that an environment may return.
     """
+    if _has_info(returned):
+        returned = _as_shown(returned[0])  # type: ignore[index]
     if isinstance(returned, str):
         return Observation(text=encodable(returned))
     if isinstance(returned, Observation):
@@ -93,8 +101,26 @@ def read_observation(returned: object, name: str) -> Observation:
     ):
         return Observation(messages=tuple(encodable_value([dict(one) for one in returned])))
     raise EnvironmentFailed(
-        f"environment {name}: reset returned {returned!r:.80}; return text, an Observation, or chat messages"
+        f"environment {name}: reset returned {returned!r:.80}; return text, an Observation, chat messages, or "
+        f"(observation, info)"
     )
+
+
+def _has_info(returned: object) -> bool:
+    """It is (observation, info), and no two messages."""
+    if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+        return False
+    return not (isinstance(returned[0], Mapping) and "role" in returned[0])
+
+
+def _as_shown(observation: object) -> object:
+    """An observation of Gymnasium: text, messages and Observation as they are, any other value as JSON."""
+    is_messages = isinstance(observation, list | tuple) and all(
+        isinstance(one, Mapping) and "role" in one for one in observation
+    )
+    if observation is None or isinstance(observation, Observation) or (is_messages and observation):
+        return observation
+    return shown(observation)
 
 
 def read_step(returned: object, name: str) -> Step:
@@ -103,6 +129,11 @@ def read_step(returned: object, name: str) -> Step:
     Raises:
         EnvironmentFailed: it is nothing that an environment may return.
     """
+    if isinstance(returned, tuple) and len(returned) == 5:
+        observation, reward, terminated, truncated, info = returned
+        if isinstance(info, Mapping):  # numbers and booleans of numpy are facts too
+            info = {key: one.item() if getattr(one, "ndim", None) == 0 else one for key, one in info.items()}
+        returned = (_as_shown(observation), reward, bool(terminated) or bool(truncated), info)
     if isinstance(returned, tuple) and len(returned) == 4:
         shown, reward, is_done, info = returned
         if isinstance(shown, Observation):
@@ -119,7 +150,8 @@ def read_step(returned: object, name: str) -> Step:
         )
     if not isinstance(returned, Step):
         raise EnvironmentFailed(
-            f"environment {name}: step returned {returned!r:.80}; return (observation, reward, done, info)"
+            f"environment {name}: step returned {returned!r:.80}; return (observation, reward, done, info) or "
+            f"(observation, reward, terminated, truncated, info)"
         )
     return replace(
         returned, observation=encodable(returned.observation or ""), reward=_number(returned.reward, name)

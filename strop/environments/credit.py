@@ -78,6 +78,7 @@ def _each_alone(
                 turn_rewards=((stop - start - 1, reward),),
                 stands_alone=True,
                 anchor=anchors[number] if number < len(anchors) else "",
+                prompt_messages=() if made else sequences[0].prompt_messages,
                 media=tuple(one for one in whole.media if one.start < len(whole.prompt_ids) + start),
             )
         )

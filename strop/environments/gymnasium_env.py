@@ -11,6 +11,8 @@ from typing import Any
 _NUMBER = re.compile(r"-?\d+")
 _MAX_DIGITS = 18
 """Of a number that may be an action."""
+MAX_INVALID = 8
+"""Answers in a row that are no action, after which an episode ends."""
 
 
 class GymnasiumEnvironment:
@@ -29,7 +31,7 @@ class GymnasiumEnvironment:
         imports: str = "",
         instructions: str = "",
         invalid_reward: float = 0.0,
-        max_invalid: int = 8,
+        max_invalid: int = MAX_INVALID,
         **kwargs: Any,
     ) -> None:
         """Args:
@@ -56,7 +58,7 @@ class GymnasiumEnvironment:
             self._env = gymnasium.make(id, **kwargs)
         except gymnasium.error.Error as error:
             raise ValueError(f"gymnasium.make({id!r}) failed: {error}") from error
-        self._read = _reader(self._env.action_space, dict(actions or {}))
+        self._read = action_reader(self._env.action_space, dict(actions or {}))
         self._instructions = instructions
         self._invalid_reward, self._max_invalid = invalid_reward, max_invalid
         self._num_invalid = 0
@@ -108,7 +110,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _reader(space: Any, actions: Mapping[str, int]) -> Callable[[str], Any]:
+def action_reader(space: Any, actions: Mapping[str, int]) -> Callable[[str], Any]:
     """What turns an answer into an action of the space, or raises ValueError with a sentence for the model."""
     kind = type(space).__name__
     if kind == "Text":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import inspect
 import logging
@@ -21,6 +22,7 @@ from strop.environments.base import (
     read_observation,
     read_step,
 )
+from strop.environments.gymnasium_env import MAX_INVALID, action_reader
 from strop.environments.loading import EnvironmentChoice
 from strop.tools.threads import answer_in_thread, call_in_thread
 
@@ -45,6 +47,31 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()
 
 
+def reset_call(reset: Callable[..., Any], seed: int, row: Mapping[str, Any]) -> Callable[[], Any]:
+    """The call of an environment's `reset`: (seed, row), or in the form of Gymnasium with what it takes of seed and
+    options."""
+    signature = inspect.signature(reset)
+    parameters = signature.parameters
+    try:
+        takes_row = "options" not in signature.bind(seed, row).arguments
+    except TypeError:
+        takes_row = False
+    if takes_row:
+        return functools.partial(reset, seed, row)
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+    given = {"seed": seed, "options": dict(row)}
+    return functools.partial(
+        reset, **{key: one for key, one in given.items() if takes_any or key in parameters}
+    )
+
+
+def _space_of(environment: Any) -> Any:
+    """The action space of an environment in the form of Gymnasium; None where it has none."""
+    space = getattr(environment, "action_space", None)
+    is_space = callable(getattr(space, "sample", None)) and callable(getattr(space, "contains", None))
+    return space if is_space else None
+
+
 class PlayedEnvironment:
     """One environment for one episode; use as `async with`, so that it is closed whatever happens."""
 
@@ -57,6 +84,8 @@ class PlayedEnvironment:
         self._choice = choice
         self._timeout_s = timeout_s
         self._made: Any = None
+        self._read_action: Callable[[str], Any] | None = None
+        self._num_invalid = 0
         self.not_closed = ""
         """Why it could not be closed; an episode that is over counts as it is."""
 
@@ -86,10 +115,26 @@ class PlayedEnvironment:
         Raises:
             EnvironmentFailed: it raised, took too long, or returned what it may not.
         """
-        return read_observation(await self._called("reset", self._made.reset, seed, row), self.name)
+        begin = reset_call(self._made.reset, seed, row)
+        first = read_observation(await self._called("reset", begin), self.name)
+        space = _space_of(self._made)
+        if callable(reseed := getattr(space, "seed", None)):
+            await self._called("action_space", reseed, seed)
+        self._read_action = None if space is None else action_reader(space, {})
+        return first
 
     async def step(self, action: str) -> Step:
         """Say something; raises as `reset` does."""
+        if self._read_action is not None:
+            try:
+                chosen = self._read_action(action)
+            except ValueError as problem:
+                self._num_invalid += 1
+                is_over = self._num_invalid >= MAX_INVALID
+                shown = f"Invalid action: {problem}"
+                return Step(observation=shown, reward=0.0, is_done=is_over, info={"is_invalid": True})
+            self._num_invalid = 0
+            return read_step(await self._called("step", self._made.step, chosen), self.name)
         return read_step(await self._called("step", self._made.step, action), self.name)
 
     async def gold_action(self) -> str | None:

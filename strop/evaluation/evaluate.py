@@ -119,7 +119,7 @@ def _answer(episode: Episode, report: EpisodeReport) -> dict[str, Any]:
     return {
         "id": episode.id,
         "data_source": episode.prompt.data_source,
-        "prompt": list(episode.prompt.messages),
+        "prompt": list(episode.prompt_messages),
         "response": episode.text,
         "ground_truth": episode.prompt.ground_truth,
         "passed": report.passes,

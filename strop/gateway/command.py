@@ -26,6 +26,7 @@ EPILOG = """\
 examples:
   strop serve runs/arithmetic
   strop serve models/smollm2 --port 8000 data.max_response_tokens=512
+  strop serve models/smollm2 agent.tool_format=hermes
 
 It prints the address and the key, and serves until Ctrl-C or SIGTERM. Clients set base_url and api_key; KEY:NAME as
 the key, or ADDRESS/s/NAME/v1 as the address, makes the calls one session, whose trajectories are at
@@ -35,7 +36,7 @@ READS = Reads(
     keys=(
         "model", "data.max_response_tokens", "data.chat_template_kwargs", *ENGINES, "rollout.max_running",
         "rollout.stop_token_ids", "rollout.timeout_s", "resources.device", "resources.num_threads",
-        "algorithm.extensions", "actor.engine.max_tokens_per_device",
+        "algorithm.extensions", "agent.files", "agent.tool_format", "actor.engine.max_tokens_per_device",
     ),
     but=("model.path", "model.revision", "model.local_files_only"),
     instead={
@@ -111,14 +112,18 @@ def any_session(config: Config, made: Generation) -> AnySession:
         made: the engine.
 
     Raises:
-        ValueError: the model has no chat template.
+        ValueError: the model has no chat template, or there is no such tool format.
     """
+    from strop.base.sections import section_of
+    from strop.base.user_files import load_user_file
     from strop.data.chat import require_chat_template
     from strop.engines.model import load_tokenizer
     from strop.gateway.prompt_scorer import PromptScorer
     from strop.gateway.samplers import EngineSampler
     from strop.gateway.session import ChatModel
     from strop.rollout.types import Sampling
+    from strop.tools.formats import formats
+    from strop.tools.settings import ToolSettings
     from strop.tools.templates import ChatTemplate
     from strop.trainer.setup import stop_token_ids
 
@@ -135,7 +140,12 @@ def any_session(config: Config, made: Generation) -> AnySession:
     )
     template = ChatTemplate(tokenizer, config.data.chat_template_kwargs)
     images = None if made.media is None else made.media.image_encoder()
-    return AnySession(ChatModel(Path(config.model.path).name, tokenizer, template, stops, images), sampler)
+    tool_format = section_of(config.agent, ToolSettings).tool_format
+    if tool_format not in ("auto", *formats):  # of one of the user's files
+        for file in config.agent.files:
+            load_user_file(file, setting="agent.files")
+    model = ChatModel(Path(config.model.path).name, tokenizer, template, stops, images, tool_format)
+    return AnySession(model, sampler)
 
 
 class AnySession:

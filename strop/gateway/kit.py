@@ -23,6 +23,8 @@ from strop.gateway.samplers import Sampler
 from strop.gateway.server import Gateway
 from strop.gateway.session import ChatModel, Session
 from strop.gateway.settings import OPENAI_AGENT, OpenAIAgentConfig
+from strop.tools.formats import ToolParser
+from strop.tools.settings import ToolSettings
 from strop.tools.templates import ChatTemplate
 
 MODEL_NAME = "policy"
@@ -53,6 +55,9 @@ class OpenAIKit(Kit):
                     f"agent.openai.path names {config.path!r}, but the file has no function {name!r}"
                 )
             self.function = found
+        self._tool_format = section_of(setup.config, ToolSettings).tool_format
+        if self._tool_format != "auto" and config.path:
+            ToolParser.get_tool_parser(self._tool_format, setup.tokenizer)  # before an agent asks for it
         self._models: dict[ChatTemplate, ChatModel] = {}
         self._open: dict[str, tuple[Session, Sampler]] = {}
         self._gateway = Gateway(self)
@@ -74,7 +79,9 @@ class OpenAIKit(Kit):
         """The policy, as the episodes of one chat template share it."""
         if context.template not in self._models:
             stops = context.sampling.stop_token_ids
-            made = ChatModel(MODEL_NAME, context.tokenizer, context.template, stops, context.images)
+            made = ChatModel(
+                MODEL_NAME, context.tokenizer, context.template, stops, context.images, self._tool_format
+            )
             self._models[context.template] = made
         return self._models[context.template]
 

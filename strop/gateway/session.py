@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ from strop.gateway.messages import Message, Trail, as_template, trail_of
 from strop.rollout.types import TokenOutput
 from strop.tools.answers import AnswerParser
 from strop.tools.conversation import CONTINUED
-from strop.tools.formats import parser_for_template
+from strop.tools.formats import ToolParser, parser_for_template
 from strop.tools.images import ImageEncoder
 from strop.tools.templates import ChatTemplate, Reply
 from strop.trajectory import Media, MediaTokens, Trajectory, media_of
+
+logger = logging.getLogger(__name__)
 
 Tools = Sequence[Mapping[str, Any]]
 MAX_RESPONSES = 1000
@@ -41,24 +44,43 @@ class ChatModel:
         template: ChatTemplate,
         stop_token_ids: Sequence[int],
         images: ImageEncoder | None = None,
+        tool_format: str = "auto",
     ) -> None:
+        """Args:
+        name: that clients see.
+        tokenizer, template, stop_token_ids: of the model.
+        images: puts images into token ids; None where the model takes text alone.
+        tool_format: how the model writes tool calls, agent.tool_format; auto: as the chat template writes them.
+
+        Raises:
+            ValueError: there is no such format.
+        """
         self.name, self.tokenizer, self.template = name, tokenizer, template
         self.stop_token_ids = tuple(stop_token_ids)
         self.images = images
-        """Puts images into token ids; None where the model takes text alone."""
         self._parser: AnswerParser | None = None
+        self._shows_tools: bool | None = None
+        if tool_format != "auto":
+            self._parser = ToolParser.get_tool_parser(tool_format, tokenizer)
 
     def parser(self) -> AnswerParser:
-        """Reads tool calls, as the chat template writes them.
+        """Reads tool calls, in the format of the settings or as the chat template writes them.
 
         Raises:
-            ApiError: it writes none, or in a form that is not known.
+            ApiError: the settings name no format, and the template writes no calls, or in a form that is not known.
         """
         if self._parser is None:
             try:
                 self._parser = parser_for_template(self.template.profile.call_example, self.tokenizer)
             except ValueError as error:
                 raise ApiError(400, f"tools: {error}", param="tools", code="unsupported_parameter") from error
+        if self._shows_tools is None:
+            self._shows_tools = self.template.profile.shows_tools
+            if not self._shows_tools:
+                logger.warning(
+                    "the chat template does not show tool schemas to the model; describe the tools in the system "
+                    "message"
+                )
         return self._parser
 
     def text(self, token_ids: Sequence[int]) -> str:
@@ -253,7 +275,13 @@ class Session:
                 place, length = number, len(ids)
         if place is None:
             place = len(self._sequences)
-            empty = Trajectory(uid=self._uid, sample_index=self._sample_index, prompt_ids=prompt, media=media)
+            empty = Trajectory(
+                uid=self._uid,
+                sample_index=self._sample_index,
+                prompt_ids=prompt,
+                media=media,
+                prompt_messages=tuple({"role": one.role, "content": one.content} for one in asked),
+            )
             self._sequences.append(empty)
             self._logs.append([])
             self._texts.append("")

@@ -36,7 +36,7 @@ def load_interactions(path: str) -> dict[str, BaseInteraction]:
             raise ValueError(
                 f"{where} has the unknown key {sorted(unknown)[0]!r}; an interaction has name, class_name and config"
             )
-        found = load_class(str(entry["class_name"]), setting=where)
+        found = load_class(str(entry["class_name"]), setting=where, folder=Path(path).expanduser().parent)
         name = str(entry.get("name") or found.__name__.removesuffix("Interaction").lower())
         if name in made:
             raise ValueError(f"{where} has the name {name!r} of another one; rename one of them")

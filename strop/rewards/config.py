@@ -12,6 +12,7 @@ from strop.base.field_types import FiniteFloat, PositiveInt, Share
 from strop.base.guests import targets
 from strop.base.sections import code_of_guests, guest_sections, section
 from strop.base.trust import Named
+from strop.base.user_files import divide_named_file
 
 OnFailure = Literal["exclude", "fixed", "retry"]
 MAX_WORKERS = 1024
@@ -54,7 +55,7 @@ class FunctionConfig:
     path: str = ""
     """Python file, relative to the current directory. Empty: the scorer that belongs to the row's `data_source`."""
     name: str = "compute_score"
-    """Name of the function in that file."""
+    """Name of the function in that file; the path may name it too, FILE.py:FUNCTION."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Extra keyword arguments for the function, the same for every sample."""
     weight: FiniteFloat = 1.0
@@ -63,6 +64,7 @@ class FunctionConfig:
     """Name of its score in metrics and samples. Empty: the name of the function."""
 
     def __post_init__(self) -> None:
+        divide_named_file(self, default="compute_score")
         _check_function("reward.functions", self.path, self.name)
 
     @property
@@ -93,7 +95,7 @@ class RewardConfig:
     """Python file with the reward function, relative to the current directory. Empty: the scorer that
     belongs to the row's `data_source`."""
     name: str = "compute_score"
-    """Name of the function in that file."""
+    """Name of the function in that file; the path may name it too, FILE.py:FUNCTION."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Extra keyword arguments for the function, the same for every sample."""
     manager: str = ""
@@ -125,6 +127,7 @@ class RewardConfig:
     """Share of a step's samples that may fail to be scored; above it the run stops."""
 
     def __post_init__(self) -> None:
+        divide_named_file(self, default="compute_score")
         self._check_functions()
         self._check_on_failure()
         _check_function("reward", self.path, self.name)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Number
 from typing import Any
 
+from strop.border import storable
 from strop.tools.arguments import wrong_arguments
 from strop.tools.schemas import OpenAIFunctionToolSchema
 
@@ -50,6 +53,18 @@ class ToolResponse:
         return bool(self.text) and not (self.image or self.video or self.audio)
 
 
+def response_of(returned: object) -> ToolResponse | None:
+    """What a tool returned as a response: text as it is, plain values and containers as JSON; None: it is neither."""
+    if isinstance(returned, ToolResponse):
+        return returned
+    if isinstance(returned, str):
+        return ToolResponse(text=returned)
+    is_plain = returned is None or isinstance(returned, bool | Number | Mapping | list | set | frozenset)
+    if is_plain or callable(getattr(returned, "tolist", None)):  # arrays and their numbers
+        return ToolResponse(text=json.dumps(storable(returned), ensure_ascii=False))
+    return None
+
+
 class BaseTool:
     """A tool with a life per episode: create, execute any number of times, calc_reward, release.
 
@@ -63,15 +78,17 @@ class BaseTool:
     ) -> None:
         """Args:
         config: settings from the YAML file.
-        tool_schema: from there too; None for a tool that makes its own in get_openai_tool_schema.
+        tool_schema: from there too; None for a tool that makes its own in get_openai_tool_schema. Either may be a
+            mapping.
         """
         self.config = config
-        self.tool_schema = tool_schema or self.get_openai_tool_schema()
-        if not isinstance(self.tool_schema, OpenAIFunctionToolSchema):
+        schema = tool_schema or self.get_openai_tool_schema()
+        if schema is None:
             raise ValueError(
                 f"tool {type(self).__name__} has no schema: give a tool_schema in the YAML file, or write "
                 f"get_openai_tool_schema"
             )
+        self.tool_schema = OpenAIFunctionToolSchema.model_validate(schema)
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from strop.base.user_files import load_user_file
-from strop.border import storable
 from strop.tools.arguments import wrong_arguments
-from strop.tools.base import BaseTool, ToolResponse
-from strop.tools.schemas import OpenAIFunctionToolSchema
+from strop.tools.base import BaseTool, ToolResponse, response_of
+from strop.tools.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema, schema_mapping
 from strop.tools.threads import answer_in_thread
 
 FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
@@ -21,8 +19,8 @@ FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
 class FunctionTool(BaseTool):
     """A function behind the interface of tools. It has no state per episode.
 
-    A function may return text, a dictionary (shown as JSON), a ToolResponse, or a tuple of one of these, a reward
-    and a dictionary of facts, the latter two optional. Functions that are not async run in a thread.
+    A function may return text, a ToolResponse, any other plain value (shown as JSON), or a tuple of one of these, a
+    reward and a dictionary of facts, the latter two optional. Functions that are not async run in a thread.
     """
 
     def __init__(self, function: Callable[..., Any], tool_schema: OpenAIFunctionToolSchema) -> None:
@@ -59,26 +57,24 @@ def read_returned(returned: Any, name: str) -> tuple[ToolResponse, float, dict[s
         reward = float(returned[1] or 0.0) if len(returned) > 1 else 0.0  # checked by the session
         facts = dict(returned[2] or {}) if len(returned) > 2 else {}
         returned = returned[0]
-    if isinstance(returned, ToolResponse):
-        return returned, reward, facts
-    if isinstance(returned, Mapping):
-        return ToolResponse(text=json.dumps(storable(returned), ensure_ascii=False)), reward, facts
-    if isinstance(returned, str):
-        return ToolResponse(text=returned), reward, facts
-    if isinstance(returned, (bool, int, float)):
-        return ToolResponse(text=json.dumps(storable(returned))), reward, facts
-    raise TypeError(
-        f"tool {name!r} returned a {type(returned).__name__}; return a string, a dictionary or a ToolResponse"
-    )
+    response = response_of(returned)
+    if response is None:
+        raise TypeError(
+            f"tool {name!r} returned a {type(returned).__name__}; return a string, a plain value (number, list, "
+            f"dictionary, None) or a ToolResponse"
+        )
+    return response, reward, facts
 
 
 def function_tool(
-    name: str | Callable[..., Any] | None = None, *, schema: Mapping[str, Any] | None = None
+    name: str | Callable[..., Any] | None = None,
+    *,
+    schema: Mapping[str, Any] | OpenAIFunctionToolSchema | OpenAIFunctionSchema | None = None,
 ) -> Any:
     """Decorator that makes a function a tool: @function_tool, @function_tool("name"), @function_tool(schema=...).
 
-    The schema comes from type hints and a docstring with an `Args:` section, unless it is given. The function
-    itself stays as it is.
+    The schema comes from type hints and a docstring with an `Args:` section, unless it is given, as a mapping or as an
+    object with `model_dump`; of the function, or of the tool around it. The function itself stays as it is.
 
     Raises:
         ValueError: another function has the name, or the function takes *args or **kwargs.
@@ -93,9 +89,7 @@ def function_tool(
     return add
 
 
-def _register(
-    function: Callable[..., Any], name: str | None, schema: Mapping[str, Any] | None
-) -> Callable[..., Any]:
+def _register(function: Callable[..., Any], name: str | None, schema: Any) -> Callable[..., Any]:
     label = name or function.__name__
     kinds = {parameter.kind for parameter in inspect.signature(function).parameters.values()}
     if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}:
@@ -117,8 +111,9 @@ def _register(
                 f"Args: in the docstring, or pass schema=..."
             ) from error
     else:
-        made = schema if "function" in schema else {"type": "function", "function": schema}
-    made = {**made, "function": {**made["function"], **({"name": name} if name else {})}}
+        given = schema_mapping(schema)
+        made = given if "function" in given else {"type": "function", "function": given}
+    made = {**made, "function": {**schema_mapping(made["function"]), **({"name": name} if name else {})}}
     tool = FunctionTool(function, OpenAIFunctionToolSchema.model_validate(made))
     shown, taken = tool.tool_schema.function.parameters.properties, inspect.signature(function).parameters
     if unknown := [one for one in shown if one not in taken]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from strop.tools.base import BaseTool, ToolResponse
+from strop.tools.base import BaseTool, ToolResponse, ToolUnavailable
 from strop.tools.schemas import OpenAIFunctionToolSchema
+
+logger = logging.getLogger(__name__)
 
 WORSE_PENALTY = -0.05
 """Reward of a call that does not improve on the best answer so far."""
@@ -29,8 +32,8 @@ SCHEMA = {
 class Gsm8kTool(BaseTool):
     """Rewards of the episode: 1 once an answer was right, else 0.
 
-    create_kwargs: ground_truth, the right answer. A call that is no better than the ones before it costs
-    WORSE_PENALTY.
+    create_kwargs: ground_truth, the right answer; not given: the row's ground truth. A call that is no better than the
+    ones before it costs WORSE_PENALTY. A loop of one's own that gives neither gets 0, as of verl's tool, and a warning.
     """
 
     def __init__(
@@ -49,21 +52,31 @@ class Gsm8kTool(BaseTool):
         """As of BaseTool."""
         instance_id = instance_id or str(uuid.uuid4())
         given = {**(kwargs.get("create_kwargs") or {}), **kwargs}
-        if "ground_truth" not in given:
-            raise ValueError(
-                f"tool {self.name} needs the right answer: give each row extra_info.tools_kwargs."
-                f"{self.name}.create_kwargs.ground_truth"
-            )
-        self._episodes[instance_id] = {"ground_truth": str(given["ground_truth"]), "reward": 0.0}
+        self._episodes[instance_id] = {"ground_truth": given.get("ground_truth"), "reward": 0.0}
         return instance_id, ToolResponse()
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """As of BaseTool."""
+        """As of BaseTool.
+
+        Raises:
+            ToolUnavailable: neither create_kwargs nor the row has the right answer.
+        """
         episode = self._episodes[instance_id]
         answer = str(parameters.get("answer", ""))
-        reward = float(_normal(answer) == _normal(episode["ground_truth"]))
+        truth, agent_data = episode["ground_truth"], kwargs.get("agent_data")
+        if truth is None:
+            truth = getattr(agent_data, "ground_truth", None)
+        if truth is None:
+            problem = (
+                f"tool {self.name} has no right answer to compare with: give each row a ground truth, or "
+                f"extra_info.tools_kwargs.{self.name}.create_kwargs.ground_truth"
+            )
+            if agent_data is not None:
+                raise ToolUnavailable(problem)
+            logger.warning("%s; %r counts as wrong", problem, answer[:40])
+        reward = float(truth is not None and _normal(answer) == _normal(str(truth)))
         change = 0.0 if reward > episode["reward"] else WORSE_PENALTY
         episode["reward"] = max(episode["reward"], reward)
         return ToolResponse(text=f"Current parsed answer: {answer!r}, reward: {reward}"), change, {}

@@ -28,6 +28,8 @@ from strop.trajectory import Prompt
 
 logger = logging.getLogger(__name__)
 
+_BEHIND_THE_GATEWAY = "openai_agent"
+"""Agent whose client brings the tools."""
 _TOOL_KEYS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 
 
@@ -89,8 +91,9 @@ class ToolKit(Kit):
         )
 
     def check_agents(self, agents: Collection[str], split: str) -> None:
-        """Refuse tools that no agent of a split uses."""
+        """Refuse tools, and a format of their calls, that no agent of a split uses."""
         without = {SINGLE_TURN}
+        self._check_format(agents, split)
         if split == "train":  # validation may leave tools alone
             without |= AGENTS_IN_A_WORLD
         if self.tools and without.issuperset(agents):
@@ -98,6 +101,15 @@ class ToolKit(Kit):
                 f"the run has tools ({', '.join(sorted(self.tools))}), but every {split} row is played by "
                 f"{' or '.join(sorted(agents))}, which uses none: set agent.default_agent=tool_agent, give rows an "
                 f"agent_name, or remove the tools"
+            )
+
+    def _check_format(self, agents: Collection[str], split: str) -> None:
+        tool_format, config = self._settings.tool_format, self._setup.config
+        named = bool(self.tools) or bool(config.files) or bool(getattr(config, "loops", ""))
+        if split == "train" and tool_format != "auto" and not named and _BEHIND_THE_GATEWAY not in agents:
+            raise ValueError(
+                f"agent.tool_format is {tool_format}, but the run has no tools, so nothing has a use for it: name some "
+                f"(agent.tools, agent.function_tools, agent.files), or remove it"
             )
 
     def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:

@@ -45,16 +45,17 @@ def add_tool(tools: dict[str, BaseTool], tool: BaseTool) -> None:
 
 def load_tool_classes(path: str) -> list[BaseTool]:
     """The tools of a YAML file with the key `tools`: entries of class_name, config and tool_schema, or of config
-    with `type: mcp` and mcp, which may give several tools.
+    with `type: mcp` and mcp, which may give several tools. Classes are looked for as of `load_class`.
 
     Raises:
         ValueError: the sentence names the entry.
     """
     entries = _read_entries(path)
+    folder = Path(path).expanduser().parent
     return [
         tool
         for number, entry in enumerate(entries, start=1)
-        for tool in _make_all(entry, f"agent.tools: entry {number} of {path}")
+        for tool in _make_all(entry, f"agent.tools: entry {number} of {path}", folder)
     ]
 
 
@@ -70,19 +71,19 @@ def _read_entries(path: str) -> list[Mapping[str, Any]]:
     return entries
 
 
-def _make_all(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
+def _make_all(entry: Mapping[str, Any], where: str, folder: Path) -> list[BaseTool]:
     config = entry.get("config") or {}
     if config.get("type") == "mcp" or config.get("use_mcp"):
         return mcp_tools(entry, where)
-    return [_make(entry, where)]
+    return [_make(entry, where, folder)]
 
 
-def _make(entry: Mapping[str, Any], where: str) -> BaseTool:
+def _make(entry: Mapping[str, Any], where: str, folder: Path) -> BaseTool:
     unknown = set(entry) - {"class_name", "config", "tool_schema"}
     if unknown or "class_name" not in entry:
         wrong = f"has the unknown key {sorted(unknown)[0]!r}" if unknown else "has no class_name"
         raise ValueError(f"{where} {wrong}; a tool has class_name, config and tool_schema")
-    found = load_class(entry["class_name"], setting=where)
+    found = load_class(str(entry["class_name"]), setting=where, folder=folder)
     if not issubclass(found, BaseTool):
         raise ValueError(f"{where}: {entry['class_name']} is no subclass of BaseTool")
     config = dict(entry.get("config") or {})

@@ -25,8 +25,7 @@ class _Schema:
         """
         if isinstance(value, cls):
             return value
-        if not isinstance(value, Mapping):
-            raise ValueError(f"{cls.__name__} must be an object, but is {value!r:.80}")
+        value = schema_mapping(value)
         known = {f.name for f in fields(cls)} - {"extra"}  # type: ignore[arg-type]  # every subclass is a dataclass
         given = {key: cls._read(key, item) for key, item in value.items() if key in known}
         extra = {key: item for key, item in value.items() if key not in known}
@@ -52,6 +51,19 @@ class _Schema:
             if f.name != "extra" and getattr(self, f.name) is not None
         }
         return {**dumped, **getattr(self, "extra", {})}
+
+
+def schema_mapping(value: Any) -> Mapping[str, Any]:
+    """A schema as a mapping, also one that is an object with `model_dump`, of these classes or of pydantic.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not isinstance(value, Mapping) and callable(getattr(value, "model_dump", None)):
+        value = value.model_dump(exclude_unset=True)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"a tool schema must be an object, but is {value!r:.80}")
+    return value
 
 
 def _dump(value: Any) -> Any:

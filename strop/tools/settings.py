@@ -19,7 +19,8 @@ class ToolSettings:
     function_tools: str = ""
     """Python file with functions marked @function_tool."""
     tool_format: str = "auto"
-    """How the model writes tool calls; auto: as its chat template writes them."""
+    """How the model writes tool calls, also to an agent behind the gateway and in `strop serve`; auto: as its chat
+    template writes them."""
     max_parallel_calls: PositiveInt = 1
     """Tool calls of one answer that are carried out; the others are answered with a sentence that says so."""
     max_tool_response_tokens: PositiveInt = 256
@@ -39,7 +40,7 @@ class ToolSettings:
             return
         for setting in dataclasses.fields(ToolSettings):
             value = getattr(self, setting.name)
-            if value != setting.default:
+            if value != setting.default and setting.name != "tool_format":  # the gateway reads it as well
                 raise ValueError(
                     f"agent.{setting.name} is {value}, but the run has no tools, so nothing has a use for it: "
                     f"name some (agent.tools, agent.function_tools, agent.files), or remove it"

@@ -116,7 +116,7 @@ def _of_episode(episode: Episode) -> dict[str, Any]:
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": prompt.agent_name,
         "gen_ai.conversation.id": episode.id,
-        "gen_ai.input.messages": _json(list(prompt.messages)),
+        "gen_ai.input.messages": _json(list(episode.prompt_messages)),
         "gen_ai.output.messages": _json([answer]),
         "strop.uid": prompt.uid,
         "strop.sample_index": episode.sample_index,

@@ -7,9 +7,9 @@ and one report per sample. Counts that a loss divides by, and the load of each r
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from strop.data.sampler import parse_visit_uid
 from strop.protocol import DataProto
 from strop.protocol.schema import Taker, labels_for, taken_by
 from strop.trainer.config import even_bounds
+from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
 
 
@@ -111,11 +112,40 @@ class Experience:
         """The rows with the columns that somebody takes, of those that there are."""
         return self.rows.select(taken_by(taker, self.column_names), labels_for(taker))
 
-    def shown(self) -> DataProto:
-        """What samplers and growing data are shown of a step: per row the scores, rewards and advantages, with uid and
-        the number of the data's row (`index`), without the tokens."""
-        numbers = np.array([parse_visit_uid(report.uid)[1] for report in self.reports], dtype=object)
-        return self.taken_by("sampler").get().union(DataProto.from_dict({}, non_tensors={"index": numbers}))
+    def shown(self, prompt_of: Callable[[int, str], Prompt]) -> DataProto:
+        """The batch of a step as samplers and growing data are shown it, under verl's names: tokens, scores, rewards
+        and advantages, and per row uid, the number of the data's row (`index`), what the data has of it (raw_prompt,
+        data_source, reward_model, extra_info, its own columns) and what the reward function gave beside the score.
+
+        Args:
+            prompt_of: the prompt of a row's number and uid.
+        """
+        taken = self.taken_by("sampler").get()
+        prompts = {
+            report.uid: prompt_of(parse_visit_uid(report.uid)[1], report.uid) for report in self.reports
+        }
+        rows: list[dict[str, Any]] = []
+        for report in self.reports:
+            prompt = prompts[report.uid]
+            own = {} if report.outcome is None else dict(report.outcome.parts)
+            rows.append(
+                {
+                    **prompt.columns,
+                    **own,
+                    "index": prompt.row,
+                    "raw_prompt": [dict(message) for message in prompt.messages],
+                    "data_source": prompt.data_source,
+                    "reward_model": {"style": "rule", "ground_truth": prompt.ground_truth},
+                    "extra_info": dict(prompt.extra_info),
+                }
+            )
+        present = {*taken.tensors(), *taken.non_tensor_batch}
+        names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in present]
+        objects = {name: np.empty(len(rows), dtype=object) for name in names}
+        for number, row in enumerate(rows):
+            for name in names:
+                objects[name][number] = row.get(name)
+        return taken.union(DataProto.from_dict({}, non_tensors=objects))
 
     def totals(self) -> BatchTotals:
         """What the loss of these rows divides by."""

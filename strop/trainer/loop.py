@@ -282,7 +282,7 @@ class Trainer:
         self._write(record)
         batch = None
         if record.learned is not None and (self.data.sampler.wants_batch or self.data.growth is not None):
-            batch = record.learned.experience.shown()
+            batch = record.learned.experience.shown(self.data.train.prompt)
         if self.data.sampler.sees_results:
             self.data.sampler.record(step, record.reports, batch)
         metrics = step_metrics(

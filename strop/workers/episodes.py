@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,16 @@ class Episode:
     @property
     def id(self) -> str:
         return f"{self.prompt.uid}/{self.sample_index}"
+
+    @property
+    def first(self) -> Trajectory | None:
+        """The sequence that began it; None when the agent failed."""
+        return self.earlier[0] if self.earlier else self.trajectory
+
+    @property
+    def prompt_messages(self) -> Sequence[Mapping[str, Any]]:
+        """The prompt that the model was shown: the row's, or with what an environment or an agent made of it."""
+        return (self.first.prompt_messages if self.first is not None else ()) or self.prompt.messages
 
     @property
     def sequences(self) -> tuple[Trajectory, ...]:

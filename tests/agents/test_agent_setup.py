@@ -38,12 +38,7 @@ def registries() -> Iterator[None]:
             {"max_parallel_calls": 2},
             "agent.max_parallel_calls is 2, but the run has no tools, so nothing has a use for it: name some",
         ),
-        ({"tool_format": "hermes"}, "agent.tool_format is hermes, but the run has no tools"),
         ({"max_user_turns": 2}, "agent.max_user_turns is 2, but single_turn_agent, .* has no use for it"),
-        (
-            {"default_agent": "env_agent", "tool_format": "hermes"},
-            "agent.tool_format is hermes, but the run has no",
-        ),
         (
             {"environment": EnvironmentConfig(name="gymnasium"), "max_tool_response_tokens": 9},
             "agent.max_tool_response_tokens is 9, but the run has no tools",
@@ -75,6 +70,15 @@ def registries() -> Iterator[None]:
 def test_settings_that_cannot_apply_are_refused(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         AgentConfig(**settings)
+
+
+@pytest.mark.parametrize("agent", ["single_turn_agent", "env_agent"])
+def test_a_tool_format_is_for_tools_and_the_gateway(agent: str) -> None:
+    kit = AgentSetup(AgentConfig(default_agent=agent, tool_format="hermes"), TOKENIZER).kits["tools"]
+    with pytest.raises(ValueError, match="agent.tool_format is hermes, but the run has no tools, so nothing"):
+        kit.check_agents({agent}, "train")
+    kit.check_agents({agent, "openai_agent"}, "train")
+    kit.check_agents({agent}, "val")
 
 
 @pytest.mark.parametrize("source", [{"tools": "t.yaml"}, {"files": ("mine.py",)}, {"loops": "l.yaml"}])

@@ -57,6 +57,20 @@ class Injectable(Good):
         right = action == str(self.number) or "reward" in action
         return "no", float(right), right, {}
 
+class Unbegun(Good):
+    def reset(self, seed, row):
+        raise RuntimeError("no world")
+
+class OfGymnasium:
+    def reset(self, *, seed=None, options=None):
+        self.number = random.Random(seed).randint(1, 10**6)
+        return f"not {self.number}", {}
+    def step(self, action):
+        right = action == str(self.number)
+        return "no", float(right), right, not right, {"acc": right}
+    def gold_action(self):
+        return str(self.number)
+
 class Slow(Good):
     def step(self, action):
         time.sleep(5)
@@ -156,6 +170,23 @@ def test_one_bug_is_one_fault_with_its_line(worlds: str, capsys: pytest.CaptureF
     assert len(failed) == 1
     assert "more episodes)" in failed[0]
     assert len(failed[0]) < 400
+
+
+def test_nothing_is_said_of_seeds_where_no_episode_was_played(
+    worlds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "check", f"{worlds}:Unbegun", "--seeds", "2", "--json"]) == 1
+    certificate = json.loads(capsys.readouterr().out)
+    assert certificate["episodes"] == 0
+    assert not [note for note in certificate["notes"] if "seed" in note]
+
+
+def test_a_class_in_the_form_of_gymnasium_has_no_fault(
+    worlds: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["env", "check", f"{worlds}:OfGymnasium", "--seeds", "2", "--json"]) == 0
+    certificate = json.loads(capsys.readouterr().out)
+    assert (certificate["faults"], certificate["mean_scores"]["gold"]) == ([], 1.0)
 
 
 def test_rows_of_the_data_reach_the_environment(worlds: str, tmp_path: Path) -> None:

@@ -226,6 +226,19 @@ def test_loops_come_from_a_list_in_yaml(tmp_path: Path, monkeypatch: pytest.Monk
         AgentSetup(AgentConfig(default_agent="own", loops=str(file)), TOKENIZER)
 
 
+def test_a_loop_is_found_beside_the_yaml_file(tmp_path: Path) -> None:
+    (tmp_path / "brief_loop.py").write_text(
+        "from strop.agents import AgentLoopBase\n\nclass Brief(AgentLoopBase):\n"
+        "    async def run(self, sampling_params, **kwargs):\n        raise NotImplementedError\n"
+    )
+    (tmp_path / "loops.yaml").write_text("- {name: brief, _target_: './brief_loop.py:Brief'}")
+    setup = AgentSetup(AgentConfig(default_agent="brief", loops=str(tmp_path / "loops.yaml")), TOKENIZER)
+    assert setup.agent_of({}) == "brief"
+    (tmp_path / "loops.yaml").write_text("- {name: brief, _target_: './brief_loop.py:Long'}")
+    with pytest.raises(ValueError, match="agent.loops: entry 1 of .*has no class 'Long'; it has Brief"):
+        AgentSetup(AgentConfig(default_agent="brief", loops=str(tmp_path / "loops.yaml")), TOKENIZER)
+
+
 def test_what_is_no_agent_cannot_be_registered() -> None:
     with pytest.raises(TypeError, match="agent 'x' is .*; register an async function"):
         register("x")(lambda prompt: None)

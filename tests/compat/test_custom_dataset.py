@@ -240,6 +240,14 @@ def test_what_is_wrong_with_a_class_is_said(files: Path, source: str, name: str,
     assert "data.dataset_class" in str(error.value)
 
 
+def test_a_path_may_name_the_class(tmp_path: Path) -> None:
+    made = DatasetClassConfig(path="./my_data.py:Mine")
+    assert (made.path, made.name) == ("./my_data.py", "Mine")
+    made = DatasetClassConfig(path="./my_data.py:Mine", name="Mine")
+    assert (made.path, made.name) == ("./my_data.py", "Mine")
+    assert DatasetClassConfig(path="my_data.py:Mine", name="Other").path == "my_data.py:Mine"
+
+
 def test_a_class_needs_file_and_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="data.dataset_class.name is empty; set both"):
         DatasetClassConfig(path="a.py")

@@ -382,6 +382,24 @@ def test_keys_of_2025_that_strop_has_are_translated(tmp_path: Path) -> None:
     assert found["agent.max_user_turns"] == 3
 
 
+@pytest.mark.parametrize(
+    ("more", "agent"),
+    [
+        ([], "tool_agent"),
+        ([f"{R}.agent.default_agent_loop=mine"], "mine"),
+        ([f"{R}.multi_turn.interaction_config_path=users.yaml"], "interaction_agent"),
+        ([f"{R}.multi_turn.enable=False"], None),
+        ([f"{R}.multi_turn.tool_config_path=null"], None),
+        ([f"{R}.multi_turn.tool_config_path=null", f"{R}.multi_turn.function_tool_path=t.py"], "tool_agent"),
+    ],
+)
+def test_several_turns_with_tools_are_played_by_the_tool_agent(
+    tmp_path: Path, more: list[str], agent: str | None
+) -> None:
+    tools = [f"{R}.multi_turn.enable=True", f"{R}.multi_turn.tool_config_path=tools.yaml"]
+    assert ours(migrate(tmp_path, *tools, *more)).get("agent.default_agent") == agent
+
+
 def test_prompts_that_are_dropped_are_not_cut(tmp_path: Path) -> None:
     migration = migrate(tmp_path, "data.filter_overlong_prompts=True", "data.truncation=left")
     assert "data.truncation" not in ours(migration)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from agent_cases import ScriptedModel, sampling_of
 
@@ -19,15 +21,19 @@ from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.algorithms.config import AlgorithmConfig
 from strop.data.tiny import make_tiny_tokenizer
-from strop.environments import EnvironmentFailed, choose_environment, episode_seed
+from strop.environments import EnvironmentFailed, choose_environment, episode_seed, find_environment
+from strop.environments.base import read_observation, read_step
 from strop.environments.config import EnvironmentConfig
 from strop.environments.credit import with_turn_rewards
 from strop.environments.playing import PlayedEnvironment
-from strop.protocol import columns
+from strop.evaluation.evaluate import _answer
+from strop.protocol import DataProto, columns
+from strop.run.samples.rows import saved_rows
 from strop.tools import threads, turns
 from strop.tools.templates import ChatTemplate
 from strop.trajectory import NOT_SAMPLED, Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows, token_scores
+from strop.workers.reports import Decided, report_of
 
 TOKENIZER = make_tiny_tokenizer()
 ENVIRONMENT = '''
@@ -296,6 +302,26 @@ def test_with_credit_per_turn_every_answer_is_a_sample_with_the_rewards_from_it_
     where = [(m["role"], m["sequence"], m["tokens"]) for m in turns[-1].messages]
     assert where == [("assistant", 0, [0, 2]), ("user", 0, [2, 2]), ("assistant", 1, [0, 2]), ("user", 1, [2, 2]),
                      ("assistant", 2, [0, 2])]  # fmt: skip
+
+
+@pytest.mark.parametrize("credit", ["trajectory", "turn"])
+def test_what_the_environment_showed_first_is_in_the_recorded_prompt(file: str, credit: str) -> None:
+    turns = play(
+        asked(), ScriptedModel([answer("3"), answer("9")]), environment=world(file), credit=credit,
+        max_assistant_turns=2,
+    )  # fmt: skip
+    episode = Episode(prompt=asked(), sample_index=0, trajectory=turns[-1], earlier=turns[:-1])
+    assert episode.prompt_messages == ({"role": "user", "content": "guess\n\nfrom 1 to 9"},)
+    assert _answer(episode, report_of(episode))["prompt"] == list(episode.prompt_messages)
+    unplayed = Episode(prompt=asked(), sample_index=1, trajectory=None)
+    assert unplayed.prompt_messages == asked().messages
+    decided = Decided(fate="trained", reason="", advantage=None)
+    told = {"episode": [episode, unplayed], "decided": [decided, decided], "has_numbers": [False, False]}
+    told = {name: np.array([*values, None], dtype=object)[:2] for name, values in told.items()}
+    saved = DataProto.from_dict({}, non_tensors=told)
+    row, unplayed_row = saved_rows(saved, TOKENIZER, keeps_row=False)
+    assert row["prompt"] == "<|user|>guess\n\nfrom 1 to 9<|im_end|><|assistant|>"
+    assert unplayed_row["prompt"] == "<|user|>guess<|im_end|><|assistant|>"
 
 
 def test_every_answer_is_kept_with_the_state_in_which_it_was_given(file: str) -> None:
@@ -586,3 +612,90 @@ def test_an_argument_of_a_row_names_no_code(name: str, kwargs: dict[str, str]) -
     row["extra_info"]["env_name"] = name  # type: ignore[assignment]
     with pytest.raises(ValueError, match="which names code, and rows are data"):
         choose_environment(row, name="mine", kwargs={})
+
+
+def test_a_dotted_path_may_name_a_module_of_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_worlds.py").write_text("class World:\n    pass\n")
+    assert find_environment("own_worlds.World").__name__ == "World"
+    del sys.modules["own_worlds"]
+
+
+GYMNASIUM = '''
+import gymnasium, numpy
+
+class Count(gymnasium.Env):
+    """Say the goal, which is shown: the seed modulo 3."""
+    action_space = gymnasium.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.goal, self.steps, self.row = seed % 3, 0, options
+        return numpy.array([self.goal, 0]), {"unused": 1}
+
+    def step(self, action):
+        assert isinstance(action, int)
+        self.steps += 1
+        right = numpy.int64(action) == self.goal
+        return numpy.array([self.goal, self.steps]), numpy.float32(right), right, self.steps == 3, {"acc": right}
+
+class Words:
+    def reset(self, seed=None, options=None):
+        self.word = options["extra_info"]["word"]
+        return f"say {self.word}", {}
+
+    async def step(self, action):
+        return {"said": action}, 0.5, False, action == self.word, {}
+
+class Bare:
+    def reset(self):
+        return "say", {}
+
+    def step(self, action):
+        return "again", 1, False, True, {}
+'''
+
+
+def of_gymnasium(tmp_path: Path, name: str, *answers: str, seed: int = 4) -> Any:
+    pytest.importorskip("gymnasium")
+    file = tmp_path / "gymnasium_form.py"
+    file.write_text(GYMNASIUM)
+    model = ScriptedModel([answer(text) for text in answers])
+    return play(asked("count", seed=seed, word="truth"), model, environment=world(str(file), name))
+
+
+def test_a_class_in_the_form_of_gymnasium_is_played(tmp_path: Path) -> None:
+    played = of_gymnasium(tmp_path, "Count", "0", "what", "I say 1")  # 4 modulo 3 is 1
+    last = played[-1]
+    assert "[1, 0]" in TOKENIZER.decode(last.prompt_ids)
+    shown = TOKENIZER.decode(last.response_ids)
+    assert "[1, 1]" in shown
+    assert "Invalid action: say a whole number from 0 to 2" in shown
+    assert (last.reward_score, last.stop_reason) == (1.0, "stop")
+    assert last.extra["turn_scores"] == [0.0, 0.0, 1.0]
+    assert last.extra["reward_parts"]["acc"] is True
+    assert last.numbers["env_failed"] == 0.0
+
+
+def test_without_an_action_space_the_answer_is_the_action_and_truncated_ends(tmp_path: Path) -> None:
+    (last,) = of_gymnasium(tmp_path, "Words", "no", "truth")
+    assert "say truth" in TOKENIZER.decode(last.prompt_ids)
+    assert '{"said": "no"}' in TOKENIZER.decode(last.response_ids)
+    assert (last.reward_score, last.stop_reason) == (1.0, "stop")
+    (last,) = of_gymnasium(tmp_path, "Bare", "x")
+    assert (last.reward_score, last.stop_reason) == (1.0, "stop")
+
+
+def test_what_gymnasium_never_returns_is_still_refused() -> None:
+    messages = ({"role": "system", "content": "a"}, {"role": "user", "content": "b"})
+    assert read_observation(messages, "x").messages == messages
+    assert read_observation((list(messages), {}), "x").messages == messages
+    with pytest.raises(EnvironmentFailed, match=r"return text, .* or \(observation, info\)"):
+        read_observation(("a", 1), "x")
+    with pytest.raises(EnvironmentFailed, match="the info of step is 3"):
+        read_step(("a", 1.0, False, False, 3), "x")
+    with pytest.raises(EnvironmentFailed, match="the reward is '1'"):
+        read_step(("a", "1", False, False, {}), "x")

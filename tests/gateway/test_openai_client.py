@@ -59,6 +59,7 @@ def test_a_chat_of_two_turns_is_one_sequence_of_the_very_tokens() -> None:
     answers, sessions = served(engine, work)
     assert answers == ["3", "Still 3"]
     (trajectory,) = sessions["one"].sequences()
+    assert trajectory.prompt_messages == ({"role": "user", "content": "How much is 1 + 2?"},)
     assert columns(trajectory) == said(engine)
     text = TOKENIZER.decode(trajectory.token_ids)
     assert text == (
@@ -148,6 +149,44 @@ def test_a_tool_call_comes_back_in_other_words_and_keeps_its_tokens() -> None:
     given = [t for t, sampled in zip(trajectory.response_ids, trajectory.sampled, strict=True) if not sampled]
     assert "<tool_response>\ntwelve\n</tool_response>" in tokenizer.decode(given)
     assert [entry["role"] for entry in trajectory.messages] == ["assistant", "tool", "assistant"]
+
+
+def with_tools(client: Any, *messages: Any) -> Any:
+    return client.chat.completions.create(
+        model="any", messages=[QUESTION, *messages], tools=[LOOK_UP]
+    ).choices[0]
+
+
+def test_a_model_whose_template_writes_no_calls_is_given_a_format(caplog: pytest.LogCaptureFixture) -> None:
+    written = '<tool_call>{"name": "look_up", "arguments": {"value": "x"}}</tool_call><|im_end|>'
+    engine = ScriptedEngine(TOKENIZER, [written, "12<|im_end|>"])
+
+    def work(opened: Open) -> Any:
+        client = opened.client()
+        first = with_tools(client)
+        assert first.finish_reason == "tool_calls"
+        (call,) = first.message.tool_calls
+        assert (call.function.name, call.function.arguments) == ("look_up", '{"value": "x"}')
+        result = {"role": "tool", "tool_call_id": call.id, "content": "twelve"}
+        return with_tools(client, first.message.model_dump(exclude_none=True), result)
+
+    second, sessions = served(engine, work, tool_format="hermes")
+    assert second.message.content == "12"
+    (trajectory,) = sessions["one"].sequences()
+    assert columns(trajectory) == said(engine)
+    given = [t for t, sampled in zip(trajectory.response_ids, trajectory.sampled, strict=True) if not sampled]
+    assert "twelve" in TOKENIZER.decode(given)
+    assert caplog.text.count("describe the tools in the system message") == 1
+
+
+def test_a_model_without_a_format_is_refused_with_the_setting_that_gives_one() -> None:
+    def work(opened: Open) -> None:
+        with pytest.raises(
+            openai.BadRequestError, match=r"writes no tool calls, .* set agent\.tool_format to one"
+        ):
+            with_tools(opened.client())
+
+    served(ScriptedEngine(TOKENIZER, ["12<|im_end|>"]), work)
 
 
 def test_a_rewritten_context_begins_a_second_sequence() -> None:

@@ -75,6 +75,30 @@ def test_tokens_and_log_probs_are_those_of_the_engine(tiny_model: Path) -> None:
     assert made.model_dump()["prompt_token_ids"] == list(found[0].prompt_ids)
 
 
+PARSER = """
+from strop.tools.formats import ToolParser
+
+@ToolParser.register("of_a_file")
+class OfAFile(ToolParser):
+    pass
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_served_model_has_the_tool_format_of_the_settings(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "own_format.py").write_text(PARSER)
+    with_file = f"agent.files=[{tmp_path / 'own_format.py'}]"
+    for overrides, expected in (
+        (["agent.tool_format=hermes"], "FormatParser"),
+        (["agent.tool_format=of_a_file", with_file], "OfAFile"),
+    ):
+        config = load_config(Config, overrides=[f"model.path={tiny_model}", *overrides])
+        sessions, _ = loaded(config)
+        assert type(sessions.find("one")[0].model.parser()).__name__ == expected
+    with pytest.raises(ValueError, match="unknown tool format 'harmes'"):
+        loaded(load_config(Config, overrides=[f"model.path={tiny_model}", "agent.tool_format=harmes"]))
+
+
 @pytest.mark.timeout(60)
 def test_a_stop_text_ends_a_request_of_the_engine(tiny_model: Path) -> None:
     config = load_config(Config, overrides=[f"model.path={tiny_model}", "data.max_response_tokens=40"])

@@ -72,6 +72,17 @@ def written(folder: Path, *entries: Mapping[str, Any]) -> str:
     return str(path)
 
 
+@pytest.mark.parametrize("class_name", ["./curious_file.py:Curious", "curious_file.Curious"])
+def test_a_class_is_found_beside_the_yaml_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, class_name: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "curious_file.py").write_text(USERS, encoding="utf-8")
+    made = load_interactions(written(tmp_path, {"class_name": class_name}))
+    sys.modules.pop("curious_file", None)
+    assert {name: type(one).__name__ for name, one in made.items()} == {"curious": "Curious"}
+
+
 def ids(text: str) -> list[int]:
     return list(TOKENIZER(text, add_special_tokens=False)["input_ids"])
 

@@ -17,7 +17,8 @@ def test_every_stage_of_the_hash_chain_has_columns_and_every_column_a_stage_that
 def test_whoever_takes_columns_gets_those_that_are_there_in_the_order_of_the_table() -> None:
     present = {"rm_scores", "token_level_scores", "prompts", "advantages"}
     assert taken_by("resampling", present) == ["token_level_scores", "rm_scores"]
-    assert taken_by("sampler", present) == ["token_level_scores", "advantages"]
+    sampler = ["prompts", "token_level_scores", "rm_scores", "advantages"]
+    assert taken_by("sampler", present) == sampler
     assert labels_for("sampler") == ["uid", "id"]
 
 

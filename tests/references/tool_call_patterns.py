@@ -13,13 +13,20 @@ from typing import Any
 Found = list[tuple[str, Any]]
 
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL)
+_FUNCTION = re.compile(r"\s*<function=[^\S\n]*([^\s<>]+)[^\S\n]*>(.*?)(?:</function>\s*|\Z)", re.DOTALL)
+_PARAMETER = re.compile(
+    r"<parameter=(?=[^>\n]*\S)([^<>\n]+)>(.*?)(?:</parameter>|(?=<parameter=)|\Z)", re.DOTALL
+)
 _GLM_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-_DEEPSEEK = re.compile(r"<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)", re.DOTALL)
+_DEEPSEEK = re.compile(
+    r"<｜tool▁call▁begin｜>(.*?)(?:<｜tool▁sep｜>(.*?)(?:<｜tool▁call▁end｜>|\Z)|<｜tool▁call▁end｜>|\Z)",
+    re.DOTALL,
+)
 _FENCED = re.compile(r"\s*([^\n`]+)\n```(?:json)?\n(.*?)(?:\n```\s*|\Z)", re.DOTALL)
 _KIMI = re.compile(
-    r"<\|tool_call_begin\|>(.*?)<\|tool_call_argument_begin\|>(.*?)(?:<\|tool_call_end\|>|\Z)", re.DOTALL
+    r"<\|tool_call_begin\|>(.*?)"
+    r"(?:<\|tool_call_argument_begin\|>(.*?)(?:<\|tool_call_end\|>|\Z)|<\|tool_call_end\|>|\Z)",
+    re.DOTALL,
 )
 _HARMONY = re.compile(r"(.*?)<\|message\|>(.*?)(?:<\|end\|>|<\|call\|>|<\|return\|>|\Z)", re.DOTALL)
 
@@ -31,11 +38,10 @@ def qwen3_coder(text: str) -> Found:
         if match is None:
             found.append(("", None))
         else:
-            values = {
-                key.strip(): value.removeprefix("\n").removesuffix("\n")
-                for key, value in _PARAMETER.findall(match[2])
-            }
-            found.append((match[1].strip(), values))
+            arguments = _PARAMETER.findall(match[2])
+            values = {key.strip(): value.removeprefix("\n").removesuffix("\n") for key, value in arguments}
+            is_whole = not _PARAMETER.sub("", match[2]).strip() and len(values) == len(arguments)
+            found.append((match[1].strip(), values if is_whole else None))
     return found
 
 
@@ -45,15 +51,20 @@ def glm(text: str) -> Found:
         name = block.partition("<arg_key>")[0].strip()
         arguments = _GLM_ARGUMENT.findall(block)
         is_named = re.fullmatch(r"[\w.:-]+", name) is not None
-        is_whole = is_named and len(arguments) == block.count("<arg_key>")
         values = {key.strip(): value for key, value in arguments}
+        beside = _GLM_ARGUMENT.sub("", block).strip()
+        is_whole = is_named and len(values) == block.count("<arg_key>") and beside == name
         found.append((name if is_named else "", values if is_whole else None))
     return found
 
 
 def deepseek(text: str) -> Found:
     found: Found = []
-    for head, tail in _DEEPSEEK.findall(text.partition("<｜tool▁calls▁begin｜>")[2]):
+    for match in _DEEPSEEK.finditer(text.partition("<｜tool▁calls▁begin｜>")[2]):
+        head, tail = match.groups()
+        if tail is None:
+            found.append(("", None))
+            continue
         fenced = _FENCED.fullmatch(tail)
         name, arguments = (fenced[1], fenced[2]) if head.strip() == "function" and fenced else (head, tail)
         is_whole = bool(name.strip()) and (head.strip() != "function" or fenced is not None)
@@ -63,9 +74,11 @@ def deepseek(text: str) -> Found:
 
 def kimi(text: str) -> Found:
     found: Found = []
-    for identity, arguments in _KIMI.findall(text.partition("<|tool_calls_section_begin|>")[2]):
+    for match in _KIMI.finditer(text.partition("<|tool_calls_section_begin|>")[2]):
+        identity, arguments = match.groups()
         named = re.fullmatch(r"(?:functions\.)?([\w.-]+?)(?::\d+)?", identity.strip())
-        found.append((named[1], arguments.strip() or "{}") if named else ("", None))
+        is_whole = named is not None and arguments is not None
+        found.append((named[1], arguments.strip() or "{}") if is_whole else ("", None))
     return found
 
 

@@ -11,6 +11,7 @@ from reward_cases import DEADLINE_S, FAULTS, make_prompt, reward_processes, writ
 
 from strop.evaluation.reward_trial import probe_answers
 from strop.rewards import RewardConfig, RewardError, RewardPool
+from strop.rewards.config import FunctionConfig
 from strop.trajectory import Prompt
 
 pytestmark = pytest.mark.timeout(60)
@@ -147,3 +148,11 @@ def test_preflight_passes_when_one_probe_is_scored(tmp_path: Path) -> None:
 def test_config_refuses_values_without_meaning(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         RewardConfig(**fields)
+
+
+def test_a_path_may_name_the_function() -> None:
+    made = RewardConfig(path="./r.py:score")
+    assert (made.path, made.name) == ("./r.py", "score")
+    (one,) = RewardConfig(functions=(FunctionConfig(path="r.py:exact"),)).functions
+    assert (one.path, one.name, one.part) == ("r.py", "exact", "exact")
+    assert RewardConfig(path="r.py:score", name="other").path == "r.py:score"  # two names: no such file

@@ -103,6 +103,21 @@ def read(name: str, text: str) -> tuple[str, list[Any]]:
             "Hm.",
             [("f", {"a": "1, 2", "n": 3})],
         ),
+        (
+            "hermes",
+            (
+                '<tool_call>{"name": "f", "parameters": {"n": 1}}</tool_call>'
+                '<tool_call>{"type": "function", "name": "f", "arguments": {"n": 2}, "why": "x"}</tool_call>'
+            ),
+            "",
+            [("f", {"n": 1}), ("f", {"n": 2})],
+        ),
+        (
+            "mistral",
+            '[TOOL_CALLS] [{"name": "f", "parameters": {"n": 1}}]',
+            "",
+            [("f", {"n": 1})],
+        ),
         ("llama3_json", '{"name": "f", "parameters": {"n": 1}}', "", [("f", {"n": 1})]),
         (
             "llama3_json",
@@ -160,6 +175,61 @@ def test_calls_are_read(name: str, text: str, content: str, calls: list[tuple[st
         ("hermes", '<tool_call>{"name": "f", </tool_call>', "Invalid JSON in tool call"),
         ("hermes", '<tool_call>["f"]</tool_call>', 'must be an object with "name"'),
         ("hermes", '<tool_call>{"name": "f"}', "not closed"),
+        ("hermes", '<tool_call>{"name": "f", "args": {"a": "x"}}</tool_call>', 'under "arguments", not'),
+        ("hermes", '<tool_call>{"name": "f", "a": "x"}</tool_call>', 'not under "a"'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}, "a": "x"}</tool_call>', 'not under "a"'),
+        (
+            "hermes",
+            '<tool_call>{"name": "f", "arguments": {}, "parameters": {"a": "x"}}</tool_call>',
+            "not both",
+        ),
+        ("llama3_json", '{"name": "f", "input": {"a": "x"}}', 'under "parameters", not under "input"'),
+        ("llama3_json", '{"name": "f", "parameters": {}, "arguments": {"a": "x"}}', "not both"),
+        ("mistral", '[TOOL_CALLS] [{"name": "f", "args": {"a": "x"}}]', 'not under "args"'),
+        ("qwen3_coder", '<tool_call><function=f>{"a": "x"}</function></tool_call>', "<parameter=KEY>"),
+        (
+            "qwen3_coder",
+            '<tool_call><function=f><parameter name="a">x</parameter></function></tool_call>',
+            "<parameter=KEY>",
+        ),
+        (
+            "qwen3_coder",
+            "<tool_call><function=f><parameter=a>x</parameter><parameter=n\n2</parameter></function></tool_call>",
+            "<parameter=KEY>",
+        ),
+        ("qwen3_coder", "<tool_call><function=f><parameter=a</parameter></function></tool_call>", "=KEY>"),
+        (
+            "qwen3_coder",
+            "<tool_call><function=f><parameter=a>x</parameter><parameter=a>y</parameter></function></tool_call>",
+            'argument "a" is given twice',
+        ),
+        ("qwen3_coder", "<tool_call><function=f</function></tool_call>", "<function=NAME>"),
+        (
+            "qwen3_coder",
+            "<tool_call><function=f></function><function=g></function></tool_call>",
+            "<parameter=KEY>",
+        ),
+        (
+            "glm",
+            "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value><arg_value>y</arg_value></tool_call>",
+            "needs an <arg_value>",
+        ),
+        (
+            "glm",
+            (
+                "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value>n=3"
+                "<arg_key>n</arg_key><arg_value>2</arg_value></tool_call>"
+            ),
+            "needs an <arg_value>",
+        ),
+        (
+            "glm",
+            (
+                "<tool_call>f<arg_key>a</arg_key><arg_value>x</arg_value>"
+                "<arg_key>a</arg_key><arg_value>y</arg_value></tool_call>"
+            ),
+            "given twice",
+        ),
         ("qwen3_coder", "<tool_call>f(1)</tool_call>", "<function=NAME>"),
         ("glm", "<tool_call>f<arg_key>a</arg_key></tool_call>", "needs an <arg_value>"),
         ("glm", "<tool_call>\n</tool_call>", "name of a tool"),
@@ -186,6 +256,34 @@ def test_malformed_calls_are_told_as_such(name: str, text: str, problem: str) ->
     (call,) = calls
     assert isinstance(call, MalformedCall)
     assert any(part in call.problem for part in problem.split("|"))
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "whole", "broken"),
+    [
+        (
+            "kimi",
+            "<|tool_calls_section_begin|>",
+            '<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{"n": 1}<|tool_call_end|>',
+            '<|tool_call_begin|>functions.f:1 {"n": 2}<|tool_call_end|>',
+        ),
+        (
+            "deepseek",
+            "<｜tool▁calls▁begin｜>",
+            '<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"n": 1}<｜tool▁call▁end｜>',
+            '<｜tool▁call▁begin｜>f{"n": 2}<｜tool▁call▁end｜>',
+        ),
+    ],
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_call_without_its_separator_is_malformed_beside_others(
+    name: str, begin: str, whole: str, broken: str, is_first: bool
+) -> None:
+    _, calls = read(name, begin + (broken + whole if is_first else whole + broken))
+    malformed, good = calls if is_first else reversed(calls)
+    assert isinstance(malformed, MalformedCall)
+    assert "before its arguments" in malformed.problem
+    assert (good.name, json.loads(good.arguments)) == ("f", {"n": 1})
 
 
 @pytest.mark.parametrize("name", sorted(formats))

@@ -30,6 +30,38 @@ class Mine(AbstractDataGenerator):
         return [row | {"extra_info": {"made_of": int(visited[-1]), "rows": len(dataset)}}]
 '''
 
+TELLS = '''\
+import json
+from strop.data import AbstractDataGenerator
+
+
+class Mine(AbstractDataGenerator):
+    """Writes the batch of a step down as a program for verl reads it."""
+
+    def generate(self, dataset):
+        batch = dataset.batch
+        if batch is not None:
+            labels = batch.non_tensor_batch
+            told = [
+                {
+                    "id": labels["id"][row],
+                    "prompt_ids": batch.batch["prompts"][row].tolist(),
+                    "response_ids": batch.batch["responses"][row].tolist(),
+                    "score": float(batch.batch["token_level_scores"][row].sum()),
+                    "data_source": labels["data_source"][row],
+                    "ground_truth": labels["reward_model"][row]["ground_truth"],
+                    "question": labels["raw_prompt"][row][-1]["content"],
+                    "extra_info": labels["extra_info"][row],
+                    "acc": labels["acc"][row],
+                    "same_row": dict(dataset[int(labels["index"][row])])["prompt"],
+                }
+                for row in range(len(batch))
+            ]
+            with open(self.config.told, "w") as file:
+                json.dump(told, file)
+        return []
+'''
+
 CLASS = '''\
 from strop.data import RLHFDataset
 
@@ -90,6 +122,30 @@ def test_rows_of_before_the_first_step_are_in_the_first_epoch(project: Project, 
     done = train_in(tmp_path / "run", config)
     first = [row for step in visits(done.folder) for epoch, row in step if epoch == 0]
     assert sorted(row for row in first if row >= 24) == [24, 25]
+
+
+def test_a_generator_is_told_the_batch_as_verl_hands_it(project: Project, tmp_path: Path) -> None:
+    (tmp_path / "tells.py").write_text(TELLS)
+    told_file = tmp_path / "told.json"
+    config = project.config(
+        f"data.datagen={{path: '{tmp_path / 'tells.py'}', name: Mine, kwargs: {{told: '{told_file}'}}}}",
+        "trainer.max_steps=1", "data.prompts_per_step=2",
+    )  # fmt: skip
+    done = train_in(tmp_path / "run", config)
+    told = {row["id"]: row for row in json.loads(told_file.read_text())}
+    with RunFolder.open(done.folder, read_only=True) as run:
+        samples = {row["id"]: row for row in run.samples.read(1)}
+    assert len(told) == 8
+    assert told.keys() == samples.keys()
+    for name, row in told.items():
+        sample = samples[name]
+        for key in ("prompt_ids", "response_ids", "data_source", "ground_truth"):
+            assert row[key] == sample[key], key
+        assert row["score"] == pytest.approx(sample["score"])
+        assert row["acc"] == sample["reward_parts"]["acc"]
+        assert row["question"] in sample["prompt"]
+        assert row["question"] in str(row["same_row"])
+        assert isinstance(row["extra_info"], dict)
 
 
 @pytest.mark.slow

@@ -12,11 +12,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from view.made_runs import MARKUP, Page, ask, asked, make_run, sample, served
 
 from strop.run import RunFolder
+from strop.view.page import server as page_server
 
 
 @pytest.fixture(scope="module")
@@ -346,3 +348,37 @@ def test_a_sample_of_more_than_one_token_per_letter(tmp_path: Path) -> None:
         "bytes that are no character hide nothing for long"
     )
     assert sample(1, 1, 1)["response_ids"]
+
+
+DRAW = """
+globalThis.strop = {
+  el: (tag, attributes, ...children) => children.flat().filter((one) => one !== null).join(" "),
+  tokenBox: (sequence, start, end) => `tokens ${start} to ${end} of ${sequence.name}`,
+};
+const source = require("fs").readFileSync(process.argv[1], "utf8");
+new Function(source)();
+console.log(JSON.stringify(strop.turns(JSON.parse(process.argv[2]), null)));
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_an_observation_without_tokens_of_its_own_is_shown_as_text() -> None:
+    # Two answers with credit per turn: the observation between them is in the prompt of the second sequence.
+    messages: list[dict[str, Any]] = [
+        {"role": "assistant", "content": "3", "sequence": 0, "tokens": [0, 2]},
+        {"role": "user", "content": "higher", "sequence": 0, "tokens": [2, 2]},
+        {"role": "assistant", "content": "9", "sequence": 1, "tokens": [0, 2]},
+        {"role": "user", "content": "cut off", "sequence": 1, "tokens": [2, 5]},
+    ]
+    sequences = [{"name": name, "id": [5, 6]} for name in ("first", "second")]
+    sample = json.dumps({"messages": messages, "sequences": sequences})
+    script = Path(page_server.__file__).parent / "static" / "samples.js"
+    ran = subprocess.run(
+        ["node", "-e", DRAW, str(script), sample], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert [one.strip() for one in json.loads(ran.stdout)] == [
+        "turn 1 · assistant  tokens 0 to 2 of first",
+        "turn 1 · user  higher",
+        "turn 2 · assistant  tokens 0 to 2 of second",
+        "turn 2 · user  cut off",
+    ]

@@ -53,7 +53,6 @@ def loops_from_yaml(path: str) -> dict[str, Callable[..., Any]]:
         if not isinstance(entry, Mapping) or "name" not in entry or "_target_" not in entry:
             raise ValueError(f"{where} needs the keys name and _target_")
         settings = {str(key): value for key, value in entry.items() if key not in ("name", "_target_")}
-        made[str(entry["name"])] = loop_as_agent(
-            load_class(str(entry["_target_"]), setting=where), **settings
-        )
+        found = load_class(str(entry["_target_"]), setting=where, folder=Path(path).expanduser().parent)
+        made[str(entry["name"])] = loop_as_agent(found, **settings)
     return made

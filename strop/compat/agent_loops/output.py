@@ -107,6 +107,7 @@ def sequence_of(
     seconds = metrics if isinstance(metrics, Mapping) else vars(metrics)
     made = Trajectory(
         uid=empty.uid,
+        prompt_messages=empty.prompt_messages,
         sample_index=empty.sample_index,
         prompt_ids=prompt_ids,
         response_ids=whole[first:end],

@@ -8,4 +8,4 @@ from dataclasses import dataclass
 @dataclass(frozen=True, kw_only=True)
 class LoopSettings:
     loops: str = ""
-    """YAML list of agent loops: name, _target_ (a class by its dotted path) and further constructor arguments."""
+    """YAML list of agent loops: name, _target_ (FILE.py:CLASS, or a dotted path) and further constructor arguments."""

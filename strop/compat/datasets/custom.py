@@ -22,6 +22,7 @@ from strop.border import encodable_value
 from strop.compat.datasets.settings import DatasetClassConfig
 from strop.compat.user_functions import VerlConfig
 from strop.data.config import DataConfig
+from strop.data.readers import without_filled_nulls
 from strop.protocol import DataProto
 
 RAW_PROMPT = "raw_prompt"
@@ -130,7 +131,7 @@ class CustomRows(Sequence[dict[str, Any]]):
                 f"{self._label}: row {index} is a {type(found).__name__}, but __getitem__ must return a dictionary "
                 f"of columns such as {self._prompt_key}, data_source and reward_model"
             )
-        return self._as_row(encodable_value(dict(found)))
+        return self._as_row(without_filled_nulls(encodable_value(dict(found))))  # most classes hold tables
 
     def _as_row(self, found: Mapping[str, Any]) -> dict[str, Any]:
         row = {name: value for name, value in found.items() if not isinstance(value, torch.Tensor)}

@@ -35,7 +35,7 @@ from torch.utils.data import Dataset
 
 from strop.border import read_json
 from strop.data.chat import encode_all, render, to_chat, to_messages
-from strop.data.readers import check_entries, read_rows
+from strop.data.readers import check_entries, read_rows, without_filled_nulls
 
 _BATCH = 512
 """Prompts per call of the tokenizer."""
@@ -146,6 +146,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
     def _rendered(self, row: dict[str, Any], number: int) -> str:
         """The prompt through the chat template; media count as their placeholders."""
         where = f"row {number} of {type(self).__name__}"
+        row = without_filled_nulls(row)
         messages = to_messages(self._build_messages(row), role="user", where=where, key=self.prompt_key)
         chat = to_chat(row, messages, options=self.apply_chat_template_kwargs, where=where)
         return render(self.tokenizer, chat, add_generation_prompt=True)

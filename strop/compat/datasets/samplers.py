@@ -42,7 +42,7 @@ class AbstractCurriculumSampler(AbstractSampler):
 
     @abstractmethod
     def update(self, batch: DataProto) -> None:
-        """The samples of a step that were trained on or could have been, without their tokens."""
+        """The samples of a step that were trained on or could have been, as `on_batch_end` of a dataset gets them."""
 
 
 class VerlSampler(SamplerObject):

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from strop.base.sections import section
+from strop.base.user_files import divide_named_file
 
 
 class _NamedClass:
@@ -18,6 +19,7 @@ class _NamedClass:
     name: str
 
     def __post_init__(self) -> None:
+        divide_named_file(self)
         if bool(self.path) != bool(self.name):
             given, value, missing = ("path", self.path, "name") if self.path else ("name", self.name, "path")
             raise ValueError(
@@ -45,7 +47,7 @@ class DatasetClassConfig(_NamedClass):
     """Python file with the class, relative to the current directory. Empty: rows are read from the files as they
     are."""
     name: str = ""
-    """Name of the class in that file."""
+    """Name of the class in that file; the path may name it too, FILE.py:CLASS."""
 
 
 @section("data.datagen")

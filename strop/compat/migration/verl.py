@@ -359,6 +359,20 @@ def interactions(key: str, value: Any, facts: Facts) -> Outcome:
     return many(ours, "its classes derive from strop.interactions.BaseInteraction here")
 
 
+def turns(key: str, value: Any, facts: Facts) -> Outcome:
+    """Several turns are on: in versions of 2025 tools played every row then, also one that names no agent."""
+    files = ("tool_config_path", "function_tool_path")
+    has_tools = any(facts.get(f"{R}.multi_turn.{file}") for file in files)
+    has_user = _is_named(facts, f"{R}.multi_turn.interaction_config_path")
+    if value is True and has_tools and not has_user and not facts.is_given(f"{R}.agent.default_agent_loop"):
+        note = "rows that name no agent have the tools, as in verl's versions of 2025"
+        return many({"agent.default_agent": "tool_agent"}, note)
+    return skip(
+        "what multi_turn names is played, as in verl's versions of 2026; those of 2025 played it where this was true "
+        "alone"
+    )
+
+
 def default_agent(key: str, value: Any, facts: Facts) -> Outcome:
     """Who plays the rows that name nobody."""
     has_user = _is_named(facts, f"{R}.multi_turn.interaction_config_path")

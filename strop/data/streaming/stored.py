@@ -39,6 +39,7 @@ from strop.data.readers import (
     open_set,
     parquet_refused,
     parse_object,
+    without_filled_nulls,
 )
 
 MAX_GROUP_BYTES = 4 * 2**20
@@ -121,7 +122,7 @@ class MappedRows:
     def row(self, index: int) -> dict[str, Any]:
         """The row of this number."""
         found: list[dict[str, Any]] = self._dataset[index : index + 1].to_pylist()
-        return found[0]
+        return without_filled_nulls(found[0])
 
 
 class BlockRows:
@@ -143,7 +144,7 @@ class BlockRows:
         number = bisect.bisect_right(self._ends, index)
         start = self._ends[number - 1] if number else 0
         found: list[dict[str, Any]] = self._block(number).slice(index - start, 1).to_pylist()
-        return found[0]
+        return without_filled_nulls(found[0])
 
 
 class LineRows:

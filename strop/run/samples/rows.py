@@ -35,7 +35,7 @@ def shown_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], med
 
 def saved_rows(episodes: DataProto, tokenizer: Any, *, keeps_row: bool) -> list[dict[str, Any]]:
     """Rows of the sample store; arguments as of `RolloutWorker.write_samples`."""
-    texts: dict[str, str] = {}
+    texts: dict[tuple[str, tuple[int, ...]], str] = {}
     rows = []
     told = episodes.non_tensor_batch
     numbers = {
@@ -45,10 +45,14 @@ def saved_rows(episodes: DataProto, tokenizer: Any, *, keeps_row: bool) -> list[
     for place, (episode, decided, has_numbers) in enumerate(
         zip(told["episode"], told["decided"], told["has_numbers"], strict=True)
     ):
-        prompt = episode.prompt
-        if prompt.uid not in texts:
-            texts[prompt.uid] = shown_text(tokenizer, prompt.token_ids, prompt.media)
-        row = sample_row(episode, decided, prompt_text=texts[prompt.uid], keeps_row=keeps_row)
+        prompt, first = episode.prompt, episode.first
+        is_of_row = first is None or first.prompt_ids == prompt.token_ids
+        seen = prompt.token_ids if is_of_row else first.prompt_ids
+        key = (prompt.uid, seen)
+        if key not in texts:
+            media = prompt.media if is_of_row else [one for one in first.media if one.span[1] <= len(seen)]
+            texts[key] = shown_text(tokenizer, seen, media)
+        row = sample_row(episode, decided, prompt_text=texts[key], keeps_row=keeps_row)
         if has_numbers:
             row |= {name: values[place].tolist() for name, values in numbers.items()}
         rows.append(row)
@@ -63,7 +67,7 @@ def sample_row(
     Args:
         episode: the sample.
         decided: what came of it.
-        prompt_text: its prompt as text.
+        prompt_text: the prompt that the model was shown, as text.
         keeps_row: add what a reward function gets of the dataset row, for data that cannot be read again by number.
     """
     trajectory, outcome = episode.trajectory, episode.outcome

@@ -37,8 +37,7 @@ def read_llama3_json(text: str, tools: ToolSchemas) -> Read:
             calls.append(MalformedCall(body[position:], f"Invalid JSON in tool call: {error}"))
             break
         written = body[position:end]
-        key = "parameters" if isinstance(value, dict) and "parameters" in value else "arguments"
-        calls.append(call_from_object(value, written, arguments_key=key))
+        calls.append(call_from_object(value, written, arguments_key="parameters"))
         position = end
         while position < len(body) and body[position] in "; \n\t,":
             position += 1

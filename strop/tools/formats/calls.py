@@ -15,23 +15,46 @@ Read = tuple[str, list[FunctionCall | MalformedCall]]
 ToolSchemas = Sequence[Mapping[str, Any]]
 
 
-def call_from_json(text: str, *, arguments_key: str = "arguments") -> FunctionCall | MalformedCall:
+ARGUMENT_KEYS = ("arguments", "parameters")
+"""Keys under which a call in JSON has its arguments: that of OpenAI, Qwen and Mistral, and that of Llama."""
+
+
+def call_from_json(text: str) -> FunctionCall | MalformedCall:
     """A call that is a JSON object with a name and arguments, which may be an object or its JSON text."""
     try:
         value = read_json(text)
     except ValueError as error:
         return MalformedCall(text, f"Invalid JSON in tool call: {error}")
-    return call_from_object(value, text, arguments_key=arguments_key)
+    return call_from_object(value, text)
 
 
-def call_from_object(value: object, text: str, *, arguments_key: str) -> FunctionCall | MalformedCall:
-    """A call from a value that was JSON; `text` is how it was written."""
+def call_from_object(
+    value: object, text: str, *, arguments_key: str = "arguments"
+) -> FunctionCall | MalformedCall:
+    """A call from a value that was JSON; arguments are read under each of ARGUMENT_KEYS.
+
+    A call with other keys and no arguments is malformed: carried out without them it would run with the defaults of
+    the tool.
+
+    Args:
+        value: the call.
+        text: how it was written.
+        arguments_key: the key that the format has, for messages.
+    """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return MalformedCall(text, f'A tool call must be an object with "name" and "{arguments_key}".')
-    arguments = value.get(arguments_key, {})
+    name = value["name"]
+    keys = [key for key in ARGUMENT_KEYS if key in value]
+    if len(keys) > 1:
+        return MalformedCall(text, f'A tool call has "{keys[0]}" or "{keys[1]}", not both.', name)
+    arguments = value[keys[0]] if keys else {}
+    others = [key for key in value if key not in ("name", "id", "type", *ARGUMENT_KEYS)]
+    if others and arguments in ({}, "", "{}", None):
+        problem = f'A tool call has its arguments under "{arguments_key}", not under {json.dumps(others[0])}.'
+        return MalformedCall(text, problem, name)
     identity = value.get("id")
     return FunctionCall(
-        value["name"],
+        name,
         arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
         identity if isinstance(identity, str) else None,
     )

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from strop.tools.answers import FunctionCall, MalformedCall, ParsedTurn, split_thinking
 from strop.tools.formats.calls import Read, ToolSchemas
+from strop.tools.schemas import schema_mapping
 from strop.tools.template_profile import CallExample
 
 
@@ -190,4 +191,4 @@ def parser_for_template(example: CallExample | None, tokenizer: Any) -> ToolPars
 
 def _as_mappings(tools: Any) -> ToolSchemas:
     """Schemas given as objects or as mappings."""
-    return [tool.model_dump() if hasattr(tool, "model_dump") else tool for tool in tools or ()]
+    return [schema_mapping(tool) for tool in tools or ()]

@@ -38,18 +38,21 @@ def _checked(name: str, arguments: str, identity: str | None = None) -> Function
     return FunctionCall(name.strip(), arguments.strip() or "{}", identity)
 
 
-def _marked_calls(text: str, begin: str, middle: str, end: str) -> Iterator[tuple[str, str, str]]:
+def _marked_calls(text: str, begin: str, middle: str, end: str) -> Iterator[tuple[str, str | None, str]]:
     """What stands before and after the middle of every call, and the call as written.
 
-    A call without an end goes to the end of the text; one without a middle is none.
+    A call without an end goes to the end of the text. Behind one without a middle, nothing (None) stands after it.
     """
     marks = Marks(text)
     start = marks.find(begin, 0)
-    while start >= 0 and (divide := marks.find(middle, start + len(begin))) >= 0:
-        tail = divide + len(middle)
-        close = marks.find(end, tail)
+    while start >= 0:
+        head = start + len(begin)
+        divide, close = marks.find(middle, head), marks.find(end, head)
         stop, after = (close, close + len(end)) if close >= 0 else (len(text), len(text))
-        yield text[start + len(begin) : divide], text[tail:stop], text[start:after]
+        if 0 <= divide < stop:
+            yield text[head:divide], text[divide + len(middle) : stop], text[start:after]
+        else:
+            yield text[head:stop], None, text[start:after]
         start = marks.find(begin, after)
 
 
@@ -59,7 +62,9 @@ def read_deepseek(text: str, tools: ToolSchemas) -> Read:
     calls: list[FunctionCall | MalformedCall] = []
     for before, tail, written in _marked_calls(section, *_DEEPSEEK):
         head = before.strip()
-        if head != "function":
+        if tail is None:
+            calls.append(MalformedCall(written, f"A tool call needs {_DEEPSEEK[1]} before its arguments."))
+        elif head != "function":
             calls.append(_checked(head, tail))
         elif (fenced := _fenced(tail)) is not None:
             calls.append(_checked(*fenced))
@@ -86,7 +91,9 @@ def read_kimi(text: str, tools: ToolSchemas) -> Read:
     for before, arguments, written in _marked_calls(section, *_KIMI):
         identity = before.strip()
         named = _KIMI_ID.fullmatch(identity)
-        if named is None:
+        if arguments is None:
+            calls.append(MalformedCall(written, f"A tool call needs {_KIMI[1]} before its arguments."))
+        elif named is None:
             calls.append(MalformedCall(written, "The id of a tool call must be functions.NAME:NUMBER."))
         else:
             calls.append(_checked(named["name"], arguments, identity))
@@ -110,7 +117,7 @@ def _mistral_calls(part: str) -> list[FunctionCall | MalformedCall]:
             values, _ = read_json_at(part.lstrip(), 0)
         except ValueError as error:
             return [MalformedCall(part, f"Invalid JSON in tool call: {error}")]
-        return [call_from_object(value, json.dumps(value), arguments_key="arguments") for value in values]
+        return [call_from_object(value, json.dumps(value)) for value in values]
     named = _MISTRAL_NAMED.match(part)
     if named is None:
         return [MalformedCall(part, "After [TOOL_CALLS] must come a JSON list, or a name and its arguments.")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
 from strop.tools.answers import FunctionCall, MalformedCall
 from strop.tools.formats.calls import (
@@ -23,6 +23,7 @@ _FUNCTION, _FUNCTION_END = "<function=", "</function>"
 _PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
 _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
 _NAME = re.compile(r"[\w.:-]+")
+_TAG_NAME = re.compile(r"[^\s<>]+")
 
 
 def _read_blocks(text: str, read: Callable[[str], FunctionCall | MalformedCall]) -> Read:
@@ -57,35 +58,52 @@ def read_qwen3_coder(text: str, tools: ToolSchemas) -> Read:
 
     def read(block: str) -> FunctionCall | MalformedCall:
         written, closed, body = block.lstrip().removeprefix(_FUNCTION).partition(">")
-        if not (block.lstrip().startswith(_FUNCTION) and written and closed) or "\n" in written:
-            return MalformedCall(block, "A tool call must be <function=NAME> ... </function>.")
         name = written.strip()
+        is_tag = block.lstrip().startswith(_FUNCTION) and closed and "\n" not in written
+        if not (is_tag and _TAG_NAME.fullmatch(name)):
+            return MalformedCall(block, "A tool call must be <function=NAME> ... </function>.")
+        found, beside = _parameters(without_end(body, _FUNCTION_END))
+        if beside:
+            problem = "Each argument of a tool call must be <parameter=KEY>VALUE</parameter>."
+            return MalformedCall(block, problem, name)
+        if twice := _given_twice(found):
+            return MalformedCall(block, f"The argument {json.dumps(twice)} is given twice.", name)
         types = parameter_types(tools, name)
-        arguments = {
-            key.strip(): typed_value(_without_edges(value), types.get(key.strip()))
-            for key, value in _parameters(without_end(body, _FUNCTION_END))
-        }
+        arguments = {key: typed_value(_without_edges(value), types.get(key)) for key, value in found}
         return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
 
     return _read_blocks(text, read)
 
 
-def _parameters(body: str) -> Iterator[tuple[str, str]]:
-    """Key and value of every <parameter=KEY>, as written; a value ends at its tag, the next parameter or the end."""
+def _parameters(body: str) -> tuple[list[tuple[str, str]], str]:
+    """Key and value of every <parameter=KEY>, as written, and the text that stands beside them.
+
+    A value ends at its tag, the next parameter or the end.
+    """
     marks = Marks(body)
-    start = marks.find(_PARAMETER, 0)
+    found: list[tuple[str, str]] = []
+    beside: list[str] = []
+    position, start = 0, marks.find(_PARAMETER, 0)
     while start >= 0:
         key = start + len(_PARAMETER)
-        close, line_end = marks.find(">", key), marks.find("\n", key)
-        if close < 0:
-            return
-        if close == key or 0 <= line_end < close:  # no key on one line
+        close, line_end, opening = (marks.find(mark, key) for mark in (">", "\n", "<"))
+        is_broken = 0 <= line_end < close or 0 <= opening < close
+        if close <= key or is_broken or not body[key:close].strip():  # no key on one line
             start = marks.find(_PARAMETER, key)
             continue
         end, following = marks.find(_PARAMETER_END, close), marks.find(_PARAMETER, close)
         stop = min((place for place in (end, following) if place >= 0), default=len(body))
-        yield body[key:close], body[close + 1 : stop]
+        beside.append(body[position:start])
+        found.append((body[key:close].strip(), body[close + 1 : stop]))
+        position = stop + len(_PARAMETER_END) if stop == end else stop
         start = following if stop == following else marks.find(_PARAMETER, stop)
+    return found, "".join([*beside, body[position:]]).strip()
+
+
+def _given_twice(arguments: Sequence[tuple[str, str]]) -> str:
+    """The first key that stands there twice; empty where none does."""
+    keys = [key for key, _ in arguments]
+    return next((key for key in keys if keys.count(key) > 1), "") if len(set(keys)) < len(keys) else ""
 
 
 def read_glm(text: str, tools: ToolSchemas) -> Read:
@@ -97,16 +115,19 @@ def read_glm(text: str, tools: ToolSchemas) -> Read:
             return MalformedCall(block, "A tool call must begin with the name of a tool.")
         found = _glm_arguments(block)
         if found is None:
-            return MalformedCall(block, "Each <arg_key> needs an <arg_value> after it.", name)
+            problem = "Each <arg_key> needs an <arg_value> after it, and nothing else may follow the name."
+            return MalformedCall(block, problem, name)
+        if twice := _given_twice(found):
+            return MalformedCall(block, f"The argument {json.dumps(twice)} is given twice.", name)
         types = parameter_types(tools, name)
-        arguments = {key.strip(): typed_value(value, types.get(key.strip())) for key, value in found}
+        arguments = {key: typed_value(value, types.get(key)) for key, value in found}
         return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
 
     return _read_blocks(text, read)
 
 
 def _glm_arguments(block: str) -> list[tuple[str, str]] | None:
-    """Key and value of every argument, as written; None where a key lacks its value."""
+    """Key and value of every argument, as written; None where a key lacks its value, or other text stands between."""
     marks = Marks(block)
     found: list[tuple[str, str]] = []
     start = marks.find(_KEY, 0)
@@ -120,7 +141,9 @@ def _glm_arguments(block: str) -> list[tuple[str, str]] | None:
         end = marks.find(_VALUE_END, value)
         if close < 0 or end < 0 or 0 <= following < end:
             return None
-        found.append((block[key:close], block[value + len(_VALUE) : end]))
+        if marks.skip_blanks(end + len(_VALUE_END)) != (following if following >= 0 else len(block)):
+            return None
+        found.append((block[key:close].strip(), block[value + len(_VALUE) : end]))
         start = following
     return found
 

@@ -123,7 +123,8 @@ strop.turns = function (sample, values) {
     if (message.role === "assistant") answers += 1;
     const sequence = sample.sequences[message.sequence || 0];
     const place = JSON.stringify([message.sequence || 0, message.tokens]);
-    const hasTokens = message.tokens && sequence && sequence.id.length && place !== before;
+    // An observation after which a new sequence begins has no tokens of its own in this one: its text is shown.
+    const hasTokens = message.tokens && sequence && message.tokens[0] < Math.min(message.tokens[1], sequence.id.length) && place !== before;
     before = place;
     const calls = (message.tool_calls || []).map((call) => el("pre", {}, call.problem ? `broken call: ${call.problem} ${call.malformed || ""}`
       : `calls ${call.name || ""} ${typeof call.arguments === "string" ? call.arguments : JSON.stringify(call.arguments)}`));
