@@ -35,6 +35,7 @@ from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.errors import RunError
 from strop.run.events import EventLog
+from strop.run.inputs import INPUTS_FILE
 from strop.run.ledger import Ledger
 from strop.run.lock import RunLock
 
@@ -43,9 +44,9 @@ GROWN_FILE = "grown.jsonl"
 SAMPLES = "samples"
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "tensordict", "numpy")
-_OURS = {"config.yaml", "events.jsonl", "samples", "checkpoints", "logs", "lock", f".{RUN_FILE}.tmp"}
+_OURS = {"config.yaml", INPUTS_FILE, "events.jsonl", "samples", "checkpoints", "logs", "lock", f".{RUN_FILE}.tmp"}
 _WRITTEN = {"config.yaml", "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
-            "spending.json", GROWN_FILE, RUN_FILE}  # fmt: skip
+            "spending.json", GROWN_FILE, INPUTS_FILE, RUN_FILE}  # fmt: skip
 _UNBEGUN = ("created", "model", "started_from", "threads", "preflight")
 """Events of a run that has done nothing yet."""
 _DEFAULTS = RunConfig()

@@ -88,9 +88,9 @@ def start_run(
         located, models = found.config, found.models
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
-        write_inputs(run.path, inputs_of(to_flat_dict(config)))
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
+        write_inputs(run.path, inputs_of(to_flat_dict(config)))
         if inputs is not None:
             inputs.write_models(run.path, models)
         for line in () if beginning is None else beginning.take_over(run, config):
