@@ -262,6 +262,8 @@ def evaluate(
         seconds=found.seconds,
         pass_rate_start=rate,
         pass_rate_final=rate,
+        reward_start=found.total.mean_reward,
+        reward_final=found.total.mean_reward,
         interval=found.total.interval(),
         answers=found.answers,
     )
@@ -378,6 +380,8 @@ def _result_of(run: RunFolder) -> Result:
         seconds=done.seconds,
         pass_rate_start=done.pass_rate_start,
         pass_rate_final=done.pass_rate_final,
+        reward_start=done.reward_start,
+        reward_final=done.reward_final,
         interval=done.interval_final,
     )
 

@@ -43,7 +43,7 @@ class Outcome:
     """The reward as the function returned it; None unless kind is `score`."""
     parts: Mapping[str, Value] = field(default_factory=dict)
     """The other entries of the returned dictionary, or one entry per function where there are several. Samples need
-    not have the same ones. A plain number has the one part `acc`, equal to the score."""
+    not have the same ones. `acc` says whether the answer passes (passing.py), where something decides that."""
     error: str = ""
     """One sentence; empty when kind is `score`."""
     seconds: float = 0.0

@@ -32,6 +32,7 @@ from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
+from strop.rewards.passing import own_verdict
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
@@ -388,4 +389,4 @@ def _given(trajectory: Trajectory) -> Outcome:
         )
         sentence = f"the agent gave {found}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
         return Outcome(kind="error", error=sentence)
-    return Outcome(kind="score", score=score, parts={"acc": score, **parts})
+    return Outcome(kind="score", score=score, parts=own_verdict(score, parts))

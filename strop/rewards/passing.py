@@ -1,0 +1,42 @@
+"""Which answers pass: the `acc` of a scored outcome.
+
+A reward is not a verdict: a weighted sum, or a score with steps between wrong and right, says nothing of passing. What
+decides is, in this order: the function that reward.pass_by names, from reward.pass_threshold on; the `acc` that a
+function, a judge or an environment gives; a single reward of 0 or 1. Otherwise nothing decides, and the outcome has no
+`acc`: there is no pass rate then, only a mean reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from strop.border import finite
+from strop.rewards.config import RewardConfig
+from strop.rewards.outcome import Outcome, Value
+
+ACC = "acc"
+"""The part that says whether an answer passes."""
+
+
+def with_verdict(outcome: Outcome, config: RewardConfig) -> Outcome:
+    """The outcome with the `acc` of what decides; without one where reward.pass_by names a function that did not apply
+    to this sample."""
+    if outcome.score is None:
+        return outcome
+    if config.pass_by:
+        parts = {name: value for name, value in outcome.parts.items() if name != ACC}
+        is_alone = config.is_single and not config.functions
+        deciding = outcome.score if is_alone else finite(outcome.parts.get(config.pass_by))
+        if deciding is not None:
+            parts[ACC] = deciding >= config.pass_threshold
+        return replace(outcome, parts=parts)
+    if not config.is_single:
+        return outcome
+    own = finite(outcome.parts.get(config.functions[0].part)) if config.functions else outcome.score
+    return replace(outcome, parts=own_verdict(own, outcome.parts))
+
+
+def own_verdict(score: float | None, parts: Mapping[str, Value]) -> dict[str, Value]:
+    """The parts of a reward that stands alone: its score is `acc` where it is 0 or 1 and no other one is given."""
+    return {ACC: score, **parts} if score in (0.0, 1.0) and ACC not in parts else dict(parts)
