@@ -123,5 +123,7 @@ def check_failed_share(outcomes: Sequence[Outcome], *, max_failed_share: float, 
         raise RewardError(
             f"{failed} of {len(outcomes)} samples could not be scored, more than reward.max_failed_share = "
             f"{max_failed_share:g} allows ({summarize(outcomes, timeout_s=timeout_s)}): repair the reward "
-            f"function, or raise the limit if these failures are expected"
+            f"function, or raise the limit if these failures are expected; a run that is continued (--resume) reads "
+            f"the reward file anew, and takes other values of reward.on_failure, reward.failed_score and "
+            f"reward.max_failed_share"
         )
