@@ -334,7 +334,7 @@ class Trainer:
         validation = summarize_validation(episodes.reports)
         self._say(f"step {step}: validation {validation.describe()}")
         if self._saves_samples:
-            decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "filtered", "validation"))
+            decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "", ""))
             self.roles.write_samples(step, episodes, decided, split="val")
         interval = validation.interval() if validation.has_interval else None
         ends = {} if interval is None else dict(zip(("low", "high"), interval, strict=True))

@@ -42,6 +42,7 @@ class Decided(NamedTuple):
     advantage: float | None
     """Mean over its sampled tokens; None when it was not trained on."""
     fate: str
+    """Empty for samples of a validation, which no step could train on."""
     reason: str
     """Of the fate; see `strop.run.Fate`."""
 

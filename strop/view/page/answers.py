@@ -221,7 +221,8 @@ def _add_to_group(by_uid: dict[str, dict[str, Any]], row: Mapping[str, Any]) -> 
     group["scores"].append(_finite(row["score"]))
     group["passes"].append(_passes(row))
     fate = printable(" ".join(filter(None, (row["fate"], row["fate_reason"]))))
-    group["fates"][fate] = group["fates"].get(fate, 0) + 1
+    if fate:
+        group["fates"][fate] = group["fates"].get(fate, 0) + 1
 
 
 def _passes(row: Mapping[str, Any]) -> bool | None:
