@@ -17,6 +17,15 @@ from strop.rewards.outcome import Outcome, Value
 
 ACC = "acc"
 """The part that says whether an answer passes."""
+PASS_THRESHOLD = 0.5
+"""An answer passes when its `acc` is above this."""
+
+
+def passes(score: float, parts: Mapping[str, Value]) -> bool | None:
+    """Whether an answer with this score passes; None where nothing decides that. A score without any part is a single
+    reward."""
+    acc = finite((parts or own_verdict(score, {})).get(ACC))
+    return None if acc is None else acc > PASS_THRESHOLD
 
 
 def with_verdict(outcome: Outcome, config: RewardConfig) -> Outcome:

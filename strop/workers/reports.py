@@ -8,16 +8,12 @@ from typing import NamedTuple
 
 from strop.border import finite
 from strop.rewards.outcome import Outcome
-from strop.rewards.passing import own_verdict
+from strop.rewards.passing import passes
 from strop.rollout.client import NoEngine
 from strop.workers.episodes import Episode, row_id
 
 MAX_FAILED_SHARE = 0.2
 """Share of a step's episodes that may fail before scoring; above it the run stops."""
-
-
-PASS_THRESHOLD = 0.5
-"""An answer passes when its `acc` (strop/rewards/passing.py) is above this."""
 
 
 class EpisodesFailed(RuntimeError):
@@ -136,13 +132,10 @@ class EpisodeReport:
 
     @property
     def passes(self) -> bool | None:
-        """Its `acc` is above PASS_THRESHOLD; False where it could not be scored, None where nothing decides whether it
-        passes."""
+        """By its `acc`; False where it could not be scored, None where nothing decides whether it passes."""
         if self.outcome is None or self.outcome.score is None:
             return False
-        parts = self.outcome.parts or own_verdict(self.outcome.score, {})
-        acc = finite(parts.get("acc"))
-        return None if acc is None else acc > PASS_THRESHOLD
+        return passes(self.outcome.score, self.outcome.parts)
 
     def reward(self) -> float | None:
         """What the sample is trained with; None when it is left out of training.

@@ -74,7 +74,7 @@ def run_series(metrics: Iterable[Mapping[str, float]]) -> list[Series]:
         metrics: one mapping per step with the key "step", as `read_metrics` gives them.
     """
     records = list(metrics)
-    found = []
+    found: list[Series] = []
     for name, patterns, is_line in _CURVES:
         points = [(int(record["step"]), find(record, patterns)) for record in records]
         kept = [(step, value) for step, value in points if value is not None]

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from strop.algorithms.stream_functions import SampleGroup
 from strop.algorithms.stream_functions.calls import filter_cause
-from strop.border import finite
-from strop.rewards.passing import ACC
+from strop.rewards.passing import passes
 from strop.trainer.rounds.settings import FilterGroupsConfig
-from strop.workers.reports import PASS_THRESHOLD
 
 SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED = (
     "solved by every sample",
@@ -40,11 +38,8 @@ def left_out_for(group: SampleGroup, settings: FilterGroupsConfig) -> str:
         return UNSCORED
     lowest, highest = min(numbers), max(numbers)
     if lowest == highest:
-        verdicts = [finite(parts.get(ACC)) for parts in group.parts]
-        if None in verdicts:
-            return EQUAL
-        passed = {verdict is not None and verdict > PASS_THRESHOLD for verdict in verdicts}
-        return EQUAL if len(passed) > 1 else SOLVED if True in passed else FAILED
+        verdicts = {passes(reward, parts) for reward, parts in zip(group.rewards, group.parts, strict=True)}
+        return SOLVED if verdicts == {True} else FAILED if verdicts == {False} else EQUAL
     mean = sum(numbers) / len(numbers)
     if settings.highest_mean is not None and mean > settings.highest_mean:
         return EASY

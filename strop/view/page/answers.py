@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 import strop
-from strop.border import finite, printable
-from strop.rewards.passing import ACC
+from strop.border import printable
+from strop.rewards.passing import passes
 from strop.run import RunError, RunFolder
 from strop.run.samples import schema_of
 from strop.run.samples.reading import tables_of
@@ -25,7 +25,6 @@ from strop.view.samples import find_samples
 from strop.view.summary import differing_settings, flattened, summary_of
 from strop.view.token_view import response_tokens
 from strop.view.turn_view import training_sequences
-from strop.workers.reports import PASS_THRESHOLD
 
 Words = Mapping[str, str]
 MAX_GROUPS = 2000
@@ -219,21 +218,16 @@ def _add_to_group(by_uid: dict[str, dict[str, Any]], row: Mapping[str, Any]) -> 
         },
     )
     group["scores"].append(_finite(row["score"]))
-    group["passes"].append(_passes(row))
+    score = group["scores"][-1]
+    group["passes"].append(None if score is None else passes(score, parts_of(row["reward_parts"])))
     fate = printable(" ".join(filter(None, (row["fate"], row["fate_reason"]))))
     if fate:
         group["fates"][fate] = group["fates"].get(fate, 0) + 1
 
 
-def _passes(row: Mapping[str, Any]) -> bool | None:
-    """Whether a sample passes; None where nothing decides that."""
-    acc = finite(parts_of(row["reward_parts"]).get(ACC))
-    return None if acc is None else acc > PASS_THRESHOLD
-
-
 def _grouped(group: dict[str, Any]) -> dict[str, Any]:
     scores = [score for score in group["scores"] if score is not None]
-    passes = [
+    verdicts = [
         one for one, score in zip(group.pop("passes"), group["scores"], strict=True) if score is not None
     ]
     group["mean"] = math.fsum(scores) / len(scores) if scores else None
@@ -241,10 +235,10 @@ def _grouped(group: dict[str, Any]) -> dict[str, Any]:
         group["kind"] = "unscored"
     elif min(scores) < max(scores):
         group["kind"] = "learning"
-    elif len(set(passes)) != 1 or None in passes:
+    elif len(set(verdicts)) != 1 or None in verdicts:
         group["kind"] = "equal"
     else:
-        group["kind"] = "solved" if passes[0] else "hopeless"
+        group["kind"] = "solved" if verdicts[0] else "hopeless"
     return group
 
 

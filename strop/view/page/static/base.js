@@ -66,7 +66,9 @@ strop.matches = function (row, words) {
 
 // Whether a sample passes, by the `acc` of its reward; null where nothing decides that.
 strop.passes = function (row) {
-  const acc = { true: 1, false: 0 }[row.reward_parts?.acc] ?? Number.parseFloat(row.reward_parts?.acc);
+  const parts = row.reward_parts || {};
+  if (!Object.keys(parts).length && (row.score === 0 || row.score === 1)) return row.score === 1; // a single reward
+  const acc = { true: 1, false: 0 }[parts.acc] ?? Number.parseFloat(parts.acc);
   return Number.isFinite(acc) ? acc > 0.5 : null;
 };
 
