@@ -266,8 +266,8 @@ def test_judge_is_added_to_functions_with_its_weight(tmp_path: Path) -> None:
         5.5,
         4.0,
         0.75,
-        4.0,
-    )
+        0.75,
+    ), "a number of the function is no verdict; the judge gives one"
     assert (two.score, two.parts["length"], two.parts["judge"]) == (2.75, 4.0, 0.75)
 
 
