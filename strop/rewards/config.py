@@ -208,8 +208,9 @@ class RewardConfig:
 
     @property
     def is_single(self) -> bool:
-        """One function scores, and no service beside it."""
-        return len(self.functions) <= 1 and self.uses_functions and not self.services
+        """One function scores, or one service that compares no answers, and nothing beside it."""
+        num_functions = max(len(self.functions), 1) if self.uses_functions else 0
+        return num_functions + len(self.services) == 1 and not self.compares
 
     @property
     def uses_functions(self) -> bool:

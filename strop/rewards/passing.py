@@ -35,14 +35,15 @@ def with_verdict(outcome: Outcome, config: RewardConfig) -> Outcome:
         return outcome
     if config.pass_by:
         parts = {name: value for name, value in outcome.parts.items() if name != ACC}
-        is_alone = config.is_single and not config.functions
-        deciding = outcome.score if is_alone else finite(outcome.parts.get(config.pass_by))
+        is_unnamed = config.uses_functions and not config.functions and not config.services
+        deciding = outcome.score if is_unnamed else finite(outcome.parts.get(config.pass_by))
         if deciding is not None:
             parts[ACC] = deciding >= config.pass_threshold
         return replace(outcome, parts=parts)
     if not config.is_single:
         return outcome
-    own = finite(outcome.parts.get(config.functions[0].part)) if config.functions else outcome.score
+    names = [*(one.part for one in config.functions), *config.services]
+    own = finite(outcome.parts.get(names[0])) if names else outcome.score
     return replace(outcome, parts=own_verdict(own, outcome.parts))
 
 
