@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
 
             result = train(start.config, start.run, checkpoint=start.checkpoint, say=say, force=args.force)
     if args.json:
+        has_rate = result.pass_rate_final is not None or result.reward_final is None
+        rewards = {"reward_start": result.reward_start, "reward_final": result.reward_final}
         print_json(
             {
                 "run": str(result.run),
@@ -61,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
                 "pass_rate_start": result.pass_rate_start,
                 "pass_rate_final": result.pass_rate_final,
                 "best_step": None if result.best is None else result.best[0],
+                **({} if has_rate else rewards),
             }
         )
     else:
@@ -76,17 +79,26 @@ def _show(result: TrainResult) -> None:
     )
     print_plain(f"run folder: {result.run}\nmodel:      {result.run / MODEL_FOLDER}")
     if result.best is not None and result.best[0] != result.steps:
-        step, rate = result.best
+        step, score = result.best
+        reached = (
+            f"mean reward {score:.4g}" if result.pass_rate_final is None else f"pass rate {100 * score:.1f} %"
+        )
         print_plain(
-            f"best:       step {step}, pass rate {100 * rate:.1f} % (checkpoints/global_step_{step}): strop eval "
+            f"best:       step {step}, {reached} (checkpoints/global_step_{step}): strop eval "
             f"{result.run} --step best"
         )
     print_plain(f"next: strop samples {result.run}   strop generate {result.run}   strop eval {result.run}")
 
 
 def _rates(result: TrainResult) -> str:
-    if result.pass_rate_final is None:
+    if result.pass_rate_final is None and result.reward_final is None:
         return "none, because data.val_files is empty"
+    if result.pass_rate_final is None:
+        start = "" if result.reward_start is None else f", {result.reward_start:.4g} at the start"
+        return (
+            f"mean reward {result.reward_final:.4g}{start} (no pass rate: nothing says which answers pass; give `acc`, "
+            f"or set reward.pass_by)"
+        )
     final = f"pass rate {100 * result.pass_rate_final:.1f} %"
     if result.interval_final is not None:
         low, high = result.interval_final

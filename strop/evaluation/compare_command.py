@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.base.foreign_files import lines_of, open_regular, parse_json
+from strop.border import finite
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, plain, print_json, print_plain, say
 from strop.cli.settings import add_accept_argument, add_trust_argument, is_setting
@@ -33,9 +34,9 @@ examples:
   strop compare before.jsonl runs/first --config config.yaml
 
 Every model answers the same prompts with the same settings: those of --config, else of the first run named; a .jsonl
-file holds answers of `strop eval --out`. The difference is the later model's pass rate less the first one's, with
-a 95 % interval of a bootstrap over prompts; p is the chance of one as large if neither were better. With several models
-each is compared with the first.
+file holds answers of `strop eval --out`. The difference is the later model's pass rate less the first one's (of mean
+rewards, where nothing says which answers pass), with a 95 % interval of a bootstrap over prompts; p is the chance of
+one as large if neither were better. With several models each is compared with the first.
 """
 ANSWERS = ".jsonl"
 SURE = 0.05
@@ -48,14 +49,26 @@ class Answers:
     """What a model was worth on each prompt."""
 
     name: str
-    passed: Mapping[str, Sequence[bool]]
-    """By prompt, of each answer."""
+    passed: Mapping[str, Sequence[bool | None]]
+    """By prompt, of each answer; None where nothing decides that."""
+    scores: Mapping[str, Sequence[float]]
+    """By prompt, of the answers that could be scored."""
     texts: Mapping[str, str]
     """The prompts themselves."""
 
+    @property
+    def has_rate(self) -> bool:
+        """Of each answer something decides whether it passes."""
+        return all(one is not None for some in self.passed.values() for one in some)
+
     def rate(self, prompt: str) -> float:
         """Share of the answers to it that passed."""
-        return sum(self.passed[prompt]) / len(self.passed[prompt])
+        return sum(map(bool, self.passed[prompt])) / len(self.passed[prompt])
+
+    def mean_reward(self, prompt: str) -> float | None:
+        """Of the answers to it; None where none could be scored."""
+        scores = self.scores.get(prompt, ())
+        return sum(scores) / len(scores) if scores else None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,21 +106,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
-    from strop.evaluation.intervals import clustered_interval
     from strop.evaluation.paired import compare_paired
 
     found = _answered(args, names)
     if len(found) < 2:
         raise UsageError(f"{names[0]} is one model alone: name another one to compare it with")
     prompts = _same_prompts(found)
-    rates = [[one.rate(prompt) for prompt in prompts] for one in found]
-    compared = [compare_paired(rates[0], others) for others in rates[1:]]
-    models = []
-    for one, by_prompt in zip(found, rates, strict=True):
-        passed = [one.passed[prompt] for prompt in prompts]
-        low, high = clustered_interval([float(sum(some)) for some in passed], [len(some) for some in passed])
-        rate = sum(by_prompt) / len(by_prompt)
-        models.append({"model": one.name, "pass_rate": rate, "low": low, "high": high})
+    are_rates = all(one.has_rate for one in found)
+    if not are_rates:
+        prompts = [prompt for prompt in prompts if all(one.mean_reward(prompt) is not None for one in found)]
+        if not prompts:
+            raise ValueError("there is no prompt of which each model has an answer that could be scored")
+    values = [
+        [one.rate(prompt) if are_rates else one.mean_reward(prompt) or 0.0 for prompt in prompts]
+        for one in found
+    ]
+    compared = [compare_paired(values[0], others, are_rates=are_rates) for others in values[1:]]
+    models = [
+        _record(one, by_prompt, prompts, are_rates) for one, by_prompt in zip(found, values, strict=True)
+    ]
     if args.json:
         others = [
             {"model": one.name, **dataclasses.asdict(result)}
@@ -117,6 +134,20 @@ def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
     else:
         _show(models, compared)
     return 0
+
+
+def _record(one: Answers, values: Sequence[float], prompts: Sequence[str], are_rates: bool) -> dict[str, Any]:
+    """A model's own number, with the interval of a pass rate."""
+    from strop.evaluation.intervals import clustered_interval
+
+    mean = sum(values) / len(values)
+    if not are_rates:
+        return {"model": one.name, "pass_rate": None, "mean_reward": mean}
+    passed = [one.passed[prompt] for prompt in prompts]
+    low, high = clustered_interval(
+        [float(sum(map(bool, some))) for some in passed], [len(some) for some in passed]
+    )
+    return {"model": one.name, "pass_rate": mean, "low": low, "high": high}
 
 
 def _answered(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
@@ -174,18 +205,21 @@ def answers_of(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Answ
     """Answers by prompt.
 
     Raises:
-        ValueError: a row has no id or does not say whether it passed.
+        ValueError: a row has no id, or does not say whether it passed and has no score.
     """
-    passed: dict[str, list[bool]] = defaultdict(list)
+    passed: dict[str, list[bool | None]] = defaultdict(list)
+    scores: dict[str, list[float]] = defaultdict(list)
     texts: dict[str, str] = {}
     for row in rows:
-        sample, is_right = row.get("id"), row.get("passed")
-        if not isinstance(sample, str) or not isinstance(is_right, bool):
+        sample, is_right, score = row.get("id"), row.get("passed"), finite(row.get("score"))
+        is_known = isinstance(is_right, bool) or (is_right is None and score is not None)
+        if not isinstance(sample, str) or not is_known:
             raise ValueError(f"an answer in {where} has no id, or does not say whether it passed (`passed`)")
         prompt = sample.rpartition("/")[0] or sample
         passed[prompt].append(is_right)
+        scores[prompt] += [] if score is None else [score]
         texts[prompt] = repr(row.get("prompt"))
-    return Answers(name=name, passed=passed, texts=texts)
+    return Answers(name=name, passed=passed, scores=scores, texts=texts)
 
 
 def _same_prompts(found: Sequence[Answers]) -> list[str]:
@@ -210,22 +244,37 @@ def _same_prompts(found: Sequence[Answers]) -> list[str]:
 
 def _show(models: Sequence[Mapping[str, Any]], compared: Sequence[PairedComparison]) -> None:
     names = [plain(one["model"], is_one_line=True) for one in models]
+    are_rates = models[0]["pass_rate"] is not None
     for name, one in zip(names, models, strict=True):
-        interval = f"95 % interval {100 * one['low']:.1f} to {100 * one['high']:.1f}"
-        print_plain(f"{name:<{max(map(len, names))}}  pass rate {100 * one['pass_rate']:.1f} % ({interval})")
+        if are_rates:
+            interval = f"95 % interval {100 * one['low']:.1f} to {100 * one['high']:.1f}"
+            shown = f"pass rate {100 * one['pass_rate']:.1f} % ({interval})"
+        else:
+            shown = f"mean reward {one['mean_reward']:.4g}"
+        print_plain(f"{name:<{max(map(len, names))}}  {shown}")
+    if not are_rates:
+        print_plain("no pass rates: nothing says which answers pass, so mean rewards are compared")
     for name, result in zip(names[1:], compared, strict=True):
-        interval = f"95 % interval {100 * result.low:+.1f} to {100 * result.high:+.1f}"
+        numbers = [_shown(value, are_rates, "+") for value in (result.difference, result.low, result.high)]
         print_plain(
-            f"{name} less {names[0]}: {100 * result.difference:+.1f} points ({interval}), p = {result.p_value:.3g}, on "
-            f"{result.num_prompts} prompts of which {result.num_differing} differ"
+            f"{name} less {names[0]}: {numbers[0]}{' points' if are_rates else ''} (95 % interval {numbers[1]} to "
+            f"{numbers[2]}), p = {result.p_value:.3g}, on {result.num_prompts} prompts of which {result.num_differing} "
+            f"differ"
         )
-        print_plain(_how_sure(result))
+        print_plain(
+            _how_sure(result, better=name if result.difference > 0 else names[0], are_rates=are_rates)
+        )
 
 
-def _how_sure(result: PairedComparison) -> str:
+def _shown(value: float, is_rate: bool, sign: str = "") -> str:
+    """A difference in points of a pass rate, or in units of the reward."""
+    return format(100 * value, f"{sign}.1f") if is_rate else format(value, f"{sign}.4g")
+
+
+def _how_sure(result: PairedComparison, *, better: str, are_rates: bool) -> str:
     is_beyond_zero = result.low > 0 or result.high < 0
     if is_beyond_zero and result.p_value < SURE:
-        return "  the interval does not hold 0: one of them is better on prompts of this kind"
+        return f"  the interval does not hold 0: {better} is better on prompts of this kind"
     if result.detectable is None:
         return "  no two prompts tell them apart"
     needed = (
@@ -233,7 +282,7 @@ def _how_sure(result: PairedComparison) -> str:
         if result.prompts_needed is None
         else f"; to see the difference found takes about {result.prompts_needed}"
     )
-    shown = f"{100 * result.detectable:.1f} points with a chance of 80 %"
+    shown = f"{_shown(result.detectable, are_rates)}{' points' if are_rates else ''} with a chance of 80 %"
     why = (
         f" (the interval does not hold 0, but p is not below {SURE:g}: few prompts differ)"
         if is_beyond_zero

@@ -70,7 +70,8 @@ examples:
 
 Without MODEL_OR_RUN, the model is model.path of --config: the validation of a training, alone.
 
-An answer passes when its `acc` (else its score) is above 0.5. The interval is
+An answer passes when its `acc` is above 0.5: what the scorer gives, the function that reward.pass_by names, or a single
+reward of 0 or 1. Where there is none of these there is no pass rate, only a mean reward. The interval is
 Wilson's, at 95 %, with the answers to one prompt as a cluster. With several answers per prompt, pass@k is the chance
 that one of k passes, and maj@k that the most frequent of k extracted answers does, both without bias.
 
@@ -289,9 +290,10 @@ def _asked(config: Config, usage: Mapping[str, int]) -> str:
 def _numbers(validation: Validation) -> dict[str, object]:
     from strop.evaluation.rates import maj_at, pass_at
 
-    low, high = validation.interval()
+    low, high = validation.interval() or (None, None)
     return {
         "pass_rate": validation.pass_rate,
+        "mean_reward": validation.mean_reward,
         "low": low,
         "high": high,
         "num_answers": validation.num_answers,

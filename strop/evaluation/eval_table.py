@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from strop.evaluation.evaluate import Evaluation
     from strop.evaluation.paired import PairedComparison
     from strop.evaluation.spending import Spent
+    from strop.trainer.validation import Validation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,9 @@ class Measured:
     point: Point
     evaluation: Evaluation
     gain: PairedComparison | None
-    """Against the first model, on the same prompts; None for the first one."""
+    """Against the first model, on the same prompts; None for the first one, and where no prompt has rewards of both."""
+    are_rates: bool
+    """It compares pass rates; else mean rewards."""
     spent: Spent | None
     """By its run, since the first model where that is a checkpoint of the same run; None where records do not say."""
 
@@ -36,7 +40,7 @@ class Measured:
 
     def per_point(self) -> dict[str, float]:
         """What each percentage point of the gain has cost; empty where no gain is shown or its cost not known."""
-        if self.spent is None or self.gain is None or self.gain.low <= 0:
+        if self.spent is None or self.gain is None or self.gain.low <= 0 or not self.are_rates:
             return {}
         points = 100 * self.gain.difference
         found = {"tokens": self.spent.tokens / points}
@@ -47,12 +51,13 @@ class Measured:
 
 def measured(found: Sequence[tuple[Point, Evaluation]]) -> list[Measured]:
     """The models beside the first one."""
-    from strop.evaluation.paired import compare_paired
+    from strop.evaluation.paired import compare_known
 
     first, base = found[0]
-    rates = [_rates(evaluation) for _, evaluation in found]
+    are_rates = all(evaluation.total.num_passed is not None for _, evaluation in found)
+    values = [_by_prompt(evaluation, are_rates) for _, evaluation in found]
     made = []
-    for (point, evaluation), own in zip(found, rates, strict=True):
+    for (point, evaluation), own in zip(found, values, strict=True):
         is_same_run = first.run is not None and first.run == point.run
         before = first.spent if is_same_run else None
         spent = point.spent if point.run is not None and (before is not None or not is_same_run) else None
@@ -60,19 +65,21 @@ def measured(found: Sequence[tuple[Point, Evaluation]]) -> list[Measured]:
             Measured(
                 point=point,
                 evaluation=evaluation,
-                gain=None if evaluation is base else compare_paired(rates[0], own),
+                are_rates=are_rates,
+                gain=None if evaluation is base else compare_known(values[0], own, are_rates=are_rates),
                 spent=spent if spent is None or before is None else spent.less(before),
             )
         )
     return made
 
 
-def _rates(evaluation: Evaluation) -> list[float]:
-    """Pass rate on each prompt, in the order of the data."""
-    passed: dict[str, list[bool]] = {}
+def _by_prompt(evaluation: Evaluation, are_rates: bool) -> list[float | None]:
+    """Pass rate, or mean reward, on each prompt, in the order of the data; None where no answer to it has a reward."""
+    found: dict[str, list[float]] = {}
     for report in evaluation.total.reports:
-        passed.setdefault(report.uid, []).append(report.passes)
-    return [sum(some) / len(some) for some in passed.values()]
+        value = float(bool(report.passes)) if are_rates else report.score
+        found.setdefault(report.uid, []).extend([] if value is None else [value])
+    return [sum(some) / len(some) if some else None for some in found.values()]
 
 
 def record_of(one: Measured, numbers: dict[str, object]) -> dict[str, object]:
@@ -111,20 +118,23 @@ def _row(one: Measured) -> dict[str, str]:
     from strop.evaluation.rates import maj_at, pass_at
 
     total = one.evaluation.total
-    low, high = total.interval()
-    row = {
-        "model": plain(one.point.name, is_one_line=True),
-        "pass rate": f"{100 * total.pass_rate:.1f} %",
-        "95 % interval": f"{100 * low:.1f} to {100 * high:.1f}",
-    }
+    row = {"model": plain(one.point.name, is_one_line=True)}
+    interval = total.interval()
+    if one.are_rates and total.pass_rate is not None and interval is not None:
+        row["pass rate"] = f"{100 * total.pass_rate:.1f} %"
+        row["95 % interval"] = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
+    elif total.mean_reward is not None:
+        row["mean reward"] = f"{total.mean_reward:.4g}"
     for label, rates in (("pass", pass_at(total)), ("maj", maj_at(total))):
         if rates:
             k = max(rates)
             row[f"{label}@{k}"] = f"{100 * rates[k].rate:.1f} %"
     row["tokens/answer"] = f"{one.tokens_per_answer:.1f}"
     if one.gain is not None:
-        row["gain"] = f"{100 * one.gain.difference:+.1f}"
-        row["95 % interval of it"] = f"{100 * one.gain.low:+.1f} to {100 * one.gain.high:+.1f}"
+        gain = [one.gain.difference, one.gain.low, one.gain.high]
+        shown = [f"{100 * value:+.1f}" if one.are_rates else f"{value:+.4g}" for value in gain]
+        row["gain"] = shown[0]
+        row["95 % interval of it"] = f"{shown[1]} to {shown[2]}"
     if one.spent is not None:
         row["tokens trained"] = f"{one.spent.tokens:,.0f}"
         if one.spent.device_hours is not None:
@@ -132,33 +142,47 @@ def _row(one: Measured) -> dict[str, str]:
     return row
 
 
+def _number(validation: Validation, is_rate: bool) -> float:
+    """Pass rate or mean reward; NaN where there is none."""
+    value = validation.pass_rate if is_rate else validation.mean_reward
+    return math.nan if value is None else value
+
+
 def draw(path: Path, models: Sequence[Measured]) -> None:
-    """Pass rates with their intervals over the steps of each run; other models as level lines.
+    """Pass rates with their intervals over the steps of each run, or mean rewards where a model has no pass rate; other
+    models as level lines.
 
     Raises:
         OSError: the file cannot be written.
     """
     from strop.trainer.curve import figure_of
 
-    figure = figure_of([], title="pass rate")
+    are_rates = all(one.are_rates for one in models)
+    title = "pass rate" if are_rates else "mean reward"
+    figure = figure_of([], title=title)
     axes: Any = figure.get_axes()[0]
     runs: dict[Path, list[Measured]] = {}
     for one in models:
         if one.point.run is not None:
             runs.setdefault(one.point.run, []).append(one)
             continue
-        axes.axhline(one.evaluation.total.pass_rate, linestyle="--", label=one.point.name, linewidth=1)
+        axes.axhline(
+            _number(one.evaluation.total, are_rates), linestyle="--", label=one.point.name, linewidth=1
+        )
     for run, own in runs.items():
         ordered = sorted(own, key=lambda one: one.point.step or 0)
-        rates = [one.evaluation.total.pass_rate for one in ordered]
-        bounds = [one.evaluation.total.interval() for one in ordered]
+        rates = [_number(one.evaluation.total, are_rates) for one in ordered]
+        bounds = [one.evaluation.total.interval() if are_rates else None for one in ordered]
+        ends = [bound or (rate, rate) for rate, bound in zip(rates, bounds, strict=True)]
         errors = [
-            [max(rate - low, 0.0) for rate, (low, _) in zip(rates, bounds, strict=True)],
-            [max(high - rate, 0.0) for rate, (_, high) in zip(rates, bounds, strict=True)],
+            [max(rate - low, 0.0) for rate, (low, _) in zip(rates, ends, strict=True)],
+            [max(high - rate, 0.0) for rate, (_, high) in zip(rates, ends, strict=True)],
         ]
         steps = [one.point.step or 0 for one in ordered]
         axes.errorbar(steps, rates, yerr=errors, fmt="o-", capsize=3, label=run.name, linewidth=1.5)
-    axes.set(ylabel="pass rate, with its 95 % interval", ylim=(0, 1))
+    axes.set(ylabel=title)
+    if are_rates:
+        axes.set(ylabel="pass rate, with its 95 % interval", ylim=(0, 1))
     axes.legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)

@@ -26,7 +26,7 @@ class PairedComparison:
     """How much better the second model is than the first."""
 
     difference: float
-    """Mean over the prompts of the second pass rate less the first."""
+    """Mean over the prompts of the second pass rate, or mean reward, less the first."""
     low: float
     high: float
     """95 % interval: percentiles of the bootstrap over prompts."""
@@ -35,18 +35,31 @@ class PairedComparison:
     prompts' differences drawn at random."""
     num_prompts: int
     num_differing: int
-    """Prompts on which the pass rates are not the same."""
+    """Prompts on which these are not the same."""
     detectable: float | None
     """Difference that this many prompts would show with a chance of 80 %; None where no two prompts differ."""
     prompts_needed: int | None
     """Prompts of this kind that would show the difference found with a chance of 80 %; None for no difference."""
 
 
-def compare_paired(first: Sequence[float], second: Sequence[float], *, seed: int = 0) -> PairedComparison:
-    """Compare pass rates by prompt, in the same order.
+def compare_known(
+    first: Sequence[float | None], second: Sequence[float | None], *, are_rates: bool
+) -> PairedComparison | None:
+    """Compare the prompts on which both have a number; None where there is no such prompt."""
+    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    if not pairs:
+        return None
+    return compare_paired([a for a, _ in pairs], [b for _, b in pairs], are_rates=are_rates)
+
+
+def compare_paired(
+    first: Sequence[float], second: Sequence[float], *, are_rates: bool = True, seed: int = 0
+) -> PairedComparison:
+    """Compare pass rates, or mean rewards, by prompt, in the same order.
 
     Where every prompt has the same difference, the bootstrap has nothing to draw from; the interval then is widened by
-    the largest share of prompts with another one that would stay unseen with a chance of 2.5 %.
+    the largest share of prompts with another one that would stay unseen with a chance of 2.5 %; of rewards, whose size
+    has no bound, it is that difference alone.
 
     Raises:
         ValueError: lengths differ, or there is no prompt.
@@ -65,6 +78,8 @@ def compare_paired(first: Sequence[float], second: Sequence[float], *, seed: int
     spread = float(differences.std(ddof=1)) if count > 1 else 0.0
     if spread > 0:
         low, high = _bootstrap(differences, random)
+    elif not are_rates:
+        low = high = mean
     else:
         unseen = 1 - ((1 - _CONFIDENCE) / 2) ** (1 / count)
         low, high = max(-1.0, mean - unseen), min(1.0, mean + unseen)

@@ -25,9 +25,11 @@ class Rate:
 
 def pass_at(validation: Validation) -> Mapping[int, Rate]:
     """By k: the chance that one of k answers passes, without bias; k is 2, 4, 8, ... and the number of answers to
-    each prompt."""
+    each prompt. Empty where nothing decides which answers pass."""
     by_prompt = _by_prompt(validation)
-    passed = [[report.passes for report in reports] for reports in by_prompt]
+    if validation.num_passed is None:
+        return {}
+    passed = [[bool(report.passes) for report in reports] for reports in by_prompt]
     return {
         k: _rate([pass_at_k(len(some), sum(some), k) for some in passed], passed, k)
         for k in powers_up_to(min(map(len, passed)))
@@ -36,11 +38,14 @@ def pass_at(validation: Validation) -> Mapping[int, Rate]:
 
 def maj_at(validation: Validation) -> Mapping[int, Rate]:
     """By k: the chance that the most frequent of k extracted answers (`pred` of the scorer) passes; empty where the
-    scorer extracts none. An answer without one votes for none, which does not pass."""
+    scorer extracts none, and where nothing decides which answers pass. An answer without one votes for none, which does
+    not pass."""
     by_prompt = _by_prompt(validation)
-    if not any(_prediction(report) for reports in by_prompt for report in reports):
+    if validation.num_passed is None or not any(
+        _prediction(report) for reports in by_prompt for report in reports
+    ):
         return {}
-    passed = [[report.passes for report in reports] for reports in by_prompt]
+    passed = [[bool(report.passes) for report in reports] for reports in by_prompt]
     votes = [[_prediction(report) for report in reports] for reports in by_prompt]
     return {
         k: _rate(

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from strop.base.metrics import Metric
 from strop.evaluation.votes import Moments, best_at_k, maj_at_k, pass_at_k, worst_at_k
+from strop.rewards.passing import ACC
 from strop.workers.metrics import VALIDATION
 from strop.workers.reports import EpisodeReport
 
@@ -36,7 +37,7 @@ def metrics_of_reports(reports: Sequence[EpisodeReport]) -> dict[str, float]:
     return validation_metrics(
         data_sources=[report.data_source for report in reports],
         uids=[report.uid for report in reports],
-        variables={name: [_variable(report, name) for report in reports] for name in sorted(names)},
+        variables={name: _column(reports, name) for name in sorted(names)},
         num_turns=[report.num_turns for report in reports if report.is_finished],
     )
 
@@ -92,6 +93,13 @@ def validation_metrics(
         metrics[VALIDATION_TURNS.of("max")] = float(max(num_turns))
         metrics[VALIDATION_TURNS.of("mean")] = math.fsum(num_turns) / len(num_turns)
     return metrics
+
+
+def _column(reports: Sequence[EpisodeReport], name: str) -> list[Value]:
+    """A variable of every sample; `acc` only of data sources where something decides whether each scored sample passes:
+    over some of them it would say nothing of the others."""
+    undecided = {report.data_source for report in reports if report.passes is None} if name == ACC else set()
+    return [None if report.data_source in undecided else _variable(report, name) for report in reports]
 
 
 def _variable(report: EpisodeReport, name: str) -> Value:

@@ -50,7 +50,9 @@ LONGER, WORSE = 1.5, 0.05
 EVALUATIONS = 3
 """Validations in a row that are worse than the one before."""
 
-MIXED, ALL_MIN, ALL_MAX, SINGLE = (GROUPS.of(kind) for kind in ("mixed", "all_min", "all_max", "single"))
+MIXED, ALL_MIN, ALL_MAX, ALL_EQUAL, SINGLE = (
+    GROUPS.of(kind) for kind in ("mixed", "all_min", "all_max", "all_equal", "single")
+)
 CUT, MEAN_LENGTH = LENGTH.of("response_length", "clip_ratio"), LENGTH.of("response_length", "mean")
 MEAN_SCORE, SCORE_MIN = SCORE.of("mean"), SCORE.of("min")
 ADVANTAGE_MAX, ADVANTAGE_MIN = ADVANTAGES.of("max"), ADVANTAGES.of("min")
@@ -58,8 +60,11 @@ GRADIENT, SKIPPED, RATE = GRAD_NORM.of("actor"), SKIPPED_UPDATES.of("actor"), LE
 PROBS = PROBS_DIFF.of("mean")
 OLDEST = STALENESS.of("trajectory_staleness_worst", "max")
 OK, ERROR, TIMEOUT, SERVICES = (OUTCOMES.of(kind) for kind in ("ok", "error", "timeout", "infrastructure"))
-HELD_OUT = VALIDATION.of("val-core", "*", "acc", "mean@*")
-"""With any data source, and any number of samples per prompt."""
+HELD_OUT = {
+    "accuracy": VALIDATION.of("val-core", "*", "acc", "mean@*"),
+    "reward": VALIDATION.of("val-core", "*", "reward", "mean@*"),
+}
+"""With any data source, and any number of samples per prompt; the reward where nothing decides which answers pass."""
 NO_ADVANTAGE = 1e-6
 """An advantage below this is 0 but for rounding."""
 
@@ -86,15 +91,21 @@ def no_signal(history: History) -> str:
     solved = history.mean(ALL_MAX, num_steps) or 0.0
     failed = history.mean(ALL_MIN, num_steps) or 0.0
     cut = history.mean(CUT, num_steps) or 0.0
+    equal = history.mean(ALL_EQUAL, num_steps) or 0.0
     when = "in the first step" if num_steps == 1 else f"for {num_steps} steps"
     seen = (
         f"no learning signal {when}: {100 * cut:.0f} % of the answers are cut at "
-        f"data.max_response_tokens; groups all-zero {100 * failed:.0f} %, all-one {100 * solved:.0f} %"
+        f"data.max_response_tokens; of the groups {_kinds(solved, failed, equal)}"
     )
     if cut > LONG_CUT_SHARE:
         return f"{seen} - raise data.max_response_tokens, or teach the model to stop (strop sft)"
     if solved > failed:
         return f"{seen} - there is nothing left to learn from these prompts: use harder ones"
+    if equal > failed:
+        return (
+            f"{seen} - the reward does not tell the samples of a prompt apart: look at the answers, use more "
+            f"rollout.samples_per_prompt, or a reward with more steps"
+        )
     return f"{seen} - look at the answers; warm the model up (strop sft), or use easier prompts"
 
 
@@ -105,11 +116,18 @@ def few_groups_teach(history: History) -> str:
     if share is None or not 0 < share < FEW_GROUPS or single > 0 or history.count(DISTILLATION_LOSS):
         return ""
     solved, failed = history.mean(ALL_MAX, 10) or 0.0, history.mean(ALL_MIN, 10) or 0.0
-    kind = "harder" if solved > failed else "easier"
+    equal = history.mean(ALL_EQUAL, 10) or 0.0
+    kind = "other" if equal > max(solved, failed) else "harder" if solved > failed else "easier"
     return (
-        f"only {100 * share:.0f} % of the groups can teach (all-zero {100 * failed:.0f} %, all-one "
-        f"{100 * solved:.0f} %) - use {kind} prompts, or algorithm.filter_groups"
+        f"only {100 * share:.0f} % of the groups can teach ({_kinds(solved, failed, equal)}) - use {kind} prompts, or "
+        f"algorithm.filter_groups"
     )
+
+
+def _kinds(solved: float, failed: float, equal: float) -> str:
+    """The shares of groups with one reward."""
+    text = f"{100 * solved:.0f} % are solved by every sample, {100 * failed:.0f} % by none"
+    return f"{text}, {100 * equal:.0f} % have one reward that says neither" if equal else text
 
 
 def entropy_collapse(history: History) -> str:
@@ -294,11 +312,12 @@ def held_out_falls(history: History) -> str:
     """Three validations in a row are worse than the one before, while the training reward rises."""
     if not _rises(history, MEAN_SCORE, over_start=True):
         return ""
-    for name in history.names(HELD_OUT):
+    held_out = [(what, name) for what, pattern in HELD_OUT.items() for name in history.names(pattern)]
+    for what, name in held_out:
         values = history.last(name, EVALUATIONS + 1)
         if values and all(a > b for a, b in pairwise(values)):
             return (
-                f"the training reward rises while held-out accuracy fell from {values[0]:.2f} to {values[-1]:.2f} over "
+                f"the training reward rises while held-out {what} fell from {values[0]:.2f} to {values[-1]:.2f} over "
                 f"{EVALUATIONS} validations - look at 20 answers with a high score (strop samples): the model may have "
                 f"found a hole in the reward, or learned the training prompts by heart"
             )

@@ -289,6 +289,8 @@ def evaluate(
         seconds=found.seconds,
         pass_rate_start=rate,
         pass_rate_final=rate,
+        reward_start=found.total.mean_reward,
+        reward_final=found.total.mean_reward,
         interval=found.total.interval(),
         answers=found.answers,
     )
@@ -406,6 +408,8 @@ def _result_of(run: RunFolder) -> Result:
         seconds=done.seconds,
         pass_rate_start=done.pass_rate_start,
         pass_rate_final=done.pass_rate_final,
+        reward_start=done.reward_start,
+        reward_final=done.reward_final,
         interval=done.interval_final,
     )
 

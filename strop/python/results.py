@@ -26,10 +26,14 @@ class Result:
     seconds: float = 0.0
     """Wall-clock time; of a resumed run, since the resume."""
     pass_rate_start: float | None = None
-    """Validation before the first step; None without validation data."""
+    """Validation before the first step; None without validation data, and where nothing decides which answers pass."""
     pass_rate_final: float | None = None
     interval: tuple[float, float] | None = None
     """95 % Wilson interval of the last one, with the answers to one prompt as a cluster."""
+    reward_start: float | None = None
+    """Mean reward of the validation before the first step."""
+    reward_final: float | None = None
+    """Of the last one."""
     loss: float | None = None
     """With strop.sft: mean loss per trained token of the last step."""
     val_loss: float | None = None

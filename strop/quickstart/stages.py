@@ -154,7 +154,9 @@ class _Report:
         self.run = folder / "train"
         with RunFolder.open(self.run, read_only=True) as run:
             validations = run.events.read("validation")
-            self.rates = (validations[0]["pass_rate"], validations[-1]["pass_rate"])
+            ends = (validations[0], validations[-1])
+            self.rates = tuple(one["pass_rate"] for one in ends)
+            self.rewards = tuple(one["reward"] or 0.0 for one in ends)
             self.answers = _answers(
                 run.samples.read(validations[0]["step"], split="val"),
                 run.samples.read(validations[-1]["step"], split="val"),
@@ -176,9 +178,11 @@ class _Report:
                 _marked(answer.after, answer.ground_truth),
             )
         console.print(table)
-        before, after = self.rates
+        numbers, name = [f"{rate:.1%}" for rate in self.rates if rate is not None], "greedy pass rate"
+        if len(numbers) < len(self.rates):  # with a reward of the user's own
+            numbers, name = [f"{reward:.4g}" for reward in self.rewards], "mean reward of greedy answers"
         console.print(
-            f"greedy pass rate on held-out words: [bold]{before:.1%}[/] after SFT, [bold]{after:.1%}[/] after GRPO"
+            f"{name} on held-out words: [bold]{numbers[0]}[/] after SFT, [bold]{numbers[1]}[/] after GRPO"
         )
         console.print(f"run folder: {self.run}\ncurve:      {picture}", highlight=False, soft_wrap=True)
         for line in (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import field
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
@@ -117,6 +118,11 @@ class RewardConfig:
     functions: tuple[FunctionConfig, ...] = ()
     """Several functions, whose weighted scores are added, in place of path, name and kwargs. Each score is a part of
     its own in metrics and samples."""
+    pass_by: str = ""
+    """Name of the function, or of the service, whose score decides which answers pass. Empty: the `acc` that a function
+    gives, or a single reward of 0 or 1; where there is neither, there is no pass rate, only a mean reward."""
+    pass_threshold: FiniteFloat = 0.5
+    """Where pass_by is set: the score from which on an answer passes."""
     on_failure: OnFailureConfig = field(default_factory=OnFailureConfig)
     """What becomes of a sample that could not be scored."""
     failed_score: FiniteFloat = 0.0
@@ -129,6 +135,7 @@ class RewardConfig:
     def __post_init__(self) -> None:
         divide_named_file(self, default="compute_score")
         self._check_functions()
+        self._check_passing()
         self._check_on_failure()
         _check_function("reward", self.path, self.name)
 
@@ -165,6 +172,25 @@ class RewardConfig:
                     f"a reward function has the key {key!r}, which means something else: choose another"
                 )
 
+    def _check_passing(self) -> None:
+        if not self.pass_by:
+            if self.pass_threshold != 0.5:
+                raise ValueError(
+                    f"reward.pass_threshold is {self.pass_threshold}, but reward.pass_by is empty, so nothing uses it: "
+                    f"set reward.pass_by to the function whose score it is for, or remove it"
+                )
+            return
+        names = [one.part for one in self.functions]
+        names += [self.part] if self.uses_functions and not self.functions else []
+        names += self.services
+        if self.pass_by not in names:
+            near = get_close_matches(self.pass_by, names, n=1)
+            raise ValueError(
+                f"reward.pass_by is {self.pass_by!r}, which scores nothing here: "
+                + (f"did you mean {near[0]!r}? " if near else "")
+                + f"it is one of {', '.join(names)}"
+            )
+
     def _check_on_failure(self) -> None:
         used = {self.on_failure.error, self.on_failure.timeout, self.on_failure.infrastructure}
         if self.failed_score and "fixed" not in used:
@@ -182,6 +208,12 @@ class RewardConfig:
     def part(self) -> str:
         """Name of the score of the one function, where a service scores as well."""
         return self.name if self.path else "rule"
+
+    @property
+    def is_single(self) -> bool:
+        """One function scores, or one service that compares no answers, and nothing beside it."""
+        num_functions = max(len(self.functions), 1) if self.uses_functions else 0
+        return num_functions + len(self.services) == 1 and not self.compares
 
     @property
     def uses_functions(self) -> bool:

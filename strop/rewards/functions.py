@@ -79,7 +79,7 @@ class RewardFunction:
         """
         if not isinstance(returned, Mapping):
             score = self._number(returned, "returned")
-            return self.part(score, {} if self.key else {"acc": score})
+            return self.part(score, {})
         if "score" not in returned:
             raise BadReturnError(
                 f'{self.label} returned a dictionary without "score": {shown(dict(returned))}'

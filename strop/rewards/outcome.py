@@ -43,7 +43,7 @@ class Outcome:
     """The reward as the function returned it; None unless kind is `score`."""
     parts: Mapping[str, Value] = field(default_factory=dict)
     """The other entries of the returned dictionary, or one entry per function where there are several. Samples need
-    not have the same ones. A plain number has the one part `acc`, equal to the score."""
+    not have the same ones. `acc` says whether the answer passes (passing.py), where something decides that."""
     error: str = ""
     """One sentence; empty when kind is `score`."""
     seconds: float = 0.0
@@ -123,5 +123,7 @@ def check_failed_share(outcomes: Sequence[Outcome], *, max_failed_share: float, 
         raise RewardError(
             f"{failed} of {len(outcomes)} samples could not be scored, more than reward.max_failed_share = "
             f"{max_failed_share:g} allows ({summarize(outcomes, timeout_s=timeout_s)}): repair the reward "
-            f"function, or raise the limit if these failures are expected"
+            f"function, or raise the limit if these failures are expected; a run that is continued (--resume) reads "
+            f"the reward file anew, and takes other values of reward.on_failure, reward.failed_score and "
+            f"reward.max_failed_share"
         )

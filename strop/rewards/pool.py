@@ -18,6 +18,7 @@ from strop.base.guests import needed
 from strop.base.trust import ask
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
+from strop.rewards.passing import with_verdict
 from strop.rewards.workers import Workers
 from strop.trajectory import Prompt, Trajectory
 
@@ -137,7 +138,7 @@ class RewardPool:
             if then != "retry" or not self._is_running:
                 break
         stand_in = self.config.failed_score if then == "fixed" else None
-        return replace(outcome, stand_in=stand_in, usage=usage)
+        return with_verdict(replace(outcome, stand_in=stand_in, usage=usage), self.config)
 
     async def compare(self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]]) -> list[Outcome]:
         """The outcomes of all answers to a prompt with what comparisons add; as they are where nothing compares.
@@ -149,4 +150,4 @@ class RewardPool:
         if self._services is None:
             return [outcome for _, outcome in answers]
         compared: list[Outcome] = await self._services.compare(prompt, answers)
-        return compared
+        return [with_verdict(outcome, self.config) for outcome in compared]

@@ -68,8 +68,10 @@ def _metadata(facts: CardFacts) -> str:
                 task_type="text-generation",
                 dataset_type="custom",
                 dataset_name=", ".join(_files(facts, "val_files")) or "validation",
-                metric_type="pass_rate",
-                metric_value=validation["pass_rate"],
+                metric_type="mean_reward" if validation["pass_rate"] is None else "pass_rate",
+                metric_value=validation["reward"]
+                if validation["pass_rate"] is None
+                else validation["pass_rate"],
             )
         ]
     base = facts.models.get("model.path", {})
@@ -102,14 +104,22 @@ def _results(facts: CardFacts) -> Iterator[str]:
     if validation is None and first is None:
         yield "No validation was made at the step of this checkpoint."
         return
+    rows = [("before training", first), (f"step {facts.step}, this model", validation)]
+    temperature = facts.records.config.get("eval", {}).get("temperature", 0.0)
+    how = "greedy answers" if not temperature else f"answers sampled at temperature {temperature}"
+    if any(one is not None and one["pass_rate"] is None for _, one in rows):
+        yield "| | mean reward | answers |\n|---|---|---|"
+        for label, one in rows:
+            if one is not None:
+                yield f"| {label} | {one.get('reward', '')} | {one.get('num_answers', '')} |"
+        yield f"\nThe mean reward of {how} to held-out prompts; nothing in the run says which answers pass."
+        return
     yield "| | pass rate | 95 % interval | answers |\n|---|---|---|---|"
-    for label, one in (("before training", first), (f"step {facts.step}, this model", validation)):
+    for label, one in rows:
         if one is not None:
             low, high = one.get("low"), one.get("high")
             between = f"{_percent(low)} to {_percent(high)}" if low is not None and high is not None else ""
             yield f"| {label} | {_percent(one['pass_rate'])} | {between} | {one.get('num_answers', '')} |"
-    temperature = facts.records.config.get("eval", {}).get("temperature", 0.0)
-    how = "greedy answers" if not temperature else f"answers sampled at temperature {temperature}"
     yield f"\nThe share of {how} to held-out prompts that the run's own reward accepts."
     summary, num_made = summary_of(facts.records), len(facts.records.of_kind("validation"))
     if summary.best_step == facts.step and num_made > 2:
@@ -184,7 +194,8 @@ def _validation(facts: CardFacts, step: int | None = None) -> Mapping[str, Any] 
     """The last validation at a step; by default that of the checkpoint."""
     wanted = facts.step if step is None else step
     found = [one for one in facts.records.of_kind("validation") if one["step"] == wanted]
-    return found[-1] if found and isinstance(found[-1].get("pass_rate"), float) else None
+    numbers = [found[-1].get(name) for name in ("pass_rate", "reward")] if found else []
+    return {"pass_rate": None, **found[-1]} if any(isinstance(one, float) for one in numbers) else None
 
 
 def _files(facts: CardFacts, which: str) -> list[str]:

@@ -84,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
         if job.code:
             failures[job.name] = _last_line(job.log)
         one = outcome_of(args.out / job.name, chosen[job.name], failure=failures.get(job.name, ""))
-        rate = "" if one.pass_rate is None else f", pass rate {100 * one.pass_rate:.1f} %"
+        rate = "" if one.val_reward is None else f", mean reward of validation {one.val_reward:.4g}"
+        rate = rate if one.pass_rate is None else f", pass rate {100 * one.pass_rate:.1f} %"
         say(
             plain(
                 f"{job.name}: {one.status}{rate}{f': {one.reason}' if one.reason else ''}", is_one_line=True

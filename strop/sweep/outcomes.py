@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strop.run import RunError, RunFolder, is_run
-from strop.trainer.curve import Series, run_series, save_curve
+from strop.trainer.curve import PASSES, VALIDATION_REWARD, Series, run_series, save_curve
 from strop.trainer.trackers import METRICS_FILE, read_metrics
 from strop.view.records import RunRecords
 from strop.view.summary import summary_of
@@ -31,13 +31,15 @@ class Outcome:
     """Why it failed."""
     steps: int = 0
     pass_rate: float | None = None
-    """Of the last validation; None without one."""
+    """Of the last validation; None without one, and where nothing decides which answers pass."""
     low: float | None = None
     high: float | None = None
     """Its 95 % Wilson interval."""
     best_step: int | None = None
     """Checkpoint with the best validation."""
     best_pass_rate: float | None = None
+    val_reward: float | None = None
+    """Mean reward of the last validation."""
     reward: float | None = None
     """Mean over the last tenth of the steps."""
     steps_per_hour: float | None = None
@@ -84,7 +86,8 @@ def _of_run(run: RunFolder, found: Outcome) -> Outcome:
         low=summary.low,
         high=summary.high,
         best_step=None if best is None else best[0],
-        best_pass_rate=None if best is None else best[1],
+        best_pass_rate=None if best is None or summary.pass_rate_final is None else best[1],
+        val_reward=summary.val_reward,
         reward=summary.reward,
         steps_per_hour=summary.steps_per_hour,
     )
@@ -97,9 +100,10 @@ def curves(folder: Path) -> list[Series]:
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The run that ended best: by the pass rate, without validations by the reward; None where none has a number."""
+    """The run that ended best: by the pass rate, without one by the mean reward of its last validation, without
+    validations by the reward; None where none has a number."""
     done = [one for one in outcomes if one.status == "finished"]
-    for name in ("pass_rate", "reward"):
+    for name in ("pass_rate", "val_reward", "reward"):
         known = [one for one in done if getattr(one, name) is not None]
         if known:
             return max(known, key=lambda one: float(getattr(one, name)))
@@ -107,9 +111,10 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 def draw(path: Path, outcomes: Sequence[Outcome]) -> Path | None:
-    """A picture of the pass rates over the steps, without validations of the rewards; None where there is no point."""
+    """A picture of the pass rates over the steps, without them of the mean rewards of validations, without validations
+    of the rewards; None where there is no point."""
     found = [(one.name, curve) for one in outcomes for curve in curves(Path(one.folder))]
-    for wanted in ("pass rate", "reward"):
+    for wanted in (PASSES, VALIDATION_REWARD, "reward"):
         series = [
             Series(name=name, steps=curve.steps, values=curve.values, is_line=curve.is_line)
             for name, curve in found
@@ -150,7 +155,7 @@ def _settings_of(one: Outcome) -> str:
 
 def _rate(one: Outcome) -> str:
     if one.pass_rate is None:
-        return "-"
+        return "-" if one.val_reward is None else f"mean reward {one.val_reward:.4g}"
     interval = (
         "" if one.low is None or one.high is None else f" ({100 * one.low:.1f} to {100 * one.high:.1f})"
     )

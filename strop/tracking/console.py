@@ -37,13 +37,16 @@ class Headline:
     """Metric names, best first, with * for any text; several names that match one pattern are averaged."""
     form: str
     """Format of the number."""
+    unless: str = ""
+    """A metric in whose presence it is left out."""
 
 
 HEADLINES = (
     Headline("loss", ("train/loss", "prefer/loss"), ".4f"),
     Headline("accuracy", ("prefer/rewards/accuracies",), ".1%"),
     Headline("reward", ("critic/rewards/mean", "critic/score/mean"), ".3f"),
-    Headline("pass", ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*"), ".1%"),
+    Headline("pass", ("val-core/pass_rate",), ".1%"),
+    Headline("validation reward", ("val-core/mean_reward",), ".3f", unless="val-core/pass_rate"),
     Headline("entropy", ("actor/entropy",), ".3f"),
     Headline("length", ("response_length/mean",), ".1f"),
     Headline("tok/s", ("perf/throughput",), ",.0f"),
@@ -164,7 +167,7 @@ def headline(
     parts = []
     for one in HEADLINES:
         names = matching(metrics, one.patterns)
-        if names:
+        if names and one.unless not in metrics:
             number = format(sum(metrics[name] for name in names) / len(names), one.form)
             shown = f"{number} {one.label}" if one.label == "tok/s" else f"{one.label} {number}"
             known_at = max((of_steps or {}).get(name, step or 0) for name in names)

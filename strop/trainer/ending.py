@@ -31,8 +31,8 @@ class Ending:
             self.reason = asked
         return bool(self.reason)
 
-    def look_at_validation(self, pass_rate: float) -> bool:
-        """Whether the run is over with this validation, which is in the records."""
+    def look_at_validation(self, pass_rate: float | None) -> bool:
+        """Whether the run is over with this validation, which is in the records; None: it has no pass rate."""
         return bool(self.reason)
 
 
@@ -45,10 +45,11 @@ def ending_of(settings: TrainerConfig, run: RunFolder, *, num_steps: int) -> End
     return made
 
 
-def is_best(run: RunFolder, pass_rate: float) -> bool:
-    """Whether no checkpoint that is kept has a validation as good as this one."""
+def is_best(run: RunFolder, score: float | None) -> bool:
+    """Whether no checkpoint that is kept has a validation as good as this one, by its pass rate, else its mean
+    reward."""
     best = run.checkpoints.best()
-    return best is None or pass_rate > best[1]
+    return score is not None and (best is None or score > best[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,16 @@ class TrainResult:
     seconds: float
     """Wall-clock time of this process; of a resumed run, since the resume."""
     pass_rate_start: float | None
-    """Validation before the first step; None without validation data."""
+    """Validation before the first step; None without validation data, and where nothing decides which answers pass."""
     pass_rate_final: float | None
     interval_final: tuple[float, float] | None = None
     """95 % Wilson interval of that."""
     best: tuple[int, float] | None = None
-    """Step and pass rate of the best checkpoint that is kept; None where no checkpoint has a validation."""
+    """Step of the best checkpoint that is kept with its pass rate, else its mean reward; None where no checkpoint has a
+    validation."""
+    reward_start: float | None = None
+    """Mean reward of the validation before the first step."""
+    reward_final: float | None = None
 
 
 def result_of(run: RunFolder) -> TrainResult:
@@ -82,4 +87,6 @@ def result_of(run: RunFolder) -> TrainResult:
         pass_rate_final=final.get("pass_rate"),
         interval_final=(low, high) if isinstance(low, float) and isinstance(high, float) else None,
         best=run.checkpoints.best(),
+        reward_start=validations.get(0, {}).get("reward"),
+        reward_final=final.get("reward"),
     )

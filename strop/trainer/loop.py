@@ -296,8 +296,8 @@ class Trainer:
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with stages.stage("testing"):
                 validation = self._validate(step)
-            score = validation.pass_rate
-            is_last = self._ending.look_at_validation(score) or is_last
+            score = validation.rank
+            is_last = self._ending.look_at_validation(validation.pass_rate) or is_last
             is_new_best = self.config.run.keep_best > 0 < self.config.run.save_every and is_best(
                 self._run, score
             )
@@ -335,16 +335,16 @@ class Trainer:
         validation = summarize_validation(episodes.reports)
         self._say(f"step {step}: validation {validation.describe()}")
         if self._saves_samples:
-            decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "filtered", "validation"))
+            decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "", ""))
             self.roles.write_samples(step, episodes, decided, split="val")
-        ends = (
-            dict(zip(("low", "high"), validation.interval(), strict=True)) if validation.has_interval else {}
-        )
+        interval = validation.interval() if validation.has_interval else None
+        ends = {} if interval is None else dict(zip(("low", "high"), interval, strict=True))
         self._run.events.append(  # last: what it stands for was written
             "validation",
             step,
             fsync=True,
             pass_rate=validation.pass_rate,
+            reward=validation.mean_reward,
             **ends,
             num_answers=validation.num_answers,
             num_unscored=validation.num_unscored,

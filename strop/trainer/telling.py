@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
+from strop.algorithms.batch_metrics import GROUPS
 from strop.base.guests import optional
 from strop.base.metrics import Metric
 from strop.controller import as_list
@@ -13,6 +17,7 @@ from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles
 from strop.trainer.stages import Stages
 from strop.workers import metrics as measure
+from strop.workers.reports import EpisodeReport
 
 POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
 GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
@@ -43,7 +48,36 @@ def step_metrics(
         usage = {name: as_list(group.call.usage()) for name, group in roles.trained().items()}
         is_reference = roles.reference is None
         metrics |= counts.usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
-    return metrics | record.metrics()
+    return metrics | told_by_passes(record.metrics(), record.experience.reports)
+
+
+def told_by_passes(metrics: dict[str, float], reports: Sequence[EpisodeReport]) -> dict[str, float]:
+    """The metrics with GROUPS of one reward told apart by who passes: solved where every sample does, failed where none
+    does, else equal. Whether an answer passes is not said by its reward, which alone is known where the rows are.
+
+    Args:
+        metrics: of a step.
+        reports: of its samples that were trained on.
+    """
+    names = [GROUPS.of(kind) for kind in ("all_max", "all_min", "all_equal")]
+    if not set(names) <= metrics.keys():
+        return metrics
+    groups: dict[str, dict[str, EpisodeReport]] = {}
+    for report in reports:
+        groups.setdefault(report.uid, {})[report.episode_id] = report
+    by_reward, by_passes = Counter[str](), Counter[str]()
+    for group in groups.values():
+        rewards = {report.reward() for report in group.values()}
+        if len(group) < 2 or len(rewards) > 1 or None in rewards:
+            continue
+        (reward,) = rewards
+        passes = {report.passes for report in group.values()}
+        by_reward[names[0] if (reward or 0.0) >= 1 else names[1] if (reward or 0.0) <= 0 else names[2]] += 1
+        by_passes[names[0] if passes == {True} else names[1] if passes == {False} else names[2]] += 1
+    if by_reward == by_passes:
+        return metrics
+    share = sum(metrics[name] for name in names)
+    return metrics | {name: share * by_passes[name] / by_passes.total() for name in names}
 
 
 def tell_of_losses(record: StepRecord, roles: Roles, run: RunFolder, say: Say, *, timeout_s: float) -> None:

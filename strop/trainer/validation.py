@@ -1,13 +1,15 @@
-"""Validation: answers on prompts that are not trained on, and how sure their pass rate is."""
+"""Validation: answers on prompts that are not trained on, how many pass, and how sure that is."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from strop.base.guests import needed, optional, targets
-from strop.workers.reports import EpisodeReport
+from strop.workers.metrics import MEAN_REWARD, PASS_RATE
+from strop.workers.reports import EpisodeReport, is_decided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,21 +20,32 @@ class Validation:
     metrics: dict[str, float]
     """val-core/... and val-aux/... by data source."""
     num_answers: int
-    num_passed: int
+    num_passed: int | None
+    """None where nothing decides which answers pass (strop/rewards/passing.py)."""
     num_unscored: int
-    """Answers whose scorer failed; they count as not passed."""
+    """Answers whose scorer failed; they count as not passed, and are in no mean."""
+    mean_reward: float | None
+    """Mean score of the others; None where there is none."""
 
     @property
-    def pass_rate(self) -> float:
-        """Share of answers that pass."""
-        return self.num_passed / self.num_answers
+    def pass_rate(self) -> float | None:
+        """Share of answers that pass; None where nothing decides which do."""
+        return None if self.num_passed is None else self.num_passed / self.num_answers
 
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the pass rate; the answers to one prompt count as alike as they are."""
+    @property
+    def rank(self) -> float | None:
+        """The number that validations are compared by: the pass rate, else the mean reward."""
+        return self.mean_reward if self.pass_rate is None else self.pass_rate
+
+    def interval(self) -> tuple[float, float] | None:
+        """95 % interval of the pass rate, None where there is none; the answers to one prompt count as alike as they
+        are."""
+        if self.num_passed is None:
+            return None
         passed, answers = Counter[str](), Counter[str]()
         for report in self.reports:
             answers[report.uid] += 1
-            passed[report.uid] += report.passes
+            passed[report.uid] += bool(report.passes)
         interval = needed("interval of a rate", "an interval of a pass rate is asked for")
         low, high = interval([passed[uid] for uid in answers], list(answers.values()))
         return low, high
@@ -43,26 +56,38 @@ class Validation:
         return bool(targets("interval of a rate"))
 
     def describe(self) -> str:
-        """`pass rate 91.0 % (95 % interval 86.2 to 94.2) on 200 answers`."""
-        line = f"pass rate {100 * self.pass_rate:.1f} %"
-        if self.has_interval:
-            line += " (95 % interval {:.1f} to {:.1f})".format(*(100 * end for end in self.interval()))
+        """`pass rate 91.0 % (95 % interval 86.2 to 94.2) on 200 answers`, or `mean reward 0.42 on 200 answers`."""
+        if self.pass_rate is None:
+            line = f"mean reward {self.mean_reward:.4g}"
+        else:
+            line = f"pass rate {100 * self.pass_rate:.1f} %"
+        if self.has_interval and (interval := self.interval()) is not None:
+            line += " (95 % interval {:.1f} to {:.1f})".format(*(100 * end for end in interval))
         line += f" on {self.num_answers} answers"
         num_prompts = len({report.uid for report in self.reports})
         if num_prompts < self.num_answers:
             line += f" to {num_prompts} prompts"
         if self.num_unscored:
-            line += f"; {self.num_unscored} could not be scored and count as failed"
+            line += f"; {self.num_unscored} could not be scored"
+            line += " and count as failed" if self.pass_rate is not None else ""
+        if self.pass_rate is None:
+            line += "; no pass rate: nothing says which answers pass (give `acc`, or set reward.pass_by)"
         return line
 
 
 def summarize_validation(reports: Sequence[EpisodeReport]) -> Validation:
     """Pass rate and metrics of scored answers."""
     measure = optional("metrics of a validation")
+    scores = [report.score for report in reports if report.score is not None]
+    num_passed = sum(bool(report.passes) for report in reports) if is_decided(reports) else None
+    mean_reward = math.fsum(scores) / len(scores) if scores else None
+    numbers = {PASS_RATE: None if num_passed is None else num_passed / len(reports), MEAN_REWARD: mean_reward}
+    known = {name: number for name, number in numbers.items() if number is not None}
     return Validation(
         reports=list(reports),
-        metrics={} if measure is None else measure(reports),
+        metrics={} if measure is None else {**measure(reports), **known},
         num_answers=len(reports),
-        num_passed=sum(report.passes for report in reports),
-        num_unscored=sum(report.accuracy is None for report in reports),
+        num_passed=num_passed,
+        num_unscored=len(reports) - len(scores),
+        mean_reward=mean_reward,
     )

@@ -122,7 +122,7 @@ def table(
     for one, its in zip(summaries, settings, strict=True):
         cells = [
             one.name, one.status, str(one.step), _rate(one),
-            "-" if one.best_pass_rate is None else f"{100 * one.best_pass_rate:.1f} % @{one.best_step}",
+            _best(one),
             _number(one.reward) if one.loss is None else f"loss {_number(one.loss)}", f"{one.seconds / 3600:.2f}",
             _number(one.device_hours), "-" if one.tokens is None else f"{one.tokens:,.0f}",
             *(shorten(str(its[key]), _SHOWN_CHARS) for key in keys),
@@ -131,9 +131,15 @@ def table(
     return made
 
 
+def _best(one: RunSummary) -> str:
+    if one.best_val_reward is not None:
+        return f"{one.best_val_reward:.4g} @{one.best_step}"
+    return "-" if one.best_pass_rate is None else f"{100 * one.best_pass_rate:.1f} % @{one.best_step}"
+
+
 def _rate(one: RunSummary) -> str:
     if one.pass_rate_final is None:
-        return "-"
+        return "-" if one.val_reward is None else f"mean reward {one.val_reward:.4g}"
     interval = (
         "" if one.low is None or one.high is None else f" ({100 * one.low:.1f} to {100 * one.high:.1f})"
     )

@@ -58,7 +58,11 @@ class RunSummary:
     """Its 95 % Wilson interval."""
     best_step: int | None = None
     best_pass_rate: float | None = None
-    """Of the best validation."""
+    """Of the best validation; best_step is that of the highest mean reward where validations have no pass rates."""
+    val_reward: float | None = None
+    """Mean reward of the last validation."""
+    best_val_reward: float | None = None
+    """Of the best validation, where validations have no pass rates."""
     reward: float | None = None
     """Mean over the last tenth of the steps."""
     loss: float | None = None
@@ -72,10 +76,9 @@ def summary_of(records: RunRecords) -> RunSummary:
     validations = records.of_kind("validation")
     first = validations[0] if validations and validations[0]["step"] == 0 else {}
     last = validations[-1] if validations else {}
-    rated = [
-        (rate, one["step"]) for one in validations if (rate := _number(one.get("pass_rate"))) is not None
-    ]
-    best = max(rated, default=(None, None))
+    rated = _by_number(validations, "pass_rate")
+    rewarded = [] if len(rated) == len(validations) else _by_number(validations, "reward")
+    best = max(rewarded or rated, default=(None, None))
     status, reason = _state(records)
     processes = processes_of(records.config)
     losses = [loss for event in steps.values() if (loss := _number(event.get("loss"))) is not None]
@@ -98,11 +101,18 @@ def summary_of(records: RunRecords) -> RunSummary:
         pass_rate_final=_number(last.get("pass_rate")),
         low=_number(last.get("low")),
         high=_number(last.get("high")),
-        best_pass_rate=best[0],
+        best_pass_rate=None if rewarded else best[0],
         best_step=best[1],
+        val_reward=_number(last.get("reward")),
+        best_val_reward=best[0] if rewarded else None,
         reward=_last_reward(records),
         loss=losses[-1] if losses else None,
     )
+
+
+def _by_number(validations: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, int]]:
+    """This number of each validation that has it, with the step."""
+    return [(number, one["step"]) for one in validations if (number := _number(one.get(name))) is not None]
 
 
 def name_of(path: Path) -> str:

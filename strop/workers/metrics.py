@@ -34,6 +34,12 @@ VALIDATION = Metric(
     "mean over prompts of `mean@N`, `std@N`, `best@k/mean`, `worst@k/mean`, `maj@k/mean`, `pass@k/mean`, ... of N "
     "samples; `val-core`: of `acc`, else `reward`, at k = N",
 )
+OF_VALIDATION = Metric(
+    "val-core/{pass_rate,mean_reward}",
+    "share; reward",
+    "over all answers of a validation: those that pass, only where something decides which do; mean score",
+)
+PASS_RATE, MEAN_REWARD = OF_VALIDATION.of("pass_rate"), OF_VALIDATION.of("mean_reward")
 ABORTED = Metric("response/aborted_ratio", "share", "of samples that were stopped from outside")
 TURNS = Metric("num_turns/{mean,max,min}", "turns", "over samples")
 AGENT_TIME = Metric(

@@ -32,6 +32,8 @@ from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
+from strop.rewards.passing import own_verdict
+from strop.rewards.required import with_parts
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
@@ -97,6 +99,7 @@ class Player:
         max_episodes: int | None = None,
         recording: Any = None,
         workers: Any = None,
+        reward_keys: Sequence[str] = (),
     ) -> None:
         """Start what the agents need, such as a sandbox.
 
@@ -111,12 +114,13 @@ class Player:
                 all do.
             recording: gives the samples of training visits in place of agents and scorers; None: they are played.
             workers: processes that play the episodes; None: they are played in this one. The player closes them.
+            reward_keys: parts of the reward without which a sample of a training visit could not be scored.
 
         Raises:
             ValueError: something of it cannot be started here.
         """
         self._observers = tuple(observers)
-        self._tokenizer, self._scorers = tokenizer, scorers
+        self._tokenizer, self._scorers, self._reward_keys = tokenizer, scorers, tuple(reward_keys)
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
         self._recording, self._workers = recording, workers
         here = partial(play_episode, client=client, seed=seed, setup=self._setup)
@@ -203,7 +207,8 @@ class Player:
         if scorers is None or is_recorded or not scorers.config.compares:
             return episodes
         outcomes = [(one.text, one.outcome) for one in episodes if one.outcome is not None]
-        made = iter(await scorers.compare(prompt, outcomes))
+        compared = await scorers.compare(prompt, outcomes)
+        made = iter([self._with_parts(prompt, outcome) for outcome in compared])
         return tuple(one if one.outcome is None else replace(one, outcome=next(made)) for one in episodes)
 
     async def episode(
@@ -263,10 +268,10 @@ class Player:
         )
         outcome = None
         if trajectory.reward_score is not None:
-            outcome = _given(trajectory)
+            outcome = self._with_parts(prompt, _given(trajectory))
         elif trajectory.stop_reason != "aborted" and self._scorers is not None:
             start = time.perf_counter()
-            outcome = await self._scorers.score(prompt, trajectory, text)
+            outcome = await self._score(self._scorers, prompt, trajectory, text)
             seconds = time.perf_counter() - start
             add_span(SPANS.get(), "reward", "", seconds, outcome=outcome.kind, score=outcome.score)
         return Episode(
@@ -277,6 +282,24 @@ class Player:
             text=text,
             outcome=outcome,
         )
+
+    async def _score(self, scorers: Scorers, prompt: Prompt, trajectory: Trajectory, text: str) -> Outcome:
+        """Score one trajectory; again where a part that is needed is missing and reward.on_failure.error is retry."""
+        config = scorers.config
+        outcome = await scorers.score(prompt, trajectory, text)
+        if config.compares:  # parts of what compares come later
+            return outcome
+        for _ in range(config.retries if config.on_failure.error == "retry" else 0):
+            if outcome.score is None or self._with_parts(prompt, outcome).score is not None:
+                break
+            outcome = await scorers.score(prompt, trajectory, text)
+        return self._with_parts(prompt, outcome)
+
+    def _with_parts(self, prompt: Prompt, outcome: Outcome) -> Outcome:
+        """As with_parts, of samples that are trained on."""
+        if self._scorers is None or not self._reward_keys or not is_visit(prompt.uid):
+            return outcome
+        return with_parts(outcome, self._reward_keys, self._scorers.config)
 
     def close(self) -> None:
         """End what was started, while the loop that played can still run; a second call does nothing."""
@@ -307,6 +330,7 @@ def make_player(
     rollout: RolloutConfig,
     seed: int,
     recording: Any = None,
+    reward_keys: Sequence[str] = (),
 ) -> Player:
     """The player of engines of this process.
 
@@ -318,7 +342,7 @@ def make_player(
         setup: agents; how they read images is seen to.
         rollout: what hears of episodes.
         seed: of the run.
-        recording: as for Player.
+        recording, reward_keys: as for Player.
 
     Raises:
         ValueError: something that agents or observers need cannot be had here.
@@ -332,6 +356,7 @@ def make_player(
         setup=setup,
         observers=observers_of(rollout, setup.tokenizer),
         recording=recording,
+        reward_keys=reward_keys,
         workers=agent_workers(setup, client, model, scorers, seed=seed),
     )
 
@@ -388,4 +413,4 @@ def _given(trajectory: Trajectory) -> Outcome:
         )
         sentence = f"the agent gave {found}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
         return Outcome(kind="error", error=sentence)
-    return Outcome(kind="score", score=score, parts={"acc": score, **parts})
+    return Outcome(kind="score", score=score, parts=own_verdict(score, parts))

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from strop.border import finite
 from strop.rewards.outcome import Outcome
+from strop.rewards.passing import passes
 from strop.rollout.client import NoEngine
 from strop.workers.episodes import Episode, row_id
 
 MAX_FAILED_SHARE = 0.2
 """Share of a step's episodes that may fail before scoring; above it the run stops."""
-
-
-PASS_THRESHOLD = 0.5
-"""An answer passes when its accuracy (the scorer's `acc`, else its score) is above this."""
 
 
 class EpisodesFailed(RuntimeError):
@@ -41,6 +38,7 @@ class Decided(NamedTuple):
     advantage: float | None
     """Mean over its sampled tokens; None when it was not trained on."""
     fate: str
+    """Empty for samples of a validation, which no step could train on."""
     reason: str
     """Of the fate; see `strop.run.Fate`."""
 
@@ -133,9 +131,11 @@ class EpisodeReport:
         return self.outcome.score if given is None else given
 
     @property
-    def passes(self) -> bool:
-        """It is scored, and its accuracy is above PASS_THRESHOLD."""
-        return self.accuracy is not None and self.accuracy > PASS_THRESHOLD
+    def passes(self) -> bool | None:
+        """By its `acc`; False where it could not be scored, None where nothing decides whether it passes."""
+        if self.outcome is None or self.outcome.score is None:
+            return False
+        return passes(self.outcome.score, self.outcome.parts)
 
     def reward(self) -> float | None:
         """What the sample is trained with; None when it is left out of training.
@@ -145,6 +145,11 @@ class EpisodeReport:
         if not self.is_finished or self.outcome is None or self.num_sampled_tokens == 0:
             return None
         return self.outcome.stand_in if self.score is None else self.score
+
+
+def is_decided(reports: Iterable[EpisodeReport]) -> bool:
+    """Whether these samples have a pass rate: of each that is scored, something decides whether it passes."""
+    return all(report.passes is not None for report in reports)
 
 
 def report_of(episode: Episode) -> EpisodeReport:

@@ -152,6 +152,7 @@ class RolloutWorker(Worker):
         return make_player(
             client, media, scorers,
             model=model, setup=setup, rollout=self._rollout, seed=playing.seed, recording=recorded,
+            reward_keys=playing.reward_keys,
         )  # fmt: skip
 
     def _make_engines(self, model: ModelConfig) -> Any:

@@ -92,3 +92,20 @@ def test_groups_that_cannot_teach(rewards: tuple[float, ...], cause: str) -> Non
         stop_reasons=("stop",) * count,
     )
     assert left_out_for(group, settings) == cause
+
+
+@pytest.mark.parametrize(
+    ("parts", "cause"),
+    [
+        ({"exact": 0.0, "format": 1.0}, EQUAL),
+        ({"acc": False, "format": 1.0}, FAILED),
+        ({"acc": True}, SOLVED),
+    ],
+)
+def test_a_reward_of_one_solves_nothing_by_itself(parts: dict[str, float | bool], cause: str) -> None:
+    """A prompt that is called solved is retired: a sum of 1 with no right answer in it must not be."""
+    group = SampleGroup(
+        uid="e0-000001", data_source="x", rewards=(1.0, 1.0), accuracies=(1.0, 1.0), parts=(parts, parts),
+        response_lengths=(1, 1), num_turns=(2, 2), stop_reasons=("stop", "stop"),
+    )  # fmt: skip
+    assert left_out_for(group, FilterGroupsConfig(enable=True)) == cause

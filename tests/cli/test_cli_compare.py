@@ -48,9 +48,30 @@ def test_answers_that_are_there_are_compared_by_prompt(tmp_path: Path) -> None:
     assert "not told apart: this many prompts show a difference of" in text
     few = cli("compare", *_hundred(tmp_path, 7, 1)).out
     assert "not told apart (the interval does not hold 0, but p is not below 0.05: few prompts differ)" in few
-    assert "one of them is better" in cli("compare", *_hundred(tmp_path, 9, 0)).out
+    won, lost = _hundred(tmp_path, 9, 0)
+    assert "hold 0: d.jsonl is better on prompts of this kind" in cli("compare", won, lost).out
+    assert "hold 0: d.jsonl is better on prompts of this kind" in cli("compare", lost, won).out
     three = cli("compare", first, second, first, "--json").record
     assert [one["difference"] for one in three["comparisons"]] == [0.125, 0.0]
+
+
+def test_answers_without_a_verdict_are_compared_by_their_scores(tmp_path: Path) -> None:
+    """Means by prompt 0.5 and 0.2 against 0.75 and 0.4: 0.225 more; an answer without a score is in no mean."""
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for path, rows in (
+        (first, [("val-0/0", None, 0.5), ("val-1/0", None, 0.2), ("val-1/1", False, None)]),
+        (second, [("val-0/0", True, 1.0), ("val-0/1", None, 0.5), ("val-1/0", None, 0.4)]),
+    ):
+        lines = [{"id": i, "prompt": i.partition("/")[0], "passed": p, "score": s} for i, p, s in rows]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    record = cli("compare", str(first), str(second), "--json").record
+    assert record["difference"] == pytest.approx(0.225)
+    assert [one["pass_rate"] for one in record["models"]] == [None, None]
+    assert [one["mean_reward"] for one in record["models"]] == pytest.approx([0.35, 0.575])
+    text = cli("compare", str(first), str(second)).out
+    assert "b.jsonl  mean reward 0.575" in text
+    assert "b.jsonl less a.jsonl: +0.225 (95 % interval" in text
+    assert "points" not in text
 
 
 def test_models_answer_the_same_prompts_with_the_same_settings(project: Project, tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ RISING = [0.1] * 5 + [0.5] * 35
 SPEAKS: list[tuple[str, History, str]] = [
     ("no_signal", history(3, **flat(0.0), **GROUPS, response_length__clip_ratio=0.98), "98 % of the answers are cut"),
     ("no_signal", history(3, **flat(1e-9), rollout__groups_all_max=1.0), "use harder ones"),
+    ("no_signal", history(3, **flat(0.0), rollout__groups_all_equal=1.0), "does not tell the samples of a prompt"),
+    ("no_signal", history(3, **flat(0.0), **GROUPS), "0 % are solved by every sample, 90 % by none - "),
     ("no_signal", history(3, **flat(0.0), **GROUPS), "for 3 steps: 0 % of the answers are cut at"),
     ("no_signal", history(3, **flat(0.0), **GROUPS), "warm the model up"),
     ("no_signal", history(1, **flat(0.0), **GROUPS), "in the first step: 0 % of the answers are cut"),

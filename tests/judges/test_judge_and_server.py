@@ -266,8 +266,8 @@ def test_judge_is_added_to_functions_with_its_weight(tmp_path: Path) -> None:
         5.5,
         4.0,
         0.75,
-        4.0,
-    )
+        0.75,
+    ), "a number of the function is no verdict; the judge gives one"
     assert (two.score, two.parts["length"], two.parts["judge"]) == (2.75, 4.0, 0.75)
 
 
@@ -280,6 +280,9 @@ def test_reward_server_gets_batches_and_each_sample_its_own_score() -> None:
         config = RewardConfig(server=ServerConfig(url=f"{service.url}/score", batch_size=4, weight=0.5))
         outcomes = score_all(config, [str(n) for n in range(10)])
     assert [outcome.score for outcome in outcomes] == [n / 2 for n in range(10)]
+    assert [outcome.parts.get("acc") for outcome in outcomes[:3]] == [0.0, 1.0, None], (
+        "its own 0 and 1 are a verdict"
+    )
     assert sorted(len(request["items"]) for request in service.requests) == [2, 4, 4]
     (item,) = [one for request in service.requests for one in request["items"] if one["response"] == "0"]
     assert item == {

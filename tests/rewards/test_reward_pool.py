@@ -99,7 +99,7 @@ def test_batch_function_gets_lists_of_one(tmp_path: Path) -> None:
             return [{"score": float(s == g), "pred": s} for s, g in zip(solution_strs, ground_truths)]
     """
     outcome = score_one(tmp_path, source)
-    assert (outcome.score, outcome.parts) == (1.0, {"pred": "12"})
+    assert (outcome.score, outcome.parts) == (1.0, {"acc": 1.0, "pred": "12"})
 
 
 def test_dictionary_keys_may_differ_between_samples(tmp_path: Path) -> None:
@@ -108,7 +108,11 @@ def test_dictionary_keys_may_differ_between_samples(tmp_path: Path) -> None:
             return {"score": 1, solution_str: True} if solution_str != "none" else 0
     """
     outcomes = score_all(RewardConfig(path=write_reward(tmp_path, source)), ["a", "none", "b"])
-    assert [dict(outcome.parts) for outcome in outcomes] == [{"a": True}, {"acc": 0.0}, {"b": True}]
+    assert [dict(outcome.parts) for outcome in outcomes] == [
+        {"acc": 1.0, "a": True},
+        {"acc": 0.0},
+        {"acc": 1.0, "b": True},
+    ]
 
 
 def test_parts_become_plain_values(tmp_path: Path) -> None:
@@ -325,7 +329,7 @@ def test_worker_process_loads_no_heavy_package(tmp_path: Path) -> None:
             heavy = {"torch", "transformers", "numpy", "pyarrow", "datasets", "sympy", "reasoning_gym"}
             return {"score": 0.0, "found": ",".join(sorted(heavy & set(sys.modules)))}
     """
-    assert score_one(tmp_path, source).parts == {"found": ""}
+    assert score_one(tmp_path, source).parts == {"acc": 0.0, "found": ""}
 
 
 QUERIES = """

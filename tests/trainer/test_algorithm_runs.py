@@ -17,6 +17,7 @@ from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.config.errors import ConfigError
 from strop.protocol import columns
+from strop.rewards import RewardError
 from strop.run import RunFolder
 from strop.trainer.records import StepRecord
 from strop.trainer.setup import TrainingData, load_training_data
@@ -100,12 +101,65 @@ def test_the_greedy_answer_loses_for_its_length_as_samples_do(project: Project, 
 
 def test_parts_of_the_reward_that_are_missing_are_named(project: Project, tmp_path: Path) -> None:
     config = project.config(*SHORT, "algorithm.adv_estimator=gdpo", "algorithm.reward_keys=[score,format]")
-    with pytest.raises(
-        ValueError, match=r"names 'format', but the reward function gave sample e0-\d+/0 no such"
-    ):
+    sentence = (
+        r"16 of 16 samples could not be scored, .*16 error \(algorithm.reward_keys names 'format', but the reward has "
+        r"no such number for this sample: it has acc, score.*continued \(--resume\) reads the reward file anew"
+    )
+    with pytest.raises(ValueError, match=sentence):
         train_in(tmp_path / "run", config)
     with pytest.raises(ConfigError, match="algorithm.reward_keys is empty: name those that the reward"):
         project.config("algorithm.adv_estimator=gdpo")
+
+
+PARTS = """
+def text_of(completion):
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+def a(completions, **_):
+    return [float(len(text_of(one))) for one in completions]
+
+def b(completions, **_):
+    return [{value} for one in completions]
+"""
+"""In TRL's form, where None says that a function does not apply."""
+
+
+def test_a_sample_without_a_part_is_an_outcome_and_a_resume_can_change_what_failed(
+    project: Project, tmp_path: Path
+) -> None:
+    """Every third sample is None in part b: it is left out, or trained with failed_score, and the run goes on; where
+    all are, the run ends, and goes on with the repaired file from where it was."""
+    file = tmp_path / "parts.py"
+    file.write_text(PARTS.format(value="None if sum(map(ord, text_of(one))) % 3 == 0 else 1.0"))
+    functions = [f"{{path: '{file}', name: {name}}}" for name in "ab"]
+    settings = [
+        *SHORT, "reward.path=''", f"reward.functions=[{', '.join(functions)}]", "algorithm.adv_estimator=gdpo",
+        "algorithm.reward_keys=[a,b]", "reward.max_failed_share=0.9", "run.save_every=1",
+    ]  # fmt: skip
+    done = train_in(tmp_path / "run", project.config(*settings))
+    check_records(done.folder, num_steps=2)
+    reports = [report for record in done.records for report in record.reports]
+    lacking = [one for one in reports if one.outcome is not None and one.outcome.kind == "error"]
+    assert lacking
+    assert all("names 'b'" in str(one.outcome and one.outcome.error) for one in lacking)
+    assert all(one.reward() is None for one in lacking)
+    fixed = [*settings, "reward.on_failure.error=fixed", "reward.failed_score=-2"]
+    trained = [
+        one
+        for record in train_in(tmp_path / "fixed", project.config(*fixed)).records
+        for one in record.reports
+    ]
+    assert {one.reward() for one in trained if one.score is None} == {-2.0}
+
+    run = cut_after(done.folder, tmp_path / "again", step=1)
+    file.write_text(PARTS.format(value="None"))
+    with pytest.raises(RewardError, match="of 16 samples could not be scored"):
+        resume_in(run)
+    file.write_text(PARTS.format(value="1.0"))
+    repaired = resume_in(run, "reward.on_failure.error=fixed", "reward.failed_score=-2")
+    assert [record.step for record in repaired.records] == [2]
+    assert all(one.score is not None for one in repaired.records[0].reports)
+    check_records(run, num_steps=2)
 
 
 # ---------------------------------------------------------------------------- rollout correction

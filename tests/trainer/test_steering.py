@@ -19,7 +19,7 @@ from strop.trainer import loop
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loading import read
 from strop.trainer.loop import train
-from strop.trainer.restarts.limits import LimitedEnding, has_stalled
+from strop.trainer.restarts.limits import LimitedEnding, has_stalled, ranks_of
 from strop.trainer.restarts.machine import MACHINE_ENDS, MachineEnd
 from strop.trainer.restarts.settings import RestartSettings
 from strop.trainer.restarts.signals import Terminated
@@ -121,6 +121,81 @@ def test_what_cannot_be_given_anew_leaves_the_run_as_it_was(
 
 
 # ------------------------------------------------------------------ ended early
+
+
+def test_validations_without_a_pass_rate_are_compared_by_their_rewards() -> None:
+    """Rewards below zero: -0.5, -0.4 and -0.2 rise, and pass rates of 0 would have stalled."""
+    rising = [{"pass_rate": None, "reward": reward} for reward in (-0.5, -0.4, -0.2)]
+    assert ranks_of(rising) == ([-0.5, -0.4, -0.2], False)
+    assert not has_stalled(ranks_of(rising)[0], 1)
+    assert has_stalled(ranks_of(rising[::-1])[0], 2)
+    rated = [{"pass_rate": 0.5, "reward": 2.0}, {"pass_rate": 0.25, "reward": 3.0}]
+    assert ranks_of(rated) == ([0.5, 0.25], True)
+    assert ranks_of([*rated, {"pass_rate": None, "reward": None}])[0][:2] == [2.0, 3.0]
+
+
+REWARDS_BELOW_ZERO = """
+calls = 0
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return -1 - ord((solution_str or " ")[0]) % 8 / 10
+
+
+def one(**_):
+    return 1.0
+
+
+def none(**_):
+    return 0.0
+"""
+
+
+def test_a_run_without_a_pass_rate_says_so_everywhere(
+    project: Project, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Patience compares mean rewards, the best checkpoint is one by them, a target of passing is never reached."""
+    file = tmp_path / "below.py"
+    file.write_text(REWARDS_BELOW_ZERO)
+    run = train_in(
+        tmp_path / "run",
+        project.config(
+            f"reward.path='{file}'", "eval.every=1", "data.max_val_prompts=4", "run.save_every=1",
+            "trainer.target_pass_rate=0.5", "trainer.preflight=true",
+        ),
+    )  # fmt: skip
+    validations = events(run.folder, "validation")
+    assert [one["pass_rate"] for one in validations] == [None] * 4
+    rewards = [float(str(one["reward"])) for one in validations]
+    assert all(-1.7 <= reward <= -1 for reward in rewards)
+    assert (run.result.pass_rate_start, run.result.pass_rate_final) == (None, None)
+    assert (run.result.reward_start, run.result.reward_final) == (rewards[0], rewards[-1])
+    assert run.result.best is not None
+    assert run.result.best[1] == max(rewards[1:])
+    assert not any("pass rate" in line.replace("no pass rate", "") for line in run.said)
+    assert any(
+        f"validation mean reward {rewards[0]:.4g} on 4 answers; no pass rate" in one for one in run.said
+    )
+    assert "target_pass_rate=0.5 cannot end this run" in caplog.text
+    assert all("val-core/pass_rate" not in numbers for numbers in run.metrics)
+    assert run.metrics[0]["val-core/mean_reward"] == rewards[0]
+
+
+def test_a_format_reward_of_wrong_answers_solves_nothing(project: Project, tmp_path: Path) -> None:
+    """Every answer gets 1 for its format and 0 for being right: with pass_by none passes, and no group is solved."""
+    file = tmp_path / "below.py"
+    file.write_text(REWARDS_BELOW_ZERO)
+    functions = f"reward.functions=[{{path: '{file}', name: none}}, {{path: '{file}', name: one}}]"
+    settings = ["reward.path=''", functions, "data.max_val_prompts=4", "eval.every=1", "trainer.max_steps=1"]
+    summed = train_in(tmp_path / "summed", project.config(*settings))
+    assert summed.result.pass_rate_final is None
+    assert summed.steps[0]["rollout/groups_all_equal"] == 1.0
+    marked = train_in(tmp_path / "marked", project.config(*settings, "reward.pass_by=none"))
+    assert marked.result.pass_rate_final == 0.0
+    groups = [marked.steps[0][f"rollout/groups_{kind}"] for kind in ("all_max", "all_min", "all_equal")]
+    assert groups == [0.0, 1.0, 0.0]
+    other = train_in(tmp_path / "other", project.config(*settings, "reward.pass_by=one"))
+    assert other.result.pass_rate_final == 1.0
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,7 @@ def test_samples_are_stored_with_the_numbers_of_their_own_tokens(on_policy: Done
     with RunFolder.open(on_policy.folder, read_only=True) as run:
         stored = {row["id"]: row for row in run.samples.read(2)}
         assert all(row["advantages"] is None for row in run.samples.read(0, split="val"))
+        assert {row["fate"] for row in run.samples.read(0, split="val")} == {None}
     batch = on_policy.records[1].batch
     tensors = {name: columns.rows(values) for name, values in batch.tensors().items()}
     assert len(stored) == len(batch) == 16

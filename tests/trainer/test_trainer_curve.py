@@ -97,6 +97,18 @@ def test_any_points_give_a_frame_of_the_asked_size(points: list[tuple[int, float
     assert any(cells.strip() for cells in rows)
 
 
+def test_rewards_of_validations_are_no_pass_rates() -> None:
+    """Also where a source's `acc` is there, or a reward above 1; in older runs `acc` was a reward too."""
+    both = {"val-core/pass_rate": 0.5, "val-core/mean_reward": 1.25, "val-core/x/acc/mean@1": 0.25}
+    (passed,) = run_series([{"step": 0, **both}, {"step": 1, **both}])
+    assert (passed.name, passed.values) == ("pass rate", (0.5, 0.5))
+    none = {"val-core/mean_reward": 0.5, "val-core/x/acc/mean@1": 0.25}
+    (reward,) = run_series([{"step": 0, **both}, {"step": 1, **none}])
+    assert (reward.name, reward.values) == ("mean reward of validation", (1.25, 0.5))
+    older = [{"step": 0, "val-core/x/acc/mean@1": 1.02, "val-core/x/reward/mean@1": 1.02}]
+    assert [one.name for one in run_series(older)] == ["mean reward of validation"]
+
+
 def test_run_series_takes_reward_and_pass_rate_from_metrics() -> None:
     metrics = [
         {"step": 0, "val-core/gsm8k/acc/mean@1": 0.25},

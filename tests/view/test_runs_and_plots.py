@@ -10,6 +10,9 @@ from view.made_runs import make_run
 
 from strop.run import RunFolder
 from strop.view.curves import smoothed
+from strop.view.records import RunRecords
+from strop.view.runs import _best, _rate
+from strop.view.summary import summary_of
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +108,16 @@ def test_panels_hold_the_numbers_of_the_runs(folder: Path) -> None:
 def test_a_mean_of_steps_begins_with_fewer() -> None:
     assert smoothed({1: 2.0, 2: 4.0, 5: 6.0, 6: 8.0}, 2) == {1: 2.0, 2: 3.0, 5: 5.0, 6: 7.0}
     assert smoothed({1: 2.0, 2: 4.0}, 1) == {1: 2.0, 2: 4.0}
+
+
+def test_validations_without_pass_rates_are_shown_by_their_rewards(tmp_path: Path) -> None:
+    """The best is that of the highest mean reward, also below zero; no percent sign stands beside it."""
+    with RunFolder.create(tmp_path / "run", config={}, command=["strop", "train"]) as run:
+        for step, reward in enumerate((-0.5, -0.2, -0.3)):
+            run.events.append("validation", step, pass_rate=None, reward=reward, num_answers=4, metrics={})
+    records = RunRecords(tmp_path / "run")
+    records.read_on()
+    found = summary_of(records)
+    assert (found.pass_rate_start, found.pass_rate_final, found.best_pass_rate) == (None, None, None)
+    assert (found.val_reward, found.best_val_reward, found.best_step) == (-0.3, -0.2, 1)
+    assert (_rate(found), _best(found)) == ("mean reward -0.3", "-0.2 @1")

@@ -11,7 +11,7 @@ from strop.checks.preflight.tokens import TokenFacts, examine_tokens
 from strop.checks.preflight.verdict import Check
 from strop.evaluation.intervals import wilson_interval
 from strop.evaluation.votes import pass_at_k
-from strop.workers.reports import PASS_THRESHOLD, EpisodeReport
+from strop.workers.reports import EpisodeReport, is_decided
 
 MAX_CUT_SHARE = 0.5
 """Share of answers that may end at the length limit."""
@@ -156,20 +156,31 @@ def _scores(probe: Probe) -> Check:
 
 
 def _rewards(probe: Probe) -> list[Check]:
-    accuracies: dict[str, list[float]] = {}
-    for report in probe.reports:
-        if report.accuracy is not None:
-            accuracies.setdefault(report.uid, []).append(report.accuracy)
-    checks = [_pass_rates(list(accuracies.values()))] if accuracies else []
+    passed: dict[str, list[bool]] = {}
+    scored = [report for report in probe.reports if report.score is not None]
+    has_rate = is_decided(scored)
+    for report in scored if has_rate else ():
+        passed.setdefault(report.uid, []).append(bool(report.passes))
+    checks = [_pass_rates(list(passed.values()))] if passed else [] if has_rate else [_mean_reward(scored)]
     if not probe.rewards:
         advice = "no reward, no advantage: look at the errors above"
         return [*checks, Check(name="signal", text="no sample has a reward", level="stop", advice=advice)]
-    return [*checks, _signal(probe, accuracies)]
+    return [*checks, _signal(probe, passed, has_rate=has_rate)]
 
 
-def _pass_rates(accuracies: list[list[float]]) -> Check:
+def _mean_reward(scored: Sequence[EpisodeReport]) -> Check:
+    """Where nothing decides which samples pass."""
+    mean = sum(report.score or 0.0 for report in scored) / len(scored)
+    return Check(
+        name="difficulty",
+        text=f"mean reward {mean:.3g}; no pass rate: nothing says which answers pass (give `acc`, or set "
+        f"reward.pass_by)",
+    )
+
+
+def _pass_rates(passed: list[list[bool]]) -> Check:
     """Of prompts, not of samples: those of one prompt are not independent."""
-    right = [(len(group), sum(accuracy > PASS_THRESHOLD for accuracy in group)) for group in accuracies]
+    right = [(len(group), sum(group)) for group in passed]
     num_prompts, most = len(right), min(n for n, _ in right)
     parts = []
     for k in sorted({1, most}):
@@ -181,11 +192,11 @@ def _pass_rates(accuracies: list[list[float]]) -> Check:
     return Check(name="difficulty", text=", ".join(parts))
 
 
-def _signal(probe: Probe, accuracies: Mapping[str, Sequence[float]]) -> Check:
+def _signal(probe: Probe, passed: Mapping[str, Sequence[bool]], *, has_rate: bool) -> Check:
     """Groups with different rewards are the ones that teach."""
     totals = [values[0] for values in probe.rewards.values()]
     text = f"rewards from {min(totals):g} to {max(totals):g}, mean {sum(totals) / len(totals):.3g}"
-    solved, unsolved = _outcomes(probe, accuracies)
+    solved, unsolved = _outcomes(probe, passed)
     share = 1.0
     if not probe.is_group_relative:
         text += f"; {len(set(probe.rewards.values()))} different rewards"
@@ -193,10 +204,10 @@ def _signal(probe: Probe, accuracies: Mapping[str, Sequence[float]]) -> Check:
         groups = _groups(probe)
         mixed = sum(len(set(group)) > 1 for group in groups.values())
         share = mixed / len(groups)
-        text += (
-            f"; of {len(groups)} groups {_counted(mixed, len(groups))} can teach, {_counted(solved, len(groups))} are "
-            f"solved by every sample, {_counted(unsolved, len(groups))} by none"
-        )
+        text += f"; of {len(groups)} groups {_counted(mixed, len(groups))} can teach"
+        if has_rate:
+            text += f", {_counted(solved, len(groups))} are solved by every sample, "
+            text += f"{_counted(unsolved, len(groups))} by none"
     if can_teach(probe):
         if probe.has_teacher:
             return Check(name="signal", text=f"{text}; the teacher teaches on every sample")
@@ -207,18 +218,19 @@ def _signal(probe: Probe, accuracies: Mapping[str, Sequence[float]]) -> Check:
             "algorithm.filter_groups"
         )
         return Check(name="signal", text=text, level="warn", advice=advice)
+    if len(set(totals)) == 1 and len(totals) > 1:
+        text += f"; every sample has the same reward, {totals[0]:g}"
     advice = _no_signal_advice(probe, solved, unsolved)
     return Check(name="signal", text=text, level="stop", advice=advice)
 
 
-def _outcomes(probe: Probe, accuracies: Mapping[str, Sequence[float]]) -> tuple[int, int]:
+def _outcomes(probe: Probe, passed: Mapping[str, Sequence[bool]]) -> tuple[int, int]:
     """Groups with equal rewards that every sample solves, and those that none solves."""
     solved = unsolved = 0
     for uid, group in _groups(probe).items():
-        passed = [accuracy > PASS_THRESHOLD for accuracy in accuracies.get(uid, ())]
-        if len(set(group)) == 1 and passed:
-            solved += all(passed)
-            unsolved += not any(passed)
+        if len(set(group)) == 1 and (own := passed.get(uid)):
+            solved += all(own)
+            unsolved += not any(own)
     return solved, unsolved
 
 

@@ -48,7 +48,7 @@ class RowResult:
     mean_score: float
     """Mean score of the samples of the last one."""
     pass_rate: float
-    """Share of them that passed."""
+    """Share of them that passed; their mean score where nothing decides which samples pass."""
     last_step: int
     """When that was."""
 
@@ -187,11 +187,12 @@ def row_results(reports: Sequence[EpisodeReport], *, step: int) -> dict[int, Row
     results: dict[int, RowResult] = {}
     for uid, samples in scored.items():
         _, row = parse_visit_uid(uid)
-        passed = sum(sample.passes for sample in samples)
+        mean_score = sum(sample.score or 0.0 for sample in samples) / len(samples)
+        verdicts = [sample.passes for sample in samples]
         results[row] = RowResult(
             visits=results[row].visits + 1 if row in results else 1,
-            mean_score=sum(sample.score or 0.0 for sample in samples) / len(samples),
-            pass_rate=passed / len(samples),
+            mean_score=mean_score,
+            pass_rate=mean_score if None in verdicts else sum(map(bool, verdicts)) / len(samples),
             last_step=step,
         )
     return results

@@ -82,7 +82,7 @@ def sample_row(
         "ground_truth": episode.prompt.ground_truth,
         "prompt_ids": list(episode.prompt.token_ids),
         "advantage": decided.advantage,
-        "fate": decided.fate,
+        "fate": decided.fate or None,
         "fate_reason": decided.reason,
     }
     if keeps_row:

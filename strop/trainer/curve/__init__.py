@@ -19,11 +19,14 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 60, 13
 """Columns and rows of the plot itself, without axes; an odd height gives the middle of the range a row."""
 
+PASSES, VALIDATION_REWARD = "pass rate", "mean reward of validation"
 _CURVES = (
     ("reward", ("critic/rewards/mean", "critic/score/mean"), True),
-    ("pass rate", ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*"), False),
+    (PASSES, ("val-core/pass_rate", "val-core/*/acc/mean@*"), False),
+    (VALIDATION_REWARD, ("val-core/mean_reward", "val-core/*/reward/mean@*"), False),
 )
-"""Name, metrics and whether it is drawn as a line: rewards come every step, pass rates now and then."""
+"""Name, metrics and whether it is drawn as a line: rewards come every step, pass rates now and then. The metrics by
+data source are those of runs that have no number of the whole validation."""
 
 _MIN_LABEL_COLUMNS = 7
 _DPI = 120  # a picture of 960 x 480 pixels
@@ -65,20 +68,32 @@ def curve_of_run(folder: Path) -> str:
 
 
 def run_series(metrics: Iterable[Mapping[str, float]]) -> list[Series]:
-    """Reward and pass rate of a run, as far as it has them.
+    """Reward and pass rate of a run, as far as it has them; the mean reward of validations where no pass rate is known.
 
     Args:
         metrics: one mapping per step with the key "step", as `read_metrics` gives them.
     """
     records = list(metrics)
-    found = []
+    found: list[Series] = []
     for name, patterns, is_line in _CURVES:
         points = [(int(record["step"]), find(record, patterns)) for record in records]
         kept = [(step, value) for step, value in points if value is not None]
+        if name == PASSES and not _are_rates(records, [value for _, value in kept]):
+            continue
+        if name == VALIDATION_REWARD and any(one.name == PASSES for one in found):
+            continue
         if kept:
             steps, values = zip(*kept, strict=True)
             found.append(Series(name=name, steps=steps, values=values, is_line=is_line))
     return found
+
+
+def _are_rates(records: Sequence[Mapping[str, float]], values: Sequence[float]) -> bool:
+    """Whether these numbers of validations are pass rates: each has one; of older runs, they are between 0 and 1."""
+    validated = [record for record in records if "val-core/mean_reward" in record]
+    if validated:
+        return all("val-core/pass_rate" in record for record in validated)
+    return all(0 <= value <= 1 for value in values)
 
 
 def text_curve(series: Sequence[Series], *, width: int = WIDTH, height: int = HEIGHT) -> str:

@@ -19,9 +19,10 @@ class EndingSettings:
     max_hours: PositiveFloat | None = None
     """End after this much training time, all continuations together, with a last validation and checkpoint."""
     target_pass_rate: PositiveShare | None = None
-    """End at the first validation that reaches this pass rate."""
+    """End at the first validation that reaches this pass rate; it needs a reward that says which answers pass."""
     patience: PositiveInt | None = None
-    """End when so many validations in a row were no better than the best one before them."""
+    """End when so many validations in a row were no better than the best one before them, by the pass rate or, where
+    there is none, the mean reward."""
 
 
 @dataclass(frozen=True, kw_only=True)

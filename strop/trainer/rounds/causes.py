@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from strop.algorithms.stream_functions import SampleGroup
 from strop.algorithms.stream_functions.calls import filter_cause
+from strop.rewards.passing import passes
 from strop.trainer.rounds.settings import FilterGroupsConfig
 
 SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED = (
@@ -24,9 +25,9 @@ CAUSES = (SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED)
 def left_out_for(group: SampleGroup, settings: FilterGroupsConfig) -> str:
     """Why a group of samples is left out of training; empty where it is trained on.
 
-    It is left out where fewer than two samples were scored, where all its numbers are equal (at least 1: solved, at
-    most 0: failed, else equal), where their mean is outside the band [lowest_mean, highest_mean], or where the filter
-    of the user's own says so.
+    It is left out where fewer than two samples were scored, where all its numbers are equal (solved where every sample
+    passes, failed where none does, else equal), where their mean is outside the band [lowest_mean, highest_mean], or
+    where the filter of the user's own says so.
 
     Args:
         group: the samples of one prompt that have a reward.
@@ -37,7 +38,8 @@ def left_out_for(group: SampleGroup, settings: FilterGroupsConfig) -> str:
         return UNSCORED
     lowest, highest = min(numbers), max(numbers)
     if lowest == highest:
-        return SOLVED if lowest >= 1 else FAILED if highest <= 0 else EQUAL
+        verdicts = {passes(reward, parts) for reward, parts in zip(group.rewards, group.parts, strict=True)}
+        return SOLVED if verdicts == {True} else FAILED if verdicts == {False} else EQUAL
     mean = sum(numbers) / len(numbers)
     if settings.highest_mean is not None and mean > settings.highest_mean:
         return EASY

@@ -78,6 +78,7 @@ STEERING: Mapping[str, tuple[str, ...]] = {
     ),
     "how it learns": ("actor.optim.", "critic.optim.", "prm.optim."),
     "how it is validated": ("eval.",),
+    "what becomes of samples that could not be scored": ("reward.on_failure.", "reward.failed_score"),
     **all_joined("steering settings"),
 }
 """The same, of those that steer it. What is about `how long` ends it."""

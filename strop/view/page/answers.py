@@ -9,6 +9,7 @@ from typing import Any
 
 import strop
 from strop.border import printable
+from strop.rewards.passing import passes
 from strop.run import RunError, RunFolder
 from strop.run.samples import schema_of
 from strop.run.samples.reading import tables_of
@@ -17,7 +18,7 @@ from strop.view.diff import changed_settings, compared
 from strop.view.dropped import find_fates
 from strop.view.incident import NOTABLE
 from strop.view.page.catalog import Catalog
-from strop.view.page.sample_search import PREVIEW_CHARS, Query, row_of, search
+from strop.view.page.sample_search import PREVIEW_CHARS, Query, parts_of, row_of, search
 from strop.view.page.texts import Decode, pieces
 from strop.view.records import RunRecords
 from strop.view.samples import find_samples
@@ -114,7 +115,8 @@ def whole_sample(row: Mapping[str, Any], decode: Decode | None) -> dict[str, Any
 
 
 def groups(catalog: Catalog, words: Words) -> dict[str, Any]:
-    """The samples of a step by prompt: scores, and whether the prompt is solved, hopeless or being learned."""
+    """The samples of a step by prompt: scores, and whether the prompt is solved, hopeless, being learned, or its
+    rewards are equal without a word on passing."""
     run = catalog.run(words["run"])
     split = words.get("split", "train")
     files = run.samples.files(split=split)
@@ -124,7 +126,7 @@ def groups(catalog: Catalog, words: Words) -> dict[str, Any]:
     if step not in files:
         raise RunError(f"{run.path} has no {split} samples of step {step}")
     by_uid: dict[str, dict[str, Any]] = {}
-    wanted = schema_of(("id", "uid", "prompt", "data_source", "score", "fate", "fate_reason"))
+    wanted = schema_of(("id", "uid", "prompt", "data_source", "score", "fate", "fate_reason", "reward_parts"))
     for path in files[step]:
         for table in tables_of(path, wanted):
             for row in table.to_pylist():
@@ -211,23 +213,32 @@ def _add_to_group(by_uid: dict[str, dict[str, Any]], row: Mapping[str, Any]) -> 
             "prompt": printable((row["prompt"] or "")[:PREVIEW_CHARS]),
             "source": printable(row["data_source"] or ""),
             "scores": [],
+            "passes": [],
             "fates": {},
         },
     )
     group["scores"].append(_finite(row["score"]))
+    score = group["scores"][-1]
+    group["passes"].append(None if score is None else passes(score, parts_of(row["reward_parts"])))
     fate = printable(" ".join(filter(None, (row["fate"], row["fate_reason"]))))
-    group["fates"][fate] = group["fates"].get(fate, 0) + 1
+    if fate:
+        group["fates"][fate] = group["fates"].get(fate, 0) + 1
 
 
 def _grouped(group: dict[str, Any]) -> dict[str, Any]:
     scores = [score for score in group["scores"] if score is not None]
+    verdicts = [
+        one for one, score in zip(group.pop("passes"), group["scores"], strict=True) if score is not None
+    ]
     group["mean"] = math.fsum(scores) / len(scores) if scores else None
     if not scores:
         group["kind"] = "unscored"
     elif min(scores) < max(scores):
         group["kind"] = "learning"
+    elif len(set(verdicts)) != 1 or None in verdicts:
+        group["kind"] = "equal"
     else:
-        group["kind"] = "solved" if scores[0] > 0.5 else "hopeless"
+        group["kind"] = "solved" if verdicts[0] else "hopeless"
     return group
 
 

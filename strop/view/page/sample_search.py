@@ -165,11 +165,11 @@ def _matching(table: pa.Table, query: Query) -> list[dict[str, Any]]:
         table = table.filter(functools.reduce(pc.and_, (pc.fill_null(test, False) for test in tests)))
     rows: list[dict[str, Any]] = table.to_pylist()
     for row in rows:
-        row["reward_parts"] = _parts(row["reward_parts"])
+        row["reward_parts"] = parts_of(row["reward_parts"])
     return [row for row in rows if _has_part(row, query)]
 
 
-def _parts(text: str | None) -> dict[str, Any]:
+def parts_of(text: str | None) -> dict[str, Any]:
     try:
         parts = parse_json(text) if text else {}
     except ValueError:

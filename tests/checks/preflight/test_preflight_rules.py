@@ -66,6 +66,31 @@ def test_a_run_that_can_learn_is_fine_and_says_its_numbers() -> None:
     assert found["loss mask"].text == "48 of 60 response tokens were sampled by the model and are trained"
 
 
+def test_without_a_verdict_nobody_is_said_to_pass_or_to_fail() -> None:
+    """A weighted sum: every answer has the format's 1 and is wrong."""
+    sums = [
+        dataclasses.replace(
+            one, outcome=Outcome(kind="score", score=1.0, parts={"exact": 0.0, "format": 1.0})
+        )
+        for one in groups([1.0, 1.0], [1.0, 1.0])
+    ]
+    found = checks(sums)
+    assert found["difficulty"].text.startswith("mean reward 1; no pass rate")
+    assert found["signal"].text.endswith(
+        "of 2 groups 0 (0 to 66 %) can teach; every sample has the same reward, 1"
+    )
+    assert "does not tell the samples of a prompt apart" in found["signal"].advice
+    wrong = [
+        dataclasses.replace(
+            one, outcome=Outcome(kind="score", score=1.0, parts={"acc": False, "format": 1.0})
+        )
+        for one in sums
+    ]
+    assert found["difficulty"].text != checks(wrong)["difficulty"].text
+    assert checks(wrong)["difficulty"].text.startswith("pass@1 0 %")
+    assert "if not, warm the model up" in checks(wrong)["signal"].advice
+
+
 def far(**changes: Any) -> dict[str, Agreement]:
     return {"agreement": dataclasses.replace(CLOSE, **changes)}
 

@@ -64,21 +64,30 @@ strop.matches = function (row, words) {
     && (!text || `${row.prompt} ${row.response}`.toLowerCase().includes(text));
 };
 
+// Whether a sample passes, by the `acc` of its reward; null where nothing decides that.
+strop.passes = function (row) {
+  const parts = row.reward_parts || {};
+  if (!Object.keys(parts).length && (row.score === 0 || row.score === 1)) return row.score === 1; // a single reward
+  const acc = { true: 1, false: 0 }[parts.acc] ?? Number.parseFloat(parts.acc);
+  return Number.isFinite(acc) ? acc > 0.5 : null;
+};
+
 strop.groupsOf = function (samples, words) {
   const all = samples.filter((row) => row.split === (words.split || "train"));
   const steps = [...new Set(all.map((row) => row.step))].sort((a, b) => a - b);
   const step = words.step ? Number(words.step) : steps[steps.length - 1];
   const groups = new Map();
   for (const row of all.filter((one) => one.step === step)) {
-    const group = groups.get(row.uid) || { uid: row.uid, row: row.row, prompt: row.prompt, scores: [], fates: {}, source: row.data_source };
+    const group = groups.get(row.uid) || { uid: row.uid, row: row.row, prompt: row.prompt, scores: [], passes: [], fates: {}, source: row.data_source };
     group.scores.push(row.score);
+    if (row.score !== null) group.passes.push(strop.passes(row));
     groups.set(row.uid, group);
   }
   for (const group of groups.values()) {
     const scores = group.scores.filter((one) => one !== null);
     group.mean = scores.length ? scores.reduce((a, b) => a + b, 0) / scores.length : null;
     const low = Math.min(...scores), high = Math.max(...scores);
-    group.kind = !scores.length ? "unscored" : low < high ? "learning" : low > 0.5 ? "solved" : "hopeless";
+    group.kind = !scores.length ? "unscored" : low < high ? "learning" : new Set(group.passes).size > 1 || group.passes[0] === null ? "equal" : group.passes[0] ? "solved" : "hopeless";
   }
   return { steps, step, groups: [...groups.values()], num_groups: groups.size };
 };

@@ -3,7 +3,8 @@
 
 strop.FIRST = [
   ["reward", ["critic/rewards/mean", "critic/score/mean", "train/loss", "prefer/loss"]],
-  ["pass rate", [/^val-core\/.*\/acc\/mean@/, /^val-core\/.*\/reward\/mean@/, "val/loss", "val/prefer/rewards/accuracies"]],
+  ["pass rate", ["val-core/pass_rate", "val/loss", "val/prefer/rewards/accuracies"]],
+  ["mean reward of validation", ["val-core/mean_reward", /^val-core\/.*\/mean@/]],
   ["entropy", ["actor/entropy"]],
   ["length of answers", ["response_length/mean"]],
   ["answers cut at the limit", ["response_length/clip_ratio"]],

@@ -1,7 +1,7 @@
 // The prompts of a step: how their samples were rewarded, and how many are solved, hopeless or learning over the training.
 "use strict";
 
-strop.KINDS = { solved: "#0a7a3b", learning: "#0b62c4", hopeless: "#b3261e", unscored: "#5b6470" };
+strop.KINDS = { solved: "#0a7a3b", learning: "#0b62c4", hopeless: "#b3261e", equal: "#8a6d1b", unscored: "#5b6470" };
 
 strop.groupsPart = async function (main, words) {
   const { el } = strop;
@@ -34,7 +34,7 @@ strop.countKinds = function (groups) {
 };
 
 strop.drawShares = async function (chart, run) {
-  const names = { solved: "rollout/groups_all_max", learning: "rollout/groups_mixed", hopeless: "rollout/groups_all_min" };
+  const names = { solved: "rollout/groups_all_max", learning: "rollout/groups_mixed", hopeless: "rollout/groups_all_min", equal: "rollout/groups_all_equal" };
   const { axes, columns } = await strop.get("metrics", { run, names: Object.values(names).join(",") });
   const traces = Object.entries(names).filter(([, name]) => (columns[name] || []).some((one) => one !== null)).map(([kind, name]) => {
     const points = columns[name].map((y, i) => [axes.step[i], y]).filter(([, y]) => y !== null);

@@ -26,10 +26,10 @@ strop.runRow = function (run, keys) {
   const { el, number, percent } = strop;
   const choose = el("input", { type: "checkbox", "aria-label": `choose ${run.name}`, checked: strop.chosen.has(run.id),
     onchange: (event) => (event.target.checked ? strop.chosen.add(run.id) : strop.chosen.delete(run.id)) });
-  const rate = run.pass_rate_final === null ? "–"
+  const rate = run.pass_rate_final === null ? (run.val_reward === null ? "–" : `mean reward ${number(run.val_reward)}`)
     : `${run.pass_rate_start === null ? "" : `${percent(run.pass_rate_start)} → `}${percent(run.pass_rate_final)}`
       + (run.low === null ? "" : ` (${(100 * run.low).toFixed(1)} to ${(100 * run.high).toFixed(1)})`);
-  const best = run.best_pass_rate === null ? "–" : `${percent(run.best_pass_rate)} at ${run.best_step}`;
+  const best = run.best_val_reward !== null ? `${number(run.best_val_reward)} at ${run.best_step}` : run.best_pass_rate === null ? "–" : `${percent(run.best_pass_rate)} at ${run.best_step}`;
   const numbers = [String(run.step), rate, best, number(run.loss === null ? run.reward : run.loss), (run.seconds / 3600).toFixed(2),
     number(run.device_hours, 3), number(run.tokens), number(run.cost)];
   return el("tr", {},

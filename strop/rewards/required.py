@@ -1,0 +1,37 @@
+"""Parts of a reward that a run trains with (algorithm.reward_keys): a sample that lacks one could not be scored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from strop.border import finite
+from strop.rewards.config import RewardConfig
+from strop.rewards.outcome import Outcome
+
+
+def with_parts(outcome: Outcome, keys: Sequence[str], config: RewardConfig) -> Outcome:
+    """The outcome; where it has a score and a part is missing or no finite number, an error that is treated as
+    reward.on_failure.error says.
+
+    Args:
+        outcome: of a sample that is to be trained on.
+        keys: parts that are needed; `score` is the score itself.
+        config: of the reward.
+    """
+    if outcome.score is None:
+        return outcome
+    found = {**outcome.parts, "score": outcome.score}
+    lacking = next((key for key in keys if finite(found.get(key)) is None), None)
+    if lacking is None:
+        return outcome
+    said = f"{lacking}: {found[lacking]}" if lacking in found else ", ".join(sorted(found))
+    return replace(
+        outcome,
+        kind="error",
+        score=None,
+        parts={},
+        error=f"algorithm.reward_keys names {lacking!r}, but the reward has no such number for this sample: it has "
+        f"{said}; return one for every sample",
+        stand_in=config.failed_score if config.on_failure.error == "fixed" else None,
+    )
