@@ -124,6 +124,6 @@ def check_failed_share(outcomes: Sequence[Outcome], *, max_failed_share: float, 
             f"{failed} of {len(outcomes)} samples could not be scored, more than reward.max_failed_share = "
             f"{max_failed_share:g} allows ({summarize(outcomes, timeout_s=timeout_s)}): repair the reward "
             f"function, or raise the limit if these failures are expected; a run that is continued (--resume) reads "
-            f"the reward file anew, and takes other values of reward.on_failure, reward.failed_score and "
-            f"reward.max_failed_share"
+            f"the reward file anew (--accept-changes), and takes other values of reward.on_failure, "
+            f"reward.failed_score and reward.max_failed_share"
         )
