@@ -61,7 +61,8 @@ def with_kernel(original: Rotate) -> Rotate:
     def apply_rotary_pos_emb(
         query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor, *rest: Any, **options: Any
     ) -> Any:
-        if rest or options or not _is_for(query, key, cosines):
+        is_other = rest or options or torch.compiler.is_compiling()  # a compiler fuses the operations itself
+        if is_other or not _is_for(query, key, cosines):
             return original(query, key, cosines, sines, *rest, **options)
         return tuple(rotate(one, cosines, sines) for one in (query, key))
 

@@ -100,13 +100,16 @@ def check_inputs(
 def _named(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Path]]:
     """Name, text and path of every setting that names something on this machine."""
     for name, text in _texts(settings).items():
-        file = re.sub(r"(?<=\.py):\w+$", "", text)  # a function or class in it
-        try:
-            path = Path(file).expanduser().absolute()
-            if path.exists():
+        # A function or class in a file; a split of a data set in a folder.
+        for spelling in (text, re.sub(r"(?<=\.py):\w+$", "", text), text.rpartition("@")[0]):
+            try:
+                path = Path(spelling).expanduser().absolute()
+                is_there = bool(spelling) and path.exists()
+            except (OSError, ValueError, RuntimeError):
+                break  # a text that is no path: a template, a name
+            if is_there:
                 yield name, text, path
-        except (OSError, ValueError, RuntimeError):
-            continue  # a text that is no path: a template, a name
+                break
 
 
 def _texts(settings: Mapping[str, Any]) -> dict[str, str]:

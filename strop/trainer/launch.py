@@ -86,11 +86,12 @@ def start_run(
     else:
         found = inputs.found(config, command[1:2], say=say, but=taken, known=known)
         located, models = found.config, found.models
+    read = inputs_of(to_flat_dict(config))
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
-        write_inputs(run.path, inputs_of(to_flat_dict(config)))
+        write_inputs(run.path, read)
         if inputs is not None:
             inputs.write_models(run.path, models)
         for line in () if beginning is None else beginning.take_over(run, config):

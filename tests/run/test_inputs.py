@@ -106,6 +106,15 @@ def test_what_is_given_anew_is_meant(tmp_path: Path, settings: dict[str, object]
     assert changes_since(run, anew) == []
 
 
+def test_a_split_of_a_folder_is_the_folder(tmp_path: Path, settings: dict[str, object]) -> None:
+    settings = {"data.train_files": [f"{tmp_path / 'model'}@train"]}
+    run = began(tmp_path, settings)
+    (tmp_path / "model/config.json").write_text('{"changed": true}')
+    assert changes_since(run, settings) == [
+        f"data.train_files[0]={tmp_path / 'model'}@train: config.json has another content"
+    ]
+
+
 def test_a_run_of_an_earlier_version_is_not_compared(tmp_path: Path, settings: dict[str, object]) -> None:
     assert changes_since(tmp_path / "run", settings) == []
 
