@@ -55,8 +55,9 @@ from strop.rollout.processes.client import RolloutClient
 from strop.rollout.sync.types import SyncIncomplete
 from strop.rollout.transfer.accounting import TransferState
 from strop.rollout.types import OnToken, Sampling, TokenOutput
-from strop.run import CheckpointError, RunFolder
+from strop.run import CheckpointError, RunError, RunFolder
 from strop.run.checkpoints import CheckpointStore
+from strop.run.inputs import check_inputs, inputs_of, write_inputs
 from strop.run.samples import COLUMNS
 from strop.tracking.console import HEADLINES
 from strop.tracking.group import TrackerGroup
@@ -279,9 +280,23 @@ def test_every_sentence_of_troubleshooting_is_said(own_task: Session, tmp_path: 
         *own_task.transcript, *bad_settings(own_task.folder), *bad_rewards(own_task.folder),
         *bad_folders(own_task.folder), *bad_checkpoints(own_task.folder, tmp_path), *bad_steps(),
         *bad_processes(own_task.folder), *bad_engines(), *bad_prospects(), *bad_trackers(tmp_path),
+        bad_inputs(tmp_path),
     ])  # fmt: skip
     unsaid = [heading for heading in headings if not matches(heading, said)]
     assert not unsaid, said
+
+
+def bad_inputs(folder: Path) -> str:
+    """What is said where a data file is another one than when the run began."""
+    (folder / "began").mkdir()
+    file = folder / "read.jsonl"
+    file.write_text('{"prompt": "a"}\n')
+    settings = {"data.train_files": [str(file)]}
+    write_inputs(folder / "began", inputs_of(settings))
+    file.write_text('{"prompt": "another"}\n')
+    with pytest.raises(RunError) as error:
+        check_inputs(folder / "began", settings, accept=False)
+    return str(error.value)
 
 
 def refused(folder: Path, *words: str, name: str = "train") -> str:
