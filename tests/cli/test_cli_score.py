@@ -57,7 +57,7 @@ def test_json_has_every_difference_and_the_parts_by_source(tmp_path: Path) -> No
         0.25,
         1.0,
         1,
-        {"chars": 2.0},
+        {"acc": 1.0, "chars": 2.0},
     )
 
 

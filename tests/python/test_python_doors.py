@@ -72,8 +72,9 @@ def test_a_function_rows_and_a_model_are_a_run(
     )
     assert result.run == tmp_path / "x"
     assert result.steps == 2
-    assert result.pass_rate_start is not None
-    assert result.pass_rate_final is not None
+    assert (result.pass_rate_start, result.pass_rate_final) == (None, None), "a share of letters is no verdict"
+    assert result.reward_start is not None
+    assert result.reward_final is not None
     assert [step for step, _ in steps] == [1, 2]
     assert samples == [16, 16]
     assert checkpoints == [(2, True)]

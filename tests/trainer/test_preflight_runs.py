@@ -244,10 +244,10 @@ def test_the_facts_of_templates_that_do_not_fit(project: Project) -> None:
     assert token_facts(config, tokenizer, cut).num_without_opening == 3
     foreign = [dataclasses.replace(one, token_ids=(10**6,)) for one in prompts]
     assert token_facts(config, tokenizer, foreign).largest_id == 10**6
-    # Turns that end with another token, and nothing before an answer.
+    # Turns that end with another token, which then ends answers, and nothing before an answer.
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] + '<|user|>' }}{% endfor %}"
     facts = token_facts(config, tokenizer, prompts)
-    assert (facts.has_opening, facts.end) == (False, AnswerEnd("runs on", "<|user|>"))
+    assert (facts.has_opening, facts.end) == (False, AnswerEnd("stops"))
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     assert token_facts(config, tokenizer, prompts).end == AnswerEnd("nothing")
     # A template of another tokenizer: its markers are spelled out in ordinary characters.
