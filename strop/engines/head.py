@@ -167,7 +167,7 @@ def half_product(left: Tensor, right: Tensor) -> Tensor:
         torch.is_grad_enabled() and (left.requires_grad or right.requires_grad)
     ):
         return torch.mm(left, right, out_dtype=torch.float32)
-    return (left @ right).float()
+    return left.float() @ right.float()
 
 
 def _statistics(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,10 +53,11 @@ def gradient(
     """
     rows, vocab = logits.shape
     out = torch.empty_like(logits, dtype=dtype)
+    entropies = normalizers if grad_entropies is None else grad_entropies.float().contiguous()
     if rows:
         _gradient[(rows, triton.cdiv(vocab, BLOCK))](
             logits, logits.stride(0), vocab, normalizers, means, targets.contiguous(),
-            grad_log_probs.float().contiguous(), normalizers if grad_entropies is None else grad_entropies.float(),
+            grad_log_probs.float().contiguous(), entropies,
             slope, out, NUM_TARGETS=targets.shape[1], HAS_ENTROPY=grad_entropies is not None, BLOCK=BLOCK, num_warps=8,
         )  # fmt: skip
     return out

@@ -6,6 +6,7 @@ spaced pieces are read, so that a model of any size takes a moment: weights that
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -22,6 +23,8 @@ MAX_BYTES = 1 << 28
 """What is read of one input, shared by its files."""
 MIN_BYTES, PIECES = 1 << 16, 64
 """What is read of a file at least, and in how many pieces where that is not all of it."""
+UNREADABLE = "cannot be read"
+"""Digest of a file that this user may not read."""
 MAX_FILES = 4096
 """Files of one folder that are looked at."""
 
@@ -80,6 +83,19 @@ def changes_since(run: Path, settings: Mapping[str, Any], *, only: tuple[str, ..
     return found
 
 
+def kept_inputs(run: Path, settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The inputs as they are now, and as they were those that are not there: what comes in their place is compared.
+
+    Args:
+        run: its folder.
+        settings: full key to value, as they are now.
+    """
+    file, texts = run / INPUTS_FILE, _texts(settings)
+    before: Inputs = read_json(file)["inputs"] if file.is_file() else {}
+    still = {name: one for name, one in before.items() if texts.get(name) == one["given"]}
+    return {**still, **inputs_of(settings)}
+
+
 def check_inputs(
     run: Path, settings: Mapping[str, Any], *, accept: bool, only: tuple[str, ...] = ("",)
 ) -> list[str]:
@@ -100,6 +116,8 @@ def check_inputs(
 def _named(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Path]]:
     """Name, text and path of every setting that names something on this machine."""
     for name, text in _texts(settings).items():
+        if not re.search(r"[/.~\\]", text) and not name.endswith((".path", "]")):
+            continue  # the name of something that is registered
         # A function or class in a file; a split of a data set in a folder.
         for spelling in (text, re.sub(r"(?<=\.py):\w+$", "", text), text.rpartition("@")[0]):
             try:
@@ -141,8 +159,13 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _facts(file: Path, *, count: int) -> dict[str, Any]:
-    found = file.stat()
-    return {"size": found.st_size, "time": found.st_mtime_ns, "digest": _digest(file, found.st_size, count=count)}
+    """Size, time and digest; of a file that cannot be read, or is gone by now, that."""
+    try:
+        found = file.stat()
+        digest = _digest(file, found.st_size, count=count)
+        return {"size": found.st_size, "time": found.st_mtime_ns, "digest": digest}
+    except OSError:
+        return {"size": -1, "time": 0, "digest": UNREADABLE}
 
 
 def _digest(file: Path, size: int, *, count: int) -> str:
@@ -167,10 +190,11 @@ def _differences(path: Path, before: Mapping[str, Mapping[str, Any]]) -> Iterato
         if at not in now:
             yield f"{where}is gone"
             continue
-        found = now[at].stat()
-        if (found.st_size, found.st_mtime_ns) == (facts["size"], facts["time"]):
-            continue
-        if found.st_size != facts["size"] or _digest(now[at], found.st_size, count=len(before)) != facts["digest"]:
+        with contextlib.suppress(OSError):
+            found = now[at].stat()
+            if (found.st_size, found.st_mtime_ns) == (facts["size"], facts["time"]):
+                continue
+        if _facts(now[at], count=len(before))["digest"] != facts["digest"]:
             yield f"{where}has another content"
     for at in sorted(now.keys() - before.keys()):
         yield f"{at} is new"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import logging
@@ -18,7 +19,7 @@ from strop.config import ConfigError, read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder
-from strop.run.inputs import check_inputs, inputs_of, write_inputs
+from strop.run.inputs import check_inputs, inputs_of, kept_inputs, write_inputs
 from strop.trainer.config import Config
 from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
@@ -117,8 +118,8 @@ def with_template_date(config: Config) -> Config:
     texts = [config.model.chat_template]
     chosen = config.model.chat_template
     named = [Path(chosen).expanduser()] if chosen and "{" not in chosen else []
-    for file in (*named, folder / "tokenizer_config.json", *sorted(folder.glob("*.jinja"))):
-        if file.is_file():
+    for file in (*named, folder / "tokenizer_config.json", *sorted(folder.rglob("*.jinja"))):
+        with contextlib.suppress(OSError):  # a text that is no path; what cannot be read is said when it is loaded
             texts.append(file.read_text(encoding="utf-8", errors="replace"))
     if not asks_for_time(texts):
         return config
@@ -196,7 +197,7 @@ def resume_run(
             lines += [*continuation.lines(step), *changed]
             if changed:
                 run.events.append("inputs_changed", step, fsync=True, changes=changed)
-            write_inputs(run.path, inputs_of(read))
+            write_inputs(run.path, kept_inputs(run.path, read))
             continuation.keep(run)
     except BaseException:
         run.close()

@@ -9,7 +9,7 @@ import pytest
 
 from strop.run import RunError
 from strop.run import inputs as inputs_module
-from strop.run.inputs import changes_since, check_inputs, inputs_of, write_inputs
+from strop.run.inputs import changes_since, check_inputs, inputs_of, kept_inputs, write_inputs
 
 
 @pytest.fixture
@@ -124,3 +124,16 @@ def test_a_damaged_record_is_a_sentence(tmp_path: Path, settings: dict[str, obje
     (tmp_path / "run/inputs.json").write_text(text)
     with pytest.raises(RunError, match=r"inputs\.json is damaged"):
         changes_since(tmp_path / "run", settings)
+
+
+def test_what_comes_in_the_place_of_a_file_that_was_gone_is_compared(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    run = began(tmp_path, settings)
+    (tmp_path / "train.jsonl").unlink()
+    assert changes_since(run, settings) == []  # whoever reads it says so
+    write_inputs(run, kept_inputs(run, settings))
+    (tmp_path / "train.jsonl").write_text('{"prompt": "z"}\n')
+    assert changes_since(run, settings) == [
+        f"data.train_files[0]={tmp_path / 'train.jsonl'}: has another content"
+    ]

@@ -118,7 +118,8 @@ class DecodeBatch:
     @property
     def held_bytes(self) -> int:
         """Memory that `free` gives back."""
-        return self.cache_bytes + (0 if self._half is None else self._half.num_bytes)
+        unused = self._cache.held_bytes - self._cache.num_bytes
+        return self.cache_bytes + unused + (0 if self._half is None else self._half.num_bytes)
 
     @property
     def cache_bytes(self) -> int:

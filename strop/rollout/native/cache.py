@@ -142,6 +142,11 @@ class SlotCache:
         return min(self._data.numel() * self._data.element_size(), math.prod(self._used) * self._token_bytes)
 
     @property
+    def held_bytes(self) -> int:
+        """Memory of the whole table, used or not."""
+        return 0 if self._data is None else self._data.numel() * self._data.element_size()
+
+    @property
     def _token_bytes(self) -> int:
         """Memory of one token in all layers."""
         assert self._data is not None, "its form is known"
