@@ -46,6 +46,8 @@ class CausalLM:
         self._forward: Callable[..., Any] = (media.hidden if media else None) or self._backbone
         self._head = _head(module)
         self._logit_form = logit_form(module)
+        self.unused_tokens: tuple[int, ...] = ()
+        """Ids of rows of the head that no text has (unused_tokens.py); before the first pass."""
         self._banned: Tensor | None = None
         self._is_compiled = False
         self.num_changes = 0
@@ -80,16 +82,21 @@ class CausalLM:
 
     @property
     def _banned_ids(self) -> Tensor | None:
-        """Ids of the tokens that stand for media, which have probability zero everywhere; None without any."""
-        if self.media is not None and (self._banned is None or self._banned.device != self.device):
+        """`never_sampled`, which have probability zero everywhere; None without any."""
+        if self.never_sampled and (self._banned is None or self._banned.device != self.device):
             with torch.inference_mode(False):  # generation asks first, and training saves it for backward
-                self._banned = torch.tensor(self.media_tokens, device=self.device)
+                self._banned = torch.tensor(self.never_sampled, device=self.device)
         return self._banned
 
     @property
     def media_tokens(self) -> tuple[int, ...]:
         """Ids of the tokens that stand for media."""
         return () if self.media is None else tuple(sorted(self.media.token_ids.values()))
+
+    @property
+    def never_sampled(self) -> tuple[int, ...]:
+        """Ids of the tokens that are never sampled: those that stand for media, and those that no text has."""
+        return tuple(sorted({*self.media_tokens, *self.unused_tokens}))
 
     @property
     def vocab_size(self) -> int:

@@ -79,7 +79,7 @@ class Head:
         if not (isinstance(temperature, float) and temperature == 1.0):
             logits = logits / temperature
         if self.banned is not None:
-            logits[:, self.banned] = BANNED_LOGIT
+            logits.index_fill_(1, self.banned, BANNED_LOGIT)
         return logits
 
     def slope(self, logits: Tensor, *, temperature: float) -> Tensor | float:

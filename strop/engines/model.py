@@ -26,6 +26,7 @@ from strop.engines.media import MediaInputs, language_model_class, media_inputs,
 from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
 from strop.engines.parallel import Parallel
 from strop.engines.rotary_kernels import use_rotary_kernel
+from strop.engines.unused_tokens import unused_token_ids
 from strop.engines.weights import WeightsMetadata, weights_metadata
 
 
@@ -40,11 +41,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
     fetch_copy(Path(source), weights=False, tokenizer=True, offline=config.local_files_only)
     if not Path(source).is_dir():
         raise ValueError(f"{key} {source!r} is not a folder; give one with a tokenizer")
-    names = sorted(p.name for p in Path(source).iterdir())
-    # Without these files transformers makes a tokenizer with an empty vocabulary, and says nothing.
-    if not any(
-        name.startswith(("token", "vocab")) or name.endswith((".model", ".tiktoken")) for name in names
-    ):
+    if not has_tokenizer(source):
+        names = sorted(p.name for p in Path(source).iterdir())
         raise ValueError(
             f"{key} {source!r} has no tokenizer files (found: {', '.join(names[:8])}); save the tokenizer "
             f"into the folder: tokenizer.save_pretrained(FOLDER)"
@@ -77,7 +75,35 @@ def load_tokenizer(config: ModelConfig) -> Any:
     return tokenizer
 
 
-def load_model(config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None) -> CausalLM:
+def has_tokenizer(folder: str) -> bool:
+    """Whether there are files of a tokenizer in a folder. Without them transformers makes one with an empty vocabulary,
+    and says nothing."""
+    names = [path.name for path in Path(folder).iterdir()]
+    return any(
+        name.startswith(("token", "vocab")) or name.endswith((".model", ".tiktoken")) for name in names
+    )
+
+
+def unused_tokens(config: ModelConfig, num_rows: int) -> tuple[int, ...]:
+    """Ids below `num_rows` for which a model's tokenizer has no token (unused_tokens.py); none without a tokenizer.
+
+    Raises:
+        ValueError: as `load_tokenizer`.
+    """
+    source = config.tokenizer_folder
+    fetch_copy(Path(source), weights=False, tokenizer=True, offline=config.local_files_only)
+    if not Path(source).is_dir() or not has_tokenizer(source):
+        return ()
+    return unused_token_ids(load_tokenizer(config), num_rows, config.path)
+
+
+def load_model(
+    config: ModelConfig,
+    *,
+    device: str = "auto",
+    parallel: Parallel | None = None,
+    policy: ModelConfig | None = None,
+) -> CausalLM:
     """Load a model folder for packed computation, and compare it with its own attention.
 
     Args:
@@ -85,6 +111,7 @@ def load_model(config: ModelConfig, *, device: str = "auto", parallel: Parallel 
         device: `auto` or a device name.
         parallel: the ranks that will hold it, in place of `device`. A model for several ranks stays in host
             memory until it is sharded (TrainEngine, engines.sharding.fsdp.shard): no device holds all of it.
+        policy: the model that sampled what this one reads, whose tokenizer says which tokens there are; None: itself.
 
     Raises:
         ValueError: no such folder, no causal language model in it, an architecture whose result differs on
@@ -93,7 +120,9 @@ def load_model(config: ModelConfig, *, device: str = "auto", parallel: Parallel 
     auto_class = check_language_model(config)
     place = device_of(config, device, parallel)
     module = read_module(config, auto_class)
-    return made_ready(module, config, place, parallel)
+    model = made_ready(module, config, place, parallel)
+    model.unused_tokens = unused_tokens(policy or config, model.vocab_size)
+    return model
 
 
 def check_language_model(config: ModelConfig) -> Any:

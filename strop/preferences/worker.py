@@ -36,6 +36,7 @@ class PreferenceWorker(TrainedWorker):
         self._scores = scores
         load = load_value_model if scores else load_model
         self._learn(load, model, engine, optim, learning, role="actor")
+        self.engine.model.unused_tokens = ()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_numbers(self, data: DataProto) -> DataProto:

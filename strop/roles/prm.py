@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -78,9 +79,10 @@ class PrmWorker(TrainedWorker):
         super().__init__()
         self._prm = prm
         own = dataclasses.replace(model, path=prm.path or model.path, lora=LoraConfig())
-        parallel = self._learn(load_model, own, prm.engine, prm.optim, learning, role="prm")
+        load = partial(load_model, policy=model)
+        parallel = self._learn(load, own, prm.engine, prm.optim, learning, role="prm")
         frozen = dataclasses.replace(own, gradient_checkpointing=False, freeze_vision_tower=False)
-        self._frozen = Engine(load_model(frozen, parallel=parallel), prm.engine, parallel, is_frozen=True)
+        self._frozen = Engine(load(frozen, parallel=parallel), prm.engine, parallel, is_frozen=True)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_prm_ref_log_prob(self, data: DataProto) -> DataProto:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from strop.base.sections import section_of
 from strop.controller import Dispatch, RoleSpec, register, role
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
-from strop.engines.model import check_language_model, load_model, load_tokenizer, read_shape
+from strop.engines.model import check_language_model, load_model, load_tokenizer, read_shape, unused_tokens
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
@@ -57,7 +56,7 @@ class TeacherWorker(ModelWorker):
         model = load_model(ModelConfig(path=teacher.path, dtype=teacher.dtype), parallel=parallel)
         self._top_k, self._is_reverse = distillation.top_k, distillation.kind == "reverse_kl"
         self._vocab_size = model.vocab_size
-        never = _never_sampled(read_shape(policy), model.vocab_size)
+        never = _never_sampled(policy, model.vocab_size)
         if distillation.kind == "forward_kl" and self._top_k > model.vocab_size - len(never):
             raise ValueError(
                 f"algorithm.distillation.top_k is {self._top_k}, but policy and teacher share "
@@ -133,9 +132,12 @@ def check_teacher(policy: ModelConfig, path: str, *, key: str = "teacher.path") 
         )
 
 
-def _never_sampled(policy: Any, vocab_size: int) -> list[int]:
-    """Ids of the teacher that the policy gives probability zero: those beyond its head, and those of media."""
-    own = int(policy.get_text_config().vocab_size)
-    family = media_models(policy)
-    of_media = () if family is None else family.media_token_ids(policy).values()
-    return sorted({*range(own, vocab_size), *(token for token in of_media if token < vocab_size)})
+def _never_sampled(policy: ModelConfig, vocab_size: int) -> list[int]:
+    """Ids of the teacher that the policy gives probability zero: those beyond its head, those of no text, and those of
+    media."""
+    shape = read_shape(policy)
+    beyond = range(int(shape.get_text_config().vocab_size), vocab_size)
+    family = media_models(shape)
+    of_media = () if family is None else family.media_token_ids(shape).values()
+    of_media = (token for token in of_media if token < vocab_size)
+    return sorted({*beyond, *unused_tokens(policy, vocab_size), *of_media})

@@ -126,7 +126,8 @@ def _write_and_prove(
     adapter_only: bool,
 ) -> Export:
     model = read_role(checkpoint, config, role=role)
-    model.media = None  # compared as text with plain transformers, where tokens of media can be sampled
+    model.media = None  # compared as text with plain transformers, where every token can be sampled
+    model.unused_tokens = ()
     if adapter_only and not has_adapter(model):
         raise ValueError(
             f"{checkpoint} was trained without adapters (model.lora.rank is 0), so it has none to export; leave "

@@ -45,6 +45,7 @@ class SupervisedWorker(TrainedWorker):
         super().__init__()
         self._distillation = distillation or SftDistillationConfig()
         self._learn(load_model, model, engine, optim, learning, role="actor")
+        self.engine.model.unused_tokens = ()  # texts make them unlikely
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update(self, data: DataProto, totals: BatchTotals) -> Update:

@@ -27,7 +27,7 @@ class ReferenceWorker(ModelWorker):
             freeze_vision_tower=False,
         )
         parallel = self.join(reference.engine, device=device)
-        loaded = load_model(frozen, parallel=parallel)
+        loaded = load_model(frozen, parallel=parallel, policy=model)
         self.engine = Engine(loaded, reference.engine, parallel, is_frozen=True)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)

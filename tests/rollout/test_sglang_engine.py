@@ -7,6 +7,7 @@ schemas read from the package's source, and computes with strop's own engine.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
@@ -69,11 +70,12 @@ def folder(tiny_folder: Callable[[str], Path], tmp_path_factory: pytest.TempPath
     return path
 
 
-async def started(python: str, folder: Path, logs: Path) -> SglangEngine:
+async def started(python: str, folder: Path, logs: Path, unused: tuple[int, ...] = ()) -> SglangEngine:
     """An engine with the weights of the tiny model, at version 1."""
     module = load_model(ModelConfig(path=str(folder)), device="cpu").module
     config = SglangConfig(python=python, start_timeout_s=60)
-    engine = await start_sglang(config, settings(folder, logs), weights_metadata(module), version=0)
+    made = dataclasses.replace(settings(folder, logs), unused_tokens=unused)
+    engine = await start_sglang(config, made, weights_metadata(module), version=0)
     await asyncio.to_thread(write, engine, module)
     await engine.set_version(1)
     return engine
@@ -125,6 +127,24 @@ def test_tokens_log_probs_and_greedy_answers_are_those_of_the_model(
             wanted, _ = plain_log_probs(plain, prompt[:1], [*prompt[1:], *sampled.token_ids], temperature=1.0)
         torch.testing.assert_close(torch.tensor(scores), wanted, atol=1e-5, rtol=1e-5)
         assert (await engine.health())["version"] == engine.version
+
+    asyncio.run(work())
+
+
+def test_tokens_that_no_text_has_are_never_sampled(python: str, folder: Path, tmp_path: Path) -> None:
+    plain, prompt, unused = load_plain(folder, dtype=torch.float32), [3, 9, 27, 4], tuple(range(40, 61))
+
+    async def work() -> None:
+        engine = await started(python, folder, tmp_path, unused)
+        try:
+            made = await engine.generate("a", prompt, Sampling(key=5, max_tokens=60))
+        finally:
+            await engine.close()
+        assert max(made.token_ids) == 39, "the largest one that is left comes among 60"
+        with torch.no_grad():
+            logits = plain(torch.tensor([[*prompt, *made.token_ids]])).logits[0, len(prompt) - 1 : -1, :40]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(made.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(made.log_probs), expected, atol=1e-4, rtol=0)
 
     asyncio.run(work())
 

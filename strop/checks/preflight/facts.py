@@ -9,6 +9,7 @@ from typing import Any
 from strop.checks.preflight.tokens import AnswerEnd, TokenFacts
 from strop.data.chat import Chat, render
 from strop.engines.model import read_shape
+from strop.engines.unused_tokens import unused_token_ids
 from strop.trainer.config import Config
 from strop.trainer.setup import sampling_of
 from strop.trajectory import Prompt
@@ -26,6 +27,7 @@ def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> To
     opening = _opening(config, tokenizer, prompts[0])
     start = getattr(tokenizer, "bos_token_id", None)
     shape = read_shape(config.model)
+    num_embeddings = int(getattr(shape.get_text_config(), "vocab_size", 0) or 0)
     answered = _answered(config, tokenizer, prompts[0])
     return TokenFacts(
         num_prompts=len(prompts),
@@ -41,7 +43,8 @@ def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> To
         spelled_out=() if answered is None else _spelled_out(tokenizer, answered, prompts[0]),
         end=AnswerEnd("unknown") if answered is None else _end(config, tokenizer, answered),
         num_tokens=len(tokenizer),
-        num_embeddings=int(getattr(shape.get_text_config(), "vocab_size", 0) or 0),
+        num_embeddings=num_embeddings,
+        num_unused=len(unused_token_ids(tokenizer, num_embeddings, config.model.path)),
         largest_id=max(max(one) for one in ids),
     )
 

@@ -39,6 +39,8 @@ class TokenFacts:
     """Size of the tokenizer's vocabulary."""
     num_embeddings: int
     """Rows of the model's embedding; 0 when its configuration does not say."""
+    num_unused: int = 0
+    """Rows of the embedding for which the tokenizer has no token."""
     largest_id: int
     """Of all tokens of the prompts."""
 
@@ -65,6 +67,8 @@ def _vocabulary(facts: TokenFacts) -> Check:
             level="warn",
             advice="the last tokens have no embedding; none of these prompts uses them",
         )
+    if facts.num_unused:
+        text += f"; no text has the last {facts.num_unused} of these, which are never sampled"
     return Check(name="vocabulary", text=text)
 
 

@@ -38,6 +38,7 @@ class HalfWeights:
         )  # not tied: rows of embeddings stay wide
         self.model = CausalLM(module, compute_dtype=model.compute_dtype)
         """What decodes; only after `refresh`."""
+        self.model.unused_tokens = model.unused_tokens
         self._is_current = False
 
     def _half_of(self, tensor: Tensor, dtype: torch.dtype) -> nn.Parameter:

@@ -24,7 +24,7 @@ no meaning, or a head that kept its old ones, differ by a multiple of it."""
 def probe_of(engine: Engine) -> Probe:
     """What a model says of a few tokens; all its ranks call this."""
     model = engine.model
-    ids = probe_tokens(model.config.get_text_config().vocab_size, never=model.media_tokens)
+    ids = probe_tokens(model.config.get_text_config().vocab_size, never=model.never_sampled)
     rows = make_rows([torch.tensor(ids[:1])], [torch.tensor(ids[1:])])
     made = engine.map_tokens(rows, lambda tokens: {"log_probs": tokens.log_probs(temperature=1.0)[0]})
     return Probe(token_ids=ids, log_probs=tuple(made["log_probs"].tolist()))

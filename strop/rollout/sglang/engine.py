@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from strop.base.randomness import random_key
+from strop.engines.head import BANNED_LOGIT
 from strop.engines.weights import WeightsMetadata
 from strop.rollout.processes.prompts import checked_prompt
 from strop.rollout.requests import generate_one_token
@@ -44,6 +45,8 @@ class SglangSettings:
     """Of the longest sequence, prompt and response."""
     max_running: int
     """Sequences decoded together."""
+    unused_tokens: tuple[int, ...] = ()
+    """Ids that no text has, and that are never sampled."""
     log: Path
     """File that takes what SGLang prints."""
 
@@ -126,7 +129,7 @@ class SglangEngine:
         body = {
             "rid": request_id,
             "input_ids": prompt,
-            "sampling_params": _sampling_params(sampling),
+            "sampling_params": _sampling_params(sampling, self._settings.unused_tokens),
             "return_logprob": True,
             "stream": True,
         }
@@ -330,9 +333,14 @@ async def start_sglang(
     return engine
 
 
-def _sampling_params(sampling: Sampling) -> dict[str, Any]:
-    """In SGLang's words. Its seeds count only in its deterministic mode."""
+def _sampling_params(sampling: Sampling, never: Sequence[int]) -> dict[str, Any]:
+    """In SGLang's words. Its seeds count only in its deterministic mode.
+
+    Its biases of logits enter the log-probs of what is sampled, and not those of prompts.
+    """
+    biases = {"logit_bias": {str(token): BANNED_LOGIT for token in never}} if never else {}
     return {
+        **biases,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k or -1,

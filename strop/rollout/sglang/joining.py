@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from strop.base.sections import section_of
-from strop.engines.model import read_shape
+from strop.engines.model import read_shape, unused_tokens
 from strop.rollout.processes.own_process import own_process
 from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.sglang.engine import SglangSettings, start_sglang
@@ -15,11 +15,13 @@ from strop.workers.generation import Generation, Place
 async def make_sglang(place: Place) -> Generation:
     """SGLang for this place; raises as `start_sglang`."""
     own = own_process(place)
+    vocab_size = int(read_shape(place.model).get_text_config().vocab_size)
     settings = SglangSettings(
         model=str(Path(place.model.path).absolute()),
         trust_remote_code=place.model.trust_remote_code,
         dtype=own.dtype,
-        vocab_size=int(read_shape(place.model).get_text_config().vocab_size),
+        vocab_size=vocab_size,
+        unused_tokens=unused_tokens(place.model, vocab_size),
         max_tokens=place.max_tokens,
         max_running=place.rollout.max_running,
         log=own.log,

@@ -62,6 +62,8 @@ class Settings:
     """How the model's images and videos are read; None for a model of text alone."""
     architecture: str = ""
     """Class of a model with media, by its name in the folder."""
+    unused_tokens: tuple[int, ...] = ()
+    """Ids that no text has, and that are never sampled."""
 
     def engine_args(self, config: VllmConfig) -> dict[str, Any]:
         """Arguments of vLLM's engine."""
@@ -355,7 +357,9 @@ async def start_vllm(
             timeout_s=config.start_timeout_s,
             engine_args=settings.engine_args(config),
             version=version,
-            never=[] if settings.reader is None else sorted(settings.reader.token_ids.values()),
+            never=sorted(
+                {*settings.unused_tokens, *(settings.reader.token_ids.values() if settings.reader else ())}
+            ),
         )
     except BaseException:
         await asyncio.to_thread(process.close)

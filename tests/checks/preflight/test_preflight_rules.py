@@ -197,3 +197,10 @@ def test_the_reason_of_failures_is_told() -> None:
     found = checks(groups([1.0, 0.0, None, None]))
     assert "50 % of the samples failed" in found["scoring"].text
     assert "(2): ZeroDivisionError" in found["scoring"].text
+
+
+def test_rows_beyond_the_tokenizer_are_said_to_be_never_sampled() -> None:
+    facts = dataclasses.replace(FACTS, num_unused=28)
+    assert checks(groups([1.0, 0.0]), tokens=facts)["vocabulary"].text == (
+        "the tokenizer has 100 tokens, the model 128; no text has the last 28 of these, which are never sampled"
+    )

@@ -35,11 +35,14 @@ class WorkerExtension:
         """Give these tokens probability zero everywhere, as the trainer's model does."""
         model = self.model_runner.get_model()
         compute = model.compute_logits
+        ids = torch.tensor(token_ids)
 
         def without(*args: Any, **kwargs: Any) -> Any:
             logits = compute(*args, **kwargs)
+            nonlocal ids
             if logits is not None:  # only one worker of several has them
-                logits[..., token_ids] = float("-inf")
+                ids = ids.to(logits.device)
+                logits.index_fill_(-1, ids, float("-inf"))
             return logits
 
         model.compute_logits = without

@@ -135,6 +135,10 @@ class Server:
             max_tokens=asked["max_new_tokens"],
             stop_token_ids=tuple(asked["stop_token_ids"]),
         )
+        # Added to the logits before temperature and log-probs, as the real one does; here for all requests alike.
+        self.model.lm.unused_tokens = tuple(
+            int(t) for t, b in (asked.get("logit_bias") or {}).items() if b <= -1e8
+        )
         self.running.add(body["rid"])
         task = asyncio.create_task(
             self.engine.generate(body["rid"], body["input_ids"], how, on_token=lambda *t: heard.put_nowait(t))
