@@ -50,6 +50,22 @@ def test_memory_in_pieces_is_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not table.reserve(20, num_slots=2)
 
 
+def test_where_memory_is_in_pieces_a_smaller_table_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_for(monkeypatch, 10_000)
+    table.expect(300, num_slots=5)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    make = torch.Tensor.new_zeros
+
+    def largest(like: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        if shape[2] * shape[4] > 2 * 64:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return make(like, shape)
+
+    monkeypatch.setattr(torch.Tensor, "new_zeros", largest)
+    assert table.reserve(20, num_slots=2)
+    assert (table.table.shape[2], table.table.shape[4]) == (2, 64)
+
+
 @pytest.mark.parametrize(
     ("held", "free", "stays"), [(9, 51, True), (11, 80, False), (9, 49, False)], ids=["small", "large", "crowded"]
 )

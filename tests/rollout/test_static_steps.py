@@ -183,3 +183,20 @@ def test_a_capture_without_memory_is_tried_again_later(tiny: Tiny, monkeypatch: 
     equal(decoded(model, static, count=1, length=20), decoded(model, None, count=1, length=20))
     assert not static.is_given_up
     assert (len(attempts), static.num_captured) == (2, 1)
+
+
+def test_captures_for_which_memory_stays_short_become_rare(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: None)
+    attempts = []
+
+    def short_of_memory(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        attempts.append(1)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    model = tiny("qwen3")
+    decoded(model, StaticStep(model, short_of_memory), count=1, length=50)
+    # At step 5 of a shape, then after 12 and 20 more steps.
+    assert len(attempts) == 3
+    assert caplog.text.count("no memory to capture decode steps") == 1

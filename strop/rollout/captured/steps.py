@@ -12,7 +12,7 @@ What a step reads and writes lies in tensors of its own (`_Shape`), in the param
 When a parameter or the table is another tensor, captures of it are dropped. A shape is captured when it has come
 CAPTURE_AFTER times, so short runs never pay for it, and its first answer is compared with that of the model's own
 forward pass. A model whose Python looks at its tokens cannot be captured, and goes its own way; a capture for which
-there is no memory is tried again later.
+there is no memory is tried again later, each time after twice as many steps.
 
 On a CPU, the padded step and a repeated trace of it are tested. Last measured on a GPU: benchmarks/RESULTS.md.
 """
@@ -92,6 +92,8 @@ class StaticStep:
         self._made_of: tuple[int, ...] = ()
         self._is_current = False
         self._table: tuple[int, ...] = ()
+        self._wait = 0
+        """Steps of a shape before the next capture, after captures for which there was no memory."""
         self.num_captured = 0
         """Steps captured so far."""
         self.is_given_up = False
@@ -136,7 +138,7 @@ class StaticStep:
         if self._capture is None:
             shape.fill(ids, lengths, positions)
             return shape.run()[:count]
-        if shape.num_uses <= CAPTURE_AFTER:
+        if shape.num_uses <= CAPTURE_AFTER + self._wait:
             return own()
         expected = None if shape.is_checked else own()
         shape.fill(ids, lengths, positions)
@@ -145,6 +147,9 @@ class StaticStep:
         except torch.OutOfMemoryError:
             self._shapes.clear()  # their pool has room for nothing else
             torch.accelerator.empty_cache()
+            if not self._wait:
+                logger.warning("no memory to capture decode steps, which are slower so; it is tried again later")
+            self._wait = 2 * max(self._wait, CAPTURE_AFTER)
             return own()
         except RuntimeError as error:
             logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)

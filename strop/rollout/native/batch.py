@@ -219,10 +219,7 @@ class DecodeBatch:
             self._cache.free()
             count = self._num_fitting(wanted)
             if count == 0:
-                raise MemoryError(
-                    f"there is no memory for the keys and values of one sequence of {wanted[0]} tokens: "
-                    f"lower data.max_response_tokens or data.max_prompt_tokens, or give the process more memory"
-                )
+                raise _no_room(wanted[0])
         return count
 
     def _num_fitting(self, lengths: Sequence[int]) -> int:
@@ -235,14 +232,24 @@ class DecodeBatch:
         return 0
 
     def _enter(self, group: Sequence[Request], given: Given) -> int:
-        """Give slots to requests of which the same is given; how many found room."""
+        """Give slots to requests of which the same is given; how many found room.
+
+        Raises:
+            MemoryError: nothing runs, and what is free is in too small pieces for the first one alone.
+        """
         self._cache.state_bytes = sum(part.nbytes for parts in given.states for part in parts)
         self._cache.form_like(given.key_values)  # the first time of all, room is known only from here on
         length = len(given.token_ids)
         count = self._num_fitting([length] * len(group))
         slots = range(len(self.running), len(self.running) + count)
-        if not count or not self._cache.reserve(max(self._longest, length), num_slots=slots.stop):
+        if not count:
             return 0
+        if not self._cache.reserve(max(self._longest, length), num_slots=slots.stop):
+            if self.running:
+                return 0
+            self._cache.free()
+            if not self._cache.reserve(length, num_slots=slots.stop):
+                raise _no_room(length)
         self._cache.write(slots, given.key_values)
         if self._states:
             self._states.write(slots, given.states)
@@ -361,3 +368,11 @@ class DecodeBatch:
             self._rows[slot] = self._rows[last]
             self.running[slot] = self.running[last]
         self.running.pop()
+
+
+def _no_room(num_tokens: int) -> MemoryError:
+    """What ends a batch that cannot hold one sequence."""
+    return MemoryError(
+        f"there is no memory for the keys and values of one sequence of {num_tokens} tokens: "
+        f"lower data.max_response_tokens or data.max_prompt_tokens, or give the process more memory"
+    )

@@ -77,31 +77,36 @@ class SlotCache:
         What lies behind these tokens and slots may be lost.
         """
         assert self._data is not None, "its form is known first"
-        size = self._grown(num_tokens, num_slots)
-        if size is None:
+        for size in self._sizes(num_tokens, num_slots):
+            if self._resize(*size):
+                self._used = (max(self._used[0], num_slots), max(self._used[1], _rounded(num_tokens)))
+                return True
+        return False
+
+    def _resize(self, num_slots: int, num_tokens: int) -> bool:
+        """Move to a table of another size; False where an accelerator has so much only in pieces."""
+        assert self._data is not None, "its form is known"
+        _, layers, slots, heads, tokens, dim = self._data.shape
+        if (num_slots, num_tokens) == (slots, tokens):
+            return True
+        made = _zeros((2, layers, num_slots, heads, num_tokens, dim), self._data)
+        if made is None:
             return False
-        self._used = (max(self._used[0], num_slots), max(self._used[1], _rounded(num_tokens)))
-        old = self._data
-        _, layers, slots, heads, tokens, dim = old.shape
-        if size != (slots, tokens):
-            made = _zeros((2, layers, size[0], heads, size[1], dim), old)
-            if made is None:
-                return False
-            slots, tokens = min(slots, size[0]), min(tokens, size[1])
-            made[:, :, :slots, :, :tokens] = old[:, :, :slots, :, :tokens]
-            self._data = made
+        slots, tokens = min(slots, num_slots), min(tokens, num_tokens)
+        made[:, :, :slots, :, :tokens] = self._data[:, :, :slots, :, :tokens]
+        self._data = made
         return True
 
     def fits(self, num_tokens: int, *, num_slots: int) -> bool:
         """Whether there is room for so much. Before its form is known this is True."""
-        return self._data is None or self._grown(num_tokens, num_slots) is not None
+        return self._data is None or bool(self._sizes(num_tokens, num_slots))
 
-    def _grown(self, num_tokens: int, num_slots: int) -> tuple[int, int] | None:
-        """Slots and tokens of a table that holds so much, with spare room if it may be; None without room for any."""
+    def _sizes(self, num_tokens: int, num_slots: int) -> list[tuple[int, int]]:
+        """Slots and tokens of the tables that hold so much and for which memory is free, those with spare room first."""
         assert self._data is not None, "its form is known first"
         slots, tokens = self._data.shape[2], self._data.shape[4]
         if num_slots <= slots and num_tokens <= tokens:
-            return slots, tokens
+            return [(slots, tokens)]
         spare_slots, spare_tokens = slots, tokens
         if num_slots > slots:
             spare_slots = min(self.capacity, max(num_slots, int(GROW_SHARE * slots)))
@@ -113,10 +118,7 @@ class SlotCache:
         if self._data.device.type == "cpu":
             expected_slots = self.capacity
         sizes.insert(0, (max(spare_slots, expected_slots), _rounded(max(spare_tokens, expected_tokens))))
-        for size in sizes:
-            if size[0] * (size[1] * self._token_bytes + self.state_bytes) <= room:
-                return size
-        return None
+        return [size for size in sizes if size[0] * (size[1] * self._token_bytes + self.state_bytes) <= room]
 
     def read(self, slot: int, length: int) -> Tensor:
         """View [2, L, Hkv, length, D] of the first tokens of a slot."""
