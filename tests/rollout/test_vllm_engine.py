@@ -48,10 +48,10 @@ def make_model(folder: Path, *, seed: int) -> Any:
     return model
 
 
-async def start(folder: Path, log: Path) -> VllmEngine:
+async def start(folder: Path, log: Path, *, unused: tuple[int, ...] = ()) -> VllmEngine:
     settings = Settings(
         model=str(folder), dtype="float32", device="cpu", max_tokens=1100, max_running=16, num_threads=1,
-        shares_device=True, log=log,
+        shares_device=True, log=log, unused_tokens=unused,
     )  # fmt: skip
     held = weights_of_folder(ModelConfig(path=str(folder)))
     return await start_vllm(VllmConfig(cpu_cache_gib=0.25), settings, held, version=0)
@@ -352,6 +352,25 @@ def test_no_process_waits_in_a_loop_for_the_one_that_computes(served: Served) ->
     names = [one.name() for one in psutil.Process(served.engine.pid).children(recursive=True)]
     assert "VLLM::EngineCore" in names
     assert not [name for name in names if "Worker" in name]
+
+
+def test_tokens_that_no_text_has_are_never_sampled(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", seed=0)
+    unused = tuple(range(40, model.config.vocab_size))
+
+    async def work() -> TokenOutput:
+        engine = await start(tmp_path / "model", tmp_path / "vllm.log", unused=unused)
+        try:
+            return await engine.generate("one", PROMPT, Sampling(key=5, temperature=20.0, max_tokens=100))
+        finally:
+            await engine.close()
+
+    output = asyncio.run(work())
+    assert max(output.token_ids) == 39
+    with torch.no_grad():
+        logits = model(torch.tensor([[*PROMPT, *output.token_ids]])).logits[0, len(PROMPT) - 1 : -1, :40] / 20
+    expected = logits.log_softmax(-1).gather(-1, torch.tensor(output.token_ids)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(output.log_probs), expected, atol=TOLERANCE, rtol=0)
 
 
 def test_a_killed_process_is_noticed_and_leaves_nothing(tmp_path: Path) -> None:
