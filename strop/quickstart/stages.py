@@ -24,6 +24,7 @@ from strop.cli.output import plain, print_json, say
 from strop.data.tiny import make_tiny_model
 from strop.quickstart.task import write_task
 from strop.run import RunError, RunFolder, is_run
+from strop.run.paths import with_absolute_paths
 from strop.supervised.trainer import fine_tune
 from strop.trainer.config import Config
 from strop.trainer.curve import run_series, save_curve, text_curve
@@ -245,7 +246,8 @@ def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say
     def refuse_others(text: str) -> None:
         with trust.door():  # to compare settings runs nothing of what they name
             trust.close(str(folder))
-            is_same = read(folder / CONFIG_FILE, text=text) == config
+            there = with_absolute_paths(read(folder / CONFIG_FILE, text=text))
+            is_same = there == with_absolute_paths(config)
         if not is_same:
             raise RunError(
                 f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "

@@ -49,10 +49,17 @@ def load(path: Path, text: str, overrides: Sequence[str], needs: Collection[str]
             trust.reopen()
             return loading.load(path, text=text, overrides=overrides)
     needed = [one for one in named if one.key.startswith(tuple(needs))]
+    if needed and folders:
+        raise trust.UntrustedCode(
+            f"{path} is of a run that you started in {' and '.join(sorted(folders))}, and names relative paths, which are "
+            f"other files here: {'; '.join(_listed(needed))}. Start this command there; --trust-code takes the files of "
+            f"this directory"
+        )
     if needed:
         raise trust.UntrustedCode(trust.refusal(str(path), _listed(needed)))
     if named:
-        say(f"{path} was received, so this is not run: {'; '.join(_listed(named))}")
+        why = "names relative paths, and was started elsewhere" if folders else "was received"
+        say(f"{path} {why}, so this is not run: {'; '.join(_listed(named))}")
     if origin_of("model.trust_remote_code") == _GIVEN:
         return config
     model = dataclasses.replace(config.model, trust_remote_code=False)

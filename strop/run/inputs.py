@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from strop.base.durable import replace_text
 from strop.base.foreign_files import read_json
 from strop.run.errors import RunError
+from strop.run.paths import read_paths, split_path
 
 INPUTS_FILE = "inputs.json"
 MAX_BYTES = 1 << 28
@@ -27,12 +27,6 @@ UNREADABLE = "cannot be read"
 """Digest of a file that this user may not read."""
 MAX_FILES = 4096
 """Files of one folder that are looked at."""
-
-_READ = re.compile(
-    r"(^|\.)(path|tokenizer_path|chat_template|train_files|val_files|extensions|files|loops|interactions|tools|"
-    r"function_tools|functions|manager|reward_shaping)$"
-)
-"""Keys of settings that may name a file or folder of this machine."""
 
 Inputs = Mapping[str, Mapping[str, Any]]
 """By key (and place in a list): what the setting says, and size, time and digest of each file."""
@@ -90,7 +84,7 @@ def kept_inputs(run: Path, settings: Mapping[str, Any]) -> dict[str, Mapping[str
         run: its folder.
         settings: full key to value, as they are now.
     """
-    file, texts = run / INPUTS_FILE, _texts(settings)
+    file, texts = run / INPUTS_FILE, dict(read_paths(settings))
     before: Inputs = read_json(file)["inputs"] if file.is_file() else {}
     still = {name: one for name, one in before.items() if texts.get(name) == one["given"]}
     return {**still, **inputs_of(settings)}
@@ -115,31 +109,9 @@ def check_inputs(
 
 def _named(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Path]]:
     """Name, text and path of every setting that names something on this machine."""
-    for name, text in _texts(settings).items():
-        if not re.search(r"[/.~\\]", text) and not name.endswith((".path", "]")):
-            continue  # the name of something that is registered
-        # A function or class in a file; a split of a data set in a folder.
-        for spelling in (text, re.sub(r"(?<=\.py):\w+$", "", text), text.rpartition("@")[0]):
-            try:
-                path = Path(spelling).expanduser().absolute()
-                is_there = bool(spelling) and path.exists()
-            except (OSError, ValueError, RuntimeError):
-                break  # a text that is no path: a template, a name
-            if is_there:
-                yield name, text, path
-                break
-
-
-def _texts(settings: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
-    for key, value in settings.items():
-        if not _READ.search(key):
-            continue
-        if isinstance(value, str) and value:
-            found[key] = value
-        elif isinstance(value, (list, tuple)):
-            found |= {f"{key}[{place}]": one for place, one in enumerate(value) if isinstance(one, str) and one}
-    return found
+    for name, text in read_paths(settings):
+        if (found := split_path(text)) is not None:
+            yield name, text, found[0]
 
 
 def _files(path: Path) -> Iterator[tuple[str, Path]]:

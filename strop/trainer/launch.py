@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,13 +16,15 @@ from strop.border import secrets_in
 from strop.chat_template import asks_for_time
 from strop.config import ConfigError, read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
+from strop.engines.config import ModelConfig
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.run.inputs import check_inputs, inputs_of, kept_inputs, write_inputs
+from strop.run.paths import with_absolute_paths
 from strop.trainer.config import Config
 from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
-from strop.trainer.models import local_models
+from strop.trainer.models import local_models, replaced
 
 logger = logging.getLogger(__name__)
 
@@ -76,17 +77,21 @@ def start_run(
     config = with_extensions(config)
     refuse_secrets(to_dict(config))
     check_trainable(config.rollout)
+    config = with_absolute_paths(config)
     taken: Collection[str] = ()
     if beginning is not None:
-        config = beginning.configured(config, folder)
+        config = beginning.configured(config, folder.absolute())
         taken = beginning.taken_keys(config)
-    config = with_template_date(config)
     received, inputs = optional("received settings"), optional("inputs of a run")
     if inputs is None:
         located, models = local_models(config, but=taken), {}
     else:
         found = inputs.found(config, command[1:2], say=say, but=taken, known=known)
         located, models = found.config, found.models
+    tokenizer = located.model.tokenizer_folder if beginning is None else beginning.model_folder
+    if date := template_date(config.model, Path(tokenizer)):
+        config = replaced(config, "model.template_date", date)
+        located = replaced(located, "model.template_date", date)
     read = inputs_of(to_flat_dict(config))
     run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
     try:
@@ -109,22 +114,22 @@ def start_run(
     return Start(run=run, config=located, checkpoint=None, is_finished=False)
 
 
-def with_template_date(config: Config) -> Config:
-    """The settings with today's date for chat templates that ask for it: a run that goes on tomorrow renders what it
-    rendered today."""
-    if config.model.template_date:
-        return config
-    folder = Path(config.model.tokenizer_folder).expanduser()
-    texts = [config.model.chat_template]
-    chosen = config.model.chat_template
-    named = [Path(chosen).expanduser()] if chosen and "{" not in chosen else []
-    for file in (*named, folder / "tokenizer_config.json", *sorted(folder.rglob("*.jinja"))):
+def template_date(model: ModelConfig, tokenizer: Path) -> str:
+    """Today's date, or the one that is given, for chat templates that ask for it: a run that goes on tomorrow renders
+    what it rendered today. Empty for others.
+
+    Args:
+        model: its settings.
+        tokenizer: folder of its tokenizer.
+    """
+    if model.template_date:
+        return model.template_date
+    texts = [model.chat_template]
+    named = [Path(model.chat_template)] if model.chat_template and "{" not in model.chat_template else []
+    for file in (*named, tokenizer / "tokenizer_config.json", *sorted(tokenizer.rglob("*.jinja"))):
         with contextlib.suppress(OSError):  # a text that is no path; what cannot be read is said when it is loaded
             texts.append(file.read_text(encoding="utf-8", errors="replace"))
-    if not asks_for_time(texts):
-        return config
-    model = dataclasses.replace(config.model, template_date=datetime.date.today().isoformat())
-    return dataclasses.replace(config, model=model)
+    return datetime.date.today().isoformat() if asks_for_time(texts) else ""
 
 
 def refuse_secrets(settings: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ from strop.base import foreign_files, trust
 from strop.config import describe, load_config
 from strop.quickstart.stages import start_or_resume
 from strop.received.named import code_named
-from strop.received.own import made_in
+from strop.received.own import made_in, record
 from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import start_run
@@ -310,13 +310,30 @@ def test_a_run_of_ones_own_from_another_directory(
     assert scored(interrupted).code == 0
 
 
+def test_a_run_with_relative_paths_from_another_directory(
+    own: Path, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n{REWARD}")
+    monkeypatch.chdir(tmp_path)  # reward.path=mine.py was given in another one
+    assert scored(own).code == 0
+    assert cli("eval", own, f"data.val_files=['{project.data('val')}']", "data.max_val_prompts=1").code == 0
+    assert cli("train", "--resume", own, "trainer.max_steps=2").code == 0
+    assert not (tmp_path / "mark").exists()
+
+
 def test_a_relative_path_that_means_another_file_here(
     own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    settings = own / "config.yaml"  # as they were written by versions that kept relative paths
+    settings.write_text(settings.read_text().replace(str(Path.cwd() / "mine.py"), "mine.py"))
+    assert record(settings.read_text())
+    home = Path.cwd()
     monkeypatch.chdir(tmp_path)  # where it was unpacked, as it came back from somebody
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'mark')!r}, 'w')\n{REWARD}")
     for words in (["score", "same", own], ["eval", own], ["train", "--resume", own]):
-        assert "reward.path: mine.py" in cli(*words).sentence
+        sentence = cli(*words).sentence
+        assert f"a run that you started in {home}, and names relative paths" in sentence
+        assert "reward.path: mine.py" in sentence
     assert not (tmp_path / "mark").exists()
 
 

@@ -361,14 +361,14 @@ def test_tokens_that_no_text_has_are_never_sampled(tmp_path: Path) -> None:
     async def work() -> TokenOutput:
         engine = await start(tmp_path / "model", tmp_path / "vllm.log", unused=unused)
         try:
-            return await engine.generate("one", PROMPT, Sampling(key=5, temperature=20.0, max_tokens=100))
+            return await engine.generate("one", PROMPT, Sampling(key=5, temperature=2.0, max_tokens=100))
         finally:
             await engine.close()
 
     output = asyncio.run(work())
-    assert max(output.token_ids) == 39
+    assert 30 < max(output.token_ids) < 40, "all others are likely"
     with torch.no_grad():
-        logits = model(torch.tensor([[*PROMPT, *output.token_ids]])).logits[0, len(PROMPT) - 1 : -1, :40] / 20
+        logits = model(torch.tensor([[*PROMPT, *output.token_ids]])).logits[0, len(PROMPT) - 1 : -1, :40] / 2
     expected = logits.log_softmax(-1).gather(-1, torch.tensor(output.token_ids)[:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(output.log_probs), expected, atol=TOLERANCE, rtol=0)
 

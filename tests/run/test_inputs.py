@@ -25,7 +25,7 @@ def settings(tmp_path: Path) -> dict[str, object]:
         "data.train_files": [str(tmp_path / "train.jsonl")],
         "model.path": str(tmp_path / "model"),
         "reward.path": str(tmp_path / "reward.py"),
-        "reward.functions": [f"{tmp_path / 'reward.py'}:compute_score", "strop/math"],
+        "reward.functions": [{"path": str(tmp_path / "reward.py"), "name": "other"}, {"path": "", "name": "strop/math"}],
         "model.chat_template": "{{ messages }}" * 400,
         "reward.name": "compute_score",
         "data.prompts_per_step": 4,

@@ -44,18 +44,23 @@ class Beginning:
     with_optimizer: bool = False
     """Take over the optimizer's state too."""
 
+    @property
+    def model_folder(self) -> Path:
+        """The model with which the new run begins, where it is now."""
+        return self.checkpoint.path / MODEL_FOLDER
+
     def configured(self, config: Config, folder: Path) -> Config:
         """The settings of the new run, which read what lies in its folder.
 
         Args:
             config: as it was asked for.
-            folder: of the new run.
+            folder: of the new run, absolute.
 
         Raises:
             RunError: the checkpoint has no model folder.
             ValueError: the optimizer's state is asked for, and does not fit.
         """
-        if not (self.checkpoint.path / MODEL_FOLDER).is_dir():
+        if not self.model_folder.is_dir():
             raise RunError(
                 f"{self.checkpoint.path} has no model folder (run.hf_model): write one with `strop export {self.run} "
                 f"--step {self.checkpoint.step} --out OUT`, and begin with model.path=OUT instead of --from"
@@ -93,7 +98,7 @@ class Beginning:
             ValueError: the critic cannot be exported.
         """
         start = run.path / START
-        _link_all(self.checkpoint.path / MODEL_FOLDER, start / MODEL_FOLDER)
+        _link_all(self.model_folder, start / MODEL_FOLDER)
         taken = ["the weights"]
         if self._takes_critic(config):
             assert self.settings is not None, "else the critic is not taken"

@@ -22,6 +22,7 @@ from strop.base.guests import all_joined, optional
 from strop.config import ConfigError, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.run import RunFolder
+from strop.run.paths import with_absolute_paths
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation
 from strop.trainer.launch import CONFIG_FILE, refuse_secrets
@@ -170,7 +171,7 @@ def settings_anew(file: Path, overrides: Sequence[str], before: Config, *, text:
         ConfigError: an override cannot be used, or would make it another run.
     """
     was = to_flat_dict(before)
-    config = load(file, text=text, overrides=overrides)
+    config = with_absolute_paths(load(file, text=text, overrides=overrides), known=before)
     after = {key: value for key, value in to_flat_dict(config).items() if was[key] != value}
     for key, value in after.items():
         if not is_changeable(key):
