@@ -361,6 +361,9 @@ def test_tokens_that_no_text_has_are_never_sampled(tmp_path: Path) -> None:
     async def work() -> TokenOutput:
         engine = await start(tmp_path / "model", tmp_path / "vllm.log", unused=unused)
         try:
+            for bucket in parameter_stream(model):
+                engine.target.load([(weight.name, tensor) for weight, tensor in bucket.tensors()])
+            await engine.set_version(1)
             return await engine.generate("one", PROMPT, Sampling(key=5, temperature=2.0, max_tokens=100))
         finally:
             await engine.close()
