@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import ctypes
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -174,27 +175,30 @@ def train(
         }
 
     folder = _folder(out, "train")
-    start = _begun(folder, given, config, settings, kind="train", resume=resume, accept_changes=accept_changes)
-    listeners = Functions(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
-    stop = SignalRequest()
+    begun = _begun(
+        folder, given, config, settings, kind="train", resume=resume, accept_changes=accept_changes
+    )
+    with begun as start:
+        listeners = Functions(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
+        stop = SignalRequest()
 
-    def work() -> Result:
-        with _carrying_out(start.run) as run, _shown(folder, listeners) as heard:
-            if not start.is_finished:
-                train_run(
-                    start.config,
-                    run,
-                    checkpoint=start.checkpoint,
-                    say=_say,
-                    force=force,
-                    stop=stop,
-                    listeners=heard,
-                )
-            _link_model(run)
-            return _result_of(run)
+        def work() -> Result:
+            with _carrying_out(start.run) as run, _shown(folder, listeners) as heard:
+                if not start.is_finished:
+                    train_run(
+                        start.config,
+                        run,
+                        checkpoint=start.checkpoint,
+                        say=_say,
+                        force=force,
+                        stop=stop,
+                        listeners=heard,
+                    )
+                _link_model(run)
+                return _result_of(run)
 
-    with _way_on("train", folder):
-        return _carried_out(work, stop)
+        with _way_on("train", folder):
+            return _carried_out(work, stop)
 
 
 @named_arguments
@@ -229,21 +233,22 @@ def sft(
         return _brought(model, tokenizer, rows, inputs)
 
     folder = _folder(out, "sft")
-    start = _begun(folder, given, config, settings, kind="sft", resume=resume, accept_changes=accept_changes)
-    stop = SignalRequest()
+    begun = _begun(folder, given, config, settings, kind="sft", resume=resume, accept_changes=accept_changes)
+    with begun as start:
+        stop = SignalRequest()
 
-    def work() -> Result:
-        with _carrying_out(start.run) as run:
-            if not start.is_finished:
-                fine_tune(start.config, run, checkpoint=start.checkpoint, say=_say, stop=stop)
-            _link_model(run)
-            done = sft_result_of(run)
-        return Result(
-            run=done.run, steps=done.steps, seconds=done.seconds, loss=done.loss, val_loss=done.val_loss
-        )
+        def work() -> Result:
+            with _carrying_out(start.run) as run:
+                if not start.is_finished:
+                    fine_tune(start.config, run, checkpoint=start.checkpoint, say=_say, stop=stop)
+                _link_model(run)
+                done = sft_result_of(run)
+            return Result(
+                run=done.run, steps=done.steps, seconds=done.seconds, loss=done.loss, val_loss=done.val_loss
+            )
 
-    with _way_on("sft", folder):
-        return _carried_out(work, stop)
+        with _way_on("sft", folder):
+            return _carried_out(work, stop)
 
 
 @named_arguments
@@ -325,7 +330,11 @@ def _in_words(value: object) -> str:
 
 
 def _folder(out: str | Path | None, kind: str) -> Path:
-    return Path(out).expanduser() if out is not None else Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    return (
+        Path(out).expanduser()
+        if out is not None
+        else Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
 
 
 def _brought(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path) -> dict[str, Any]:
@@ -337,6 +346,7 @@ def _brought(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path)
     return found
 
 
+@contextlib.contextmanager
 def _begun(
     folder: Path,
     given: Callable[[Path], Mapping[str, Any]],
@@ -346,8 +356,8 @@ def _begun(
     kind: str,
     resume: bool,
     accept_changes: bool,
-) -> Start:
-    """The run in this folder, begun or continued.
+) -> Iterator[Start]:
+    """The run in this folder, begun or continued. Where it is refused, nothing is left beside its folder.
 
     Args:
         folder: of the run.
@@ -356,13 +366,20 @@ def _begun(
         kind: of the command.
     """
     if resume:
-        return resume_run(folder, overrides=overrides_of(settings), say=_say, accept_changes=accept_changes)
+        yield resume_run(folder, overrides=overrides_of(settings), say=_say, accept_changes=accept_changes)
+        return
     if is_run(folder):  # before its inputs are written over
         raise RunError(f"{folder} already holds a run: go on with it by resume=True, or choose another out")
-    brought = given(folder.with_name(f"{folder.name}-inputs"))
-    loaded: Config = load(config, overrides=[*map(override_of, brought.items()), *overrides_of(settings)])
-    _say(f"run folder: {folder}")
-    return start_run(folder, loaded, command=["strop", kind], say=_say)
+    inputs = folder.with_name(f"{folder.name}-inputs")
+    is_new = not inputs.exists()
+    try:
+        brought = given(inputs)
+        loaded: Config = load(config, overrides=[*map(override_of, brought.items()), *overrides_of(settings)])
+        _say(f"run folder: {folder}")
+        yield start_run(folder, loaded, command=["strop", kind], say=_say)
+    finally:
+        if is_new and not is_run(folder):
+            shutil.rmtree(inputs, ignore_errors=True)
 
 
 def _say(line: str) -> None:

@@ -51,9 +51,9 @@ def load(path: Path, text: str, overrides: Sequence[str], needs: Collection[str]
     needed = [one for one in named if one.key.startswith(tuple(needs))]
     if needed and folders:
         raise trust.UntrustedCode(
-            f"{path} is of a run that you started in {' and '.join(sorted(folders))}, and names relative paths, which are "
-            f"other files here: {'; '.join(_listed(needed))}. Start this command there; --trust-code takes the files of "
-            f"this directory"
+            f"{path} is of a run that you started in {' and '.join(sorted(folders))}, and names relative paths, which "
+            f"are other files here: {'; '.join(_listed(needed))}. Start this command there; --trust-code takes the "
+            f"files of this directory"
         )
     if needed:
         raise trust.UntrustedCode(trust.refusal(str(path), _listed(needed)))

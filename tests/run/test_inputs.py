@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.run import RunError
-from strop.run import inputs as inputs_module
+from strop.run import RunError, input_files
 from strop.run.inputs import changes_since, check_inputs, inputs_of, kept_inputs, write_inputs
 
 
@@ -25,7 +24,10 @@ def settings(tmp_path: Path) -> dict[str, object]:
         "data.train_files": [str(tmp_path / "train.jsonl")],
         "model.path": str(tmp_path / "model"),
         "reward.path": str(tmp_path / "reward.py"),
-        "reward.functions": [{"path": str(tmp_path / "reward.py"), "name": "other"}, {"path": "", "name": "strop/math"}],
+        "reward.functions": [
+            {"path": str(tmp_path / "reward.py"), "name": "other"},
+            {"path": "", "name": "strop/math"},
+        ],
         "model.chat_template": "{{ messages }}" * 400,
         "reward.name": "compute_score",
         "data.prompts_per_step": 4,
@@ -90,7 +92,7 @@ def test_a_link_that_moved_to_other_weights_has_changed(tmp_path: Path, settings
 def test_of_a_large_file_pieces_are_read_and_other_weights_are_seen(
     tmp_path: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs_module, "MAX_BYTES", 1 << 17)
+    monkeypatch.setattr(input_files, "MAX_BYTES", 1 << 17)
     run = began(tmp_path, settings)
     touched(tmp_path / "model/model.safetensors", bytes(255 - n for n in range(256)) * 4096)
     assert changes_since(run, settings) == [
@@ -137,3 +139,85 @@ def test_what_comes_in_the_place_of_a_file_that_was_gone_is_compared(
     assert changes_since(run, settings) == [
         f"data.train_files[0]={tmp_path / 'train.jsonl'}: has another content"
     ]
+
+
+def test_modules_that_a_reward_file_imports_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "reward.py").write_text("import json\nfrom helpers.text import clean\n")
+    (tmp_path / "helpers").mkdir()
+    (tmp_path / "helpers/__init__.py").write_text("")
+    (tmp_path / "helpers/text.py").write_text("import words\nimport reward\n")
+    (tmp_path / "helpers/words.py").write_text("ALL = 1\n")
+    (tmp_path / "other.py").write_text("")
+    settings = {"reward.path": str(tmp_path / "reward.py")}
+    run = began(tmp_path, settings)
+    for name in ("helpers/words.py", "helpers/text.py", "other.py"):
+        (tmp_path / name).write_text("ALL = 2\n")
+    where = f"reward.path={tmp_path / 'reward.py'}"
+    assert changes_since(run, settings) == [
+        f"{where}: helpers/text.py has another content",
+        f"{where}: helpers/words.py is gone",  # nobody imports it any more
+    ]
+
+
+def test_files_that_a_yaml_file_names_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("run", "tools", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "tools/all.yaml").write_text(
+        "tools: [{class_name: './shop.py:Shop', config: {rows: rows.jsonl}}, {class_name: bank.Bank}, {name: a.b}]\n"
+    )
+    for name in ("tools/shop.py", "here/rows.jsonl", "tools/bank.py"):
+        (tmp_path / name).write_text("1\n")
+    monkeypatch.chdir(tmp_path / "here")
+    settings = {"agent.tools": str(tmp_path / "tools/all.yaml")}
+    run = began(tmp_path, settings)
+    for name in ("tools/shop.py", "here/rows.jsonl", "tools/bank.py"):
+        (tmp_path / name).write_text("22\n")
+    assert [change.partition(": ")[2] for change in changes_since(run, settings)] == [
+        "shop.py has another content", "../here/rows.jsonl has another content", "bank.py has another content",
+    ]  # fmt: skip
+
+
+def test_folders_behind_links_are_read_once(tmp_path: Path, settings: dict[str, object]) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared/part.bin").write_bytes(b"1")
+    (tmp_path / "model/parts").symlink_to(tmp_path / "shared")
+    (tmp_path / "shared/again").symlink_to(tmp_path / "model")
+    run = began(tmp_path, settings)
+    touched(tmp_path / "shared/part.bin", b"2")
+    assert changes_since(run, settings) == [
+        f"model.path={tmp_path / 'model'}: parts/part.bin has another content"
+    ]
+
+
+def test_of_a_folder_with_very_many_files_names_and_sizes_are_compared(
+    tmp_path: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(input_files, "MAX_FILES", 1)
+    settings = {"data.train_files": [str(tmp_path / "model")]}
+    run = began(tmp_path, settings)
+    touched(tmp_path / "model/config.json", b"[]")
+    assert changes_since(run, settings) == []
+    (tmp_path / "model/added.json").write_text("{}")
+    assert changes_since(run, settings) == [
+        f"data.train_files[0]={tmp_path / 'model'}: other files, or of other sizes (3 now)"
+    ]
+    monkeypatch.setattr(input_files, "MAX_FILES", 4096)
+    (tmp_path / "model/added.json").unlink()
+    assert changes_since(run, settings) == []
+
+
+def test_what_was_not_written_since_is_not_read_again(
+    tmp_path: Path, settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = began(tmp_path, settings)
+    (tmp_path / "reward.py").write_text("def compute_score(**_): return 0.0\n")
+    read = []
+    digest = input_files._digest
+    monkeypatch.setattr(
+        input_files, "_digest", lambda file, *rest: read.append(file.name) or digest(file, *rest)
+    )
+    kept = kept_inputs(run, settings)
+    assert read == ["reward.py"] * 2, "which two settings name"
+    write_inputs(run, kept)
+    assert changes_since(run, settings) == []

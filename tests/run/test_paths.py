@@ -45,7 +45,9 @@ def test_what_is_there_is_named_from_everywhere(here: Path) -> None:
     assert with_absolute_paths(found) is found
 
 
-@pytest.mark.parametrize("text", ["org/other", "s3://bucket/rows", "{{ messages }}\n" * 400, "\0", "~nobody/rows"])
+@pytest.mark.parametrize(
+    "text", ["org/other", "s3://bucket/rows", "{{ messages }}\n" * 400, "\0", "~nobody/rows"]
+)
 def test_what_is_not_there_stays(here: Path, text: str) -> None:
     assert split_path(text) is None
     config = changed(Config(), "model", path=text)

@@ -102,7 +102,7 @@ class SlotCache:
         return self._data is None or bool(self._sizes(num_tokens, num_slots))
 
     def _sizes(self, num_tokens: int, num_slots: int) -> list[tuple[int, int]]:
-        """Slots and tokens of the tables that hold so much and for which memory is free, those with spare room first."""
+        """Slots and tokens of the tables that hold so much and for which there is memory, with spare room first."""
         assert self._data is not None, "its form is known first"
         slots, tokens = self._data.shape[2], self._data.shape[4]
         if num_slots <= slots and num_tokens <= tokens:
