@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from strop.base.elsewhere import elsewhere, is_url
 from strop.base.guests import all_joined, optional, targets
+from strop.base.shell import shell_word
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import (
     add_accept_argument,
@@ -100,7 +101,7 @@ def _fetched_to(url: str, out: Path | None) -> Path:
     folder = out or Path("runs") / url.rstrip("/").rpartition("/")[2]
     if folder.exists():
         raise UsageError(
-            f"{folder} is there: name an absent folder with --out, or continue it with --resume {folder}"
+            f"{folder} is there: name an absent folder with --out, or continue it with --resume {shell_word(folder)}"
         )
     say(f"fetching {url} into {folder}")
     return Path(elsewhere("runs", f"{url} is a URL").fetch_run(url, folder))
@@ -114,15 +115,16 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt as error:
-            hint = f"continue with `strop {kind} --resume {run.path}`"
+            hint = f"continue with `strop {kind} --resume {shell_word(run.path)}`"
             raise Interrupted(hint, cause=error) from error.__cause__
         except Exception as error:
             if not isinstance(error, RunError) and run.remove_unbegun():
                 say(f"run folder {run.path} removed again: nothing had begun")
             elif run.checkpoints.steps():
+                folder = shell_word(run.path)
                 say(
-                    f"`strop incident {run.path}` says what happened, `strop {kind} --resume {run.path}` goes on from "
-                    f"the last checkpoint"
+                    f"`strop incident {folder}` says what happened, `strop {kind} --resume {folder}` goes on from the "
+                    f"last checkpoint"
                 )
             raise
         try:

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from strop.base.guests import all_joined
+from strop.base.shell import shell_word
 from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
@@ -72,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(result: TrainResult) -> None:
+    run = shell_word(result.run)
     for shown in all_joined("end of a training").values():
         print_plain(shown(result.run), end="")
     print_plain(
@@ -85,9 +87,9 @@ def _show(result: TrainResult) -> None:
         )
         print_plain(
             f"best:       step {step}, {reached} (checkpoints/global_step_{step}): strop eval "
-            f"{result.run} --step best"
+            f"{run} --step best"
         )
-    print_plain(f"next: strop samples {result.run}   strop generate {result.run}   strop eval {result.run}")
+    print_plain(f"next: strop samples {run}   strop generate {run}   strop eval {run}")
 
 
 def _rates(result: TrainResult) -> str:

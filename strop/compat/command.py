@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.base.shell import shell_word
 from strop.border import remember_secrets_in, secrets_in
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import user_path
@@ -102,9 +103,9 @@ def run(args: argparse.Namespace) -> int:
     if is_written:
         _write_copies(args.copies)
         _write(args.out, values, [path.name for path in args.files])
-        use = f"train with: strop {command} --config {args.out} --out runs/NAME"
+        use = f"train with: strop {command} --config {shell_word(args.out)} --out runs/NAME"
         if command == "eval":
-            use = f"validate with: strop eval --config {args.out}"
+            use = f"validate with: strop eval --config {shell_word(args.out)}"
         print_plain(f"\nwritten to {args.out}; {use}")
     elif args.out is not None:
         say(f"{args.out} is not written; --keep-going writes it all the same")

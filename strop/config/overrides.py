@@ -9,6 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
+from strop.base.shell import shell_word
 from strop.config.schema import current_key
 
 
@@ -44,7 +45,7 @@ def parse_override(text: str) -> Override:
     if "=" not in text and not text.startswith("~"):
         is_file = text.endswith((".yaml", ".yml"))
         hint = (
-            f"give a file of settings with --config {text}"
+            f"give a file of settings with --config {shell_word(text)}"
             if is_file
             else "write key=value, as in trainer.seed=1"
         )

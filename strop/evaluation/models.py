@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from strop.base.elsewhere import elsewhere
 from strop.base.guests import targets
+from strop.base.shell import shell_word
 from strop.cli.output import UsageError, say
 from strop.cli.settings import is_setting
 from strop.run import CheckpointError, RunError, RunFolder, is_run
@@ -97,7 +98,7 @@ def find_model(text: str, *, step: int | str | None = None, weights: bool = True
         what = "is a file" if path.exists() else "does not exist"
         if path.exists() and path.suffix in (".yaml", ".yml"):
             raise ValueError(
-                f"{text} is a file of settings: say --config {text}; its model.path is then the model"
+                f"{text} is a file of settings: say --config {shell_word(text)}; its model.path is then the model"
             )
         if "=" in text:
             what = "is no folder (the model comes first, then key=value)"
@@ -246,8 +247,8 @@ def _model_of(checkpoint: Path) -> Path:
     if not folder.is_dir():
         run = checkpoint.resolve().parent.parent
         raise ValueError(
-            f"{checkpoint} has no model folder (run.hf_model): write one with `strop export {run} --out OUT`, "
-            f"and give OUT"
+            f"{checkpoint} has no model folder (run.hf_model): write one with "
+            f"`strop export {shell_word(run)} --out OUT`, and give OUT"
         )
     return folder
 

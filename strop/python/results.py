@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from strop.base.shell import shell_word
 from strop.run import MODEL_FOLDER, RunFolder
 from strop.trainer.curve import figure_of, run_series
 from strop.trainer.trackers import METRICS_FILE, read_metrics
@@ -24,7 +25,7 @@ class Result:
     """The run folder, which every command of strop reads; None for an evaluation, which leaves none."""
     steps: int = 0
     seconds: float = 0.0
-    """Wall-clock time; of a resumed run, since the resume."""
+    """Wall-clock time of the last process that trained, with the steps of those before it."""
     pass_rate_start: float | None = None
     """Validation before the first step; None without validation data, and where nothing decides which answers pass."""
     pass_rate_final: float | None = None
@@ -88,7 +89,7 @@ class Result:
         link = self._folder() / MODEL_FOLDER
         if not link.is_dir():
             raise FileNotFoundError(
-                f"{self.run} has no model folder (run.hf_model): write one with `strop export {self.run}`"
+                f"{self.run} has no model folder (run.hf_model): write one with `strop export {shell_word(self.run)}`"
             )
         return link.resolve()
 

@@ -6,6 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
+from strop.base.shell import shell_word
 from strop.cli.libraries import quiet_models
 from strop.cli.output import Interrupted
 from strop.cli.settings import user_path
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         carry_out(folder, seed=args.seed, overrides=args.overrides, wants_json=args.json)
     except KeyboardInterrupt as error:
-        hint = f"continue with `strop quickstart --seed {args.seed} --out {folder}`"
+        hint = f"continue with `strop quickstart --seed {args.seed} --out {shell_word(folder)}`"
         raise Interrupted(hint, cause=error) from error.__cause__
     return 0
 

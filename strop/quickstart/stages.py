@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strop.base import trust
+from strop.base.shell import shell_word
 from strop.cli.launching import carrying_out
 from strop.cli.output import plain, print_json, say
 from strop.data.tiny import make_tiny_model
@@ -189,9 +190,9 @@ class _Report:
         for line in (
             "try next:",
             *_to_the_path(),
-            f"  strop samples {self.run} --limit 5",
-            f"  strop eval {self.run} eval.temperature=1 eval.samples_per_prompt=4",
-            f"  strop generate {self.run}      (type: reverse: abcd)",
+            f"  strop samples {shell_word(self.run)} --limit 5",
+            f"  strop eval {shell_word(self.run)} eval.temperature=1 eval.samples_per_prompt=4",
+            f"  strop generate {shell_word(self.run)}      (type: reverse: abcd)",
         ):
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
@@ -250,8 +251,9 @@ def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say
             is_same = there == with_absolute_paths(config)
         if not is_same:
             raise RunError(
-                f"{folder} holds a run with other settings (see `strop config show --config {folder / CONFIG_FILE}`); "
-                f"continue that one with --resume, or choose another folder with --out"
+                f"{folder} holds a run with other settings (see "
+                f"`strop config show --config {shell_word(folder / CONFIG_FILE)}`); continue that one with "
+                f"--resume, or choose another folder with --out"
             )
 
     return resume_run(folder, say=say, admit=refuse_others)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from strop.base import trust
+from strop.base.shell import shell_word
 from strop.base.trust import Named
 from strop.cli.output import say
 from strop.config import to_flat_dict
@@ -109,7 +110,7 @@ def check_inputs(folder: Path, config: Config, text: str) -> None:
         if home is not None:
             raise RunError(
                 f"{folder} reads {key}={path}, which is in {home}, where it was started, and not here: continue it "
-                f"from there, with --resume {folder.resolve()}"
+                f"from there, with --resume {shell_word(folder.resolve())}"
             )
         if key == "model.path":
             raise RunError(f"{folder} reads {key}={path}, which does not exist; put it back, then continue")

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.base.shell import shell_word
 from strop.cli.launching import carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_plain(
             f"step {difference.step} differs first in {difference.stage}, {difference.num_equal_steps} before it are "
-            f"equal; look closer with `strop diff {recorded.run} {start.run.path}`"
+            f"equal; look closer with `strop diff {shell_word(recorded.run)} {shell_word(start.run.path)}`"
         )
     return 0 if difference is None else 1
 

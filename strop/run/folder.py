@@ -30,6 +30,7 @@ import strop
 from strop.base.durable import replace_text
 from strop.base.foreign_files import read_json
 from strop.base.guests import optional
+from strop.base.shell import shell_word
 from strop.border import remember_secrets_in, storable, storable_text
 from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
@@ -176,6 +177,10 @@ class RunFolder:
         self.ledger.reload()
         self.fingerprints.reload()
 
+    def seconds_of_steps(self) -> float:
+        """How long the steps recorded so far took, in all processes that continued the run."""
+        return sum(float(event["seconds"]) for event in self.events.read("step"))
+
     def link_model(self) -> None:
         """`model` in the folder leads to the model of the last checkpoint, where that has one.
 
@@ -232,7 +237,7 @@ def _refuse_taken(path: Path) -> None:
         info = _read_info(path)
         raise RunError(
             f"{path} already holds the run {info['id']}, started {info['created']}: continue it with "
-            f"--resume {path}, or choose another folder with --out"
+            f"--resume {shell_word(path)}, or choose another folder with --out"
         )
     foreign = [name for name in names if name not in _OURS]
     if foreign:

@@ -146,7 +146,7 @@ class SupervisedTrainer:
 
     def fit(self) -> SftResult:
         """Train to the last step and save it."""
-        start = time.perf_counter()
+        start = time.perf_counter() - self._run.seconds_of_steps()
         setup = TrackerSetup(
             folder=self._run.path,
             total_steps=self._num_steps,

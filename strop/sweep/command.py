@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.base.shell import shell_word
 from strop.cli.output import Interrupted, UsageError, plain, print_json, print_plain, say
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings, user_path
 from strop.cli.unread import OF_TRAINING, refuse_unread_overrides, unread_of_file
@@ -225,5 +226,5 @@ def _report(args: argparse.Namespace, runs: Sequence[Planned], failures: Mapping
                 print_plain(plain(f"{one.name} {one.status}: {one.reason}", is_one_line=True))
         print_plain(f"table: {args.out / RECORD}{'' if picture is None else f'   picture: {picture}'}")
         if best is not None:
-            print_plain(f"best:  {best.name}: strop eval {best.folder}")
+            print_plain(f"best:  {best.name}: strop eval {shell_word(best.folder)}")
     return outcomes

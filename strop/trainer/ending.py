@@ -59,7 +59,7 @@ class TrainResult:
     run: Path
     steps: int
     seconds: float
-    """Wall-clock time of this process; of a resumed run, since the resume."""
+    """Wall-clock time of the last process that trained, with the steps of those before it."""
     pass_rate_start: float | None
     """Validation before the first step; None without validation data, and where nothing decides which answers pass."""
     pass_rate_final: float | None

@@ -130,7 +130,7 @@ class Trainer:
 
     def fit(self) -> TrainResult:
         """Train to the last step; the run folder then holds everything."""
-        start = time.perf_counter()
+        start = time.perf_counter() - self._run.seconds_of_steps()
         if try_reward := optional("trial of the reward"):
             try_reward(self.config, self.data, self._run, self._say, costs=self._costs)
         with ExitStack() as stack:

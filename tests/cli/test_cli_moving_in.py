@@ -17,11 +17,20 @@ from cli_calls import Project, cli
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from strop.agents import agents
+from strop.compat.migration import engines
 from strop.run import RunFolder
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 # Every key of a long launch line, in the sizes of a toy.
+
+
+@pytest.fixture(autouse=True)
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The native engine takes over, whether or not this machine has vLLM, which has no attention for heads of 16."""
+    monkeypatch.setattr(engines, "_is_installed", lambda name: False)
+
+
 LINE = """\
 set -x
 MODEL={folder}/model

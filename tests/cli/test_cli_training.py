@@ -11,6 +11,7 @@ from cli_calls import Project, cli, interrupted_after
 
 from strop.config import load_config, read_config
 from strop.quickstart.stages import _sft
+from strop.received.own import record
 from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
 
@@ -97,6 +98,11 @@ def test_a_resume_from_another_directory_changes_nothing_before_its_inputs_are_f
     run = tmp_path / "run"
     with interrupted_after(step=1):
         cli("train", "--config", project.config, "--out", run, "model.path=model")
+    settings = run / "config.yaml"  # as they were written by versions that kept relative paths
+    settings.write_text(
+        settings.read_text().replace(f"path: {project.folder / 'model'}\n", "path: model\n", 1)
+    )
+    record(settings.read_text())
     before = (run / "events.jsonl").read_bytes()
     monkeypatch.chdir(tmp_path)
     sentence = cli("train", "--resume", run, "--trust-code").sentence

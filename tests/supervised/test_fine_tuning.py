@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from strop.config import load_config
 from strop.data.sampler import PromptSampler
 from strop.engines.config import EngineConfig
+from strop.received.own import record
 from strop.replay.comparing import compare
 from strop.run import RunError, RunFolder
 from strop.supervised.config import SftConfig
@@ -212,6 +213,8 @@ def test_a_resume_after_the_last_step_still_knows_the_losses(tuned: Path, tmp_pa
     result, _ = resume(folder)
     last = read_metrics(tuned / "metrics.jsonl")[-1]
     assert (result.loss, result.val_loss) == (last["train/loss"], last["val/loss"])
+    steps = [json.loads(line) for line in events if '"step"' in line and '"seconds"' in line]
+    assert result.seconds > sum(event["seconds"] for event in steps if event["kind"] == "step") > 0
 
 
 def test_a_resume_where_its_rows_are_not_found_is_refused(
@@ -223,6 +226,9 @@ def test_a_resume_where_its_rows_are_not_found_is_refused(
     monkeypatch.chdir(home)
     config = project.config("sft.data.train_files=[rows.parquet]")
     start_run(tmp_path / "run", config, command=["strop", "sft"]).run.close()
+    settings = tmp_path / "run/config.yaml"  # as they were written by versions that kept relative paths
+    settings.write_text(settings.read_text().replace(f"{home}/rows.parquet", "rows.parquet"))
+    record(settings.read_text())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RunError, match=f"reads sft.data.train_files=rows.parquet, which is in {home}, where"):
         resume(tmp_path / "run")

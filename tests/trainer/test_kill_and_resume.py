@@ -271,6 +271,7 @@ def test_a_resume_at_the_last_step_has_nothing_to_do_but_to_finish(
     run = unfinished_copy(uninterrupted.folder, tmp_path / "run")
     done = resume_in(run)
     assert done.records == []
+    assert done.result.seconds > sum(float(str(one["seconds"])) for one in events_of(run) if one["kind"] == "step") > 0
     assert done.result.pass_rate_final == uninterrupted.result.pass_rate_final
     assert_same_run(run, uninterrupted)
 

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from strop.base.shell import shell_word
 from strop.compat.migration.flags import flags_of
 from strop.compat.migration.found import Found, processes_of, the_one
 from strop.compat.migration.python_calls import Script, read_calls
@@ -86,7 +87,7 @@ def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path, line: i
         if not kind:
             raise ValueError(
                 f"{path} does not say which training it is for: give the script with the command, such as `trl sft "
-                f"--config {path}`"
+                f"--config {shell_word(path)}`"
             )
         return _script(flags, kind)
     if path.suffix == ".py":

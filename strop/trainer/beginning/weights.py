@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.guests import needed
+from strop.base.shell import shell_word
 from strop.engines.config import ModelConfig
 from strop.run import MODEL_FOLDER, Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
@@ -62,8 +63,9 @@ class Beginning:
         """
         if not self.model_folder.is_dir():
             raise RunError(
-                f"{self.checkpoint.path} has no model folder (run.hf_model): write one with `strop export {self.run} "
-                f"--step {self.checkpoint.step} --out OUT`, and begin with model.path=OUT instead of --from"
+                f"{self.checkpoint.path} has no model folder (run.hf_model): write one with "
+                f"`strop export {shell_word(self.run)} --step {self.checkpoint.step} --out OUT`, "
+                f"and begin with model.path=OUT instead of --from"
             )
         self._check_optimizer(config)
         plain = ModelConfig()

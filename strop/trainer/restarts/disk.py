@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from strop.base.background import every
+from strop.base.shell import shell_word
 from strop.run import RunFolder
 
 SLOW_S = 60.0
@@ -54,7 +55,7 @@ def _end(folder: Path, step: int, seconds: float) -> None:
     text = (
         f"\nthe checkpoint of step {step} could not be written within resources.call_timeout_s ({seconds:.0f} s): the "
         f"disk of {folder} does not answer. The run ends here; the checkpoint before is intact, and "
-        f"`strop train --resume {folder}` goes on from it once the disk answers\n"
+        f"`strop train --resume {shell_word(folder)}` goes on from it once the disk answers\n"
     )
     with contextlib.suppress(OSError):  # a terminal that closed
         os.write(2, text.encode())

@@ -33,8 +33,7 @@ class LimitedEnding(Ending):
         """
         super().__init__(run, num_steps=num_steps)
         self._settings = section_of(settings, EndingSettings)
-        self._earlier_s = sum(float(event["seconds"]) for event in run.events.read("step"))
-        self._start = time.perf_counter()
+        self._start = time.perf_counter() - run.seconds_of_steps()
         self._has_warned = False
         trained = [event["pass_rate"] for event in run.events.read("validation") if event["step"] > 0]
         if trained:  # what was recorded before a crash, or before a setting was given anew
@@ -43,7 +42,7 @@ class LimitedEnding(Ending):
     def look(self, step: int, *, asked: str = "") -> bool:
         """As Ending; or the last one by time."""
         limit = self._settings.max_hours
-        hours = (self._earlier_s + time.perf_counter() - self._start) / 3600
+        hours = (time.perf_counter() - self._start) / 3600
         if limit is not None and hours >= limit:
             self.reason = f"trainer.max_hours={limit:g}: it has trained for {hours:.3g} hours"
             return True

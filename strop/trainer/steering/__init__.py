@@ -19,6 +19,7 @@ from pathlib import Path
 
 from strop.base.durable import replace_text
 from strop.base.guests import all_joined, optional
+from strop.base.shell import shell_word
 from strop.config import ConfigError, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.run import RunFolder
@@ -134,7 +135,7 @@ class Steered(Continuation):
                 raise ConfigError(
                     f"{key}={value} ends before step {step}, which {self.folder} has done: give a larger number (it "
                     f"was {self.before[key]}), or begin a run from an earlier checkpoint, with --from "
-                    f"{self.folder}@STEP --out DIR"
+                    f"{shell_word(self.folder)}@STEP --out DIR"
                 )
 
     def lines(self, step: int) -> Iterator[str]:
@@ -178,7 +179,7 @@ def settings_anew(file: Path, overrides: Sequence[str], before: Config, *, text:
             raise ConfigError(
                 f"{key} is {was[key]!r} in this run, and {value!r} would make it another one, which --resume cannot: "
                 f"{_reason(key)}. Leave it out, or begin a run with the weights of this one: --from "
-                f"{file.parent} {key}=… --out DIR. May be given anew: {changeable_keys()}"
+                f"{shell_word(file.parent)} {key}=… --out DIR. May be given anew: {changeable_keys()}"
             )
     ends = {about: keys for about, keys in STEERING.items() if about.startswith("how long")}
     return Steered(
