@@ -112,7 +112,7 @@ class AlgorithmConfig:
         if not wants_scale and self.loss_scale_factor is not None:
             raise ValueError(
                 f"algorithm.loss_scale_factor is {self.loss_scale_factor}, but only "
-                f"loss_agg_mode=seq-mean-token-sum-norm uses it and loss_agg_mode is "
+                f"algorithm.loss_agg_mode=seq-mean-token-sum-norm uses it and that is "
                 f"{self.loss_agg_mode or 'not set'}: "
                 f"remove it, or change the mode"
             )

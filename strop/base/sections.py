@@ -16,6 +16,7 @@ from strop.base.trust import Named
 
 C = TypeVar("C", bound=type[Any])
 S = TypeVar("S")
+_KEYS: dict[type, str] = {}
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -51,10 +52,16 @@ def section(key: str) -> Callable[[C], C]:
                 cls.__annotations__[name] = below
                 setattr(cls, name, field(default_factory=below))
         cls.__post_init__ = check
+        _KEYS[cls] = key
         dataclass(frozen=True, kw_only=True)(cls)
         return cls
 
     return make
+
+
+def section_key(cls: type) -> str:
+    """The key with which the class of a section was declared; "" for other classes."""
+    return _KEYS.get(cls, "")
 
 
 def check_fields(config: Any, key: str) -> None:

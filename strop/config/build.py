@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -16,6 +17,7 @@ from strop.base.field_types import (
     union_members,
     without_bounds,
 )
+from strop.base.sections import section_key
 from strop.config.errors import report
 from strop.config.layers import Layers
 from strop.config.schema import flat, join
@@ -35,6 +37,12 @@ def build_config(root: type[T], layers: Layers) -> T:
         raise report(builder.problems)
     assert isinstance(config, root), "a tree without problems has been built"
     return config
+
+
+def _with_place(sentence: str, key: str, place: str) -> str:
+    """The sentence of a section with the keys of its place: one that stands at several places, such as optim or
+    model.lora, knows only the key that it was declared with."""
+    return re.sub(rf"(?<![\w.]){re.escape(key)}\.(?=[a-z])", f"{place}.", sentence) if key else sentence
 
 
 class _Builder:
@@ -63,7 +71,7 @@ class _Builder:
         try:
             return cls(**fields)
         except ValueError as error:  # a rule of the dataclass itself: its sentence is the user's answer
-            self.problems.append(str(error))
+            self.problems.append(_with_place(str(error), section_key(cls), prefix))
             return None
 
     def _value(self, hint: Any, value: Any, key: str) -> Any:

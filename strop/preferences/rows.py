@@ -190,7 +190,7 @@ class PreferenceDataset:
                 )
             )
         if len(read) < 2:
-            raise ValueError(f"{self._split} data has one row; loss=kto sets rows against each other")
+            raise ValueError(f"{self._split} data has one row; prefer.loss=kto sets rows against each other")
         made = []
         for number, (row, (prompt, answer, label)) in enumerate(zip(rows, read, strict=True)):
             where = f"{self._split} row {number}"

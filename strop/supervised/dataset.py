@@ -53,7 +53,7 @@ class SftDataset:
         sources: Sequence[str] | None = None,
     ) -> None:
         if not rows:
-            raise ValueError(f"{split} data has no rows; check data.{split}_files")
+            raise ValueError(f"{split} data has no rows; check sft.data.{split}_files")
         self.split = split
         self._config, self._tokenizer = config, tokenizer
         self._control = control_token_ids(tokenizer)
@@ -72,8 +72,9 @@ class SftDataset:
                 self._add(whole, source)
         if not self._examples:
             raise ValueError(
-                f"no {split} conversation is left: all {len(chosen)} are longer than data.max_tokens="
-                f"{config.max_tokens}; the shortest has {shortest} tokens, so raise it to at least {shortest}"
+                f"no {split} conversation is left: all {len(chosen)} are longer than "
+                f"sft.data.max_tokens={config.max_tokens}; the shortest has {shortest} tokens, so raise it to at "
+                f"least {shortest}"
             )
 
     def _check_tokens(self, rows: Sequence[Mapping[str, Any]], chosen: Sequence[int]) -> None:
@@ -176,7 +177,7 @@ class SftDataset:
             line += f"; {self._num_chosen} of {self._num_rows} rows kept by their scores"
         counts = {"dropped": self._num_dropped, f"cut ({self._config.truncation})": self._num_cut}
         if said := [f"{what} {n} ({100 * n / self._num_chosen:.1f} %)" for what, n in counts.items() if n]:
-            line += f"; {', '.join(said)} longer than data.max_tokens={self._config.max_tokens}"
+            line += f"; {', '.join(said)} longer than sft.data.max_tokens={self._config.max_tokens}"
         if self._num_open_ended:
             line += (
                 f"; WARNING: {self._num_open_ended} answers end without a control token, so the model will "
@@ -220,8 +221,8 @@ class SftDataset:
         else:
             raise ValueError(
                 f"{where} has neither {messages_key!r} nor both {prompt_key!r} and {completion_key!r}; "
-                f"columns found: {', '.join(row)}. Map them with data.messages_key, or data.prompt_key and "
-                f"data.completion_key"
+                f"columns found: {', '.join(row)}. Map them with sft.data.messages_key, or sft.data.prompt_key and "
+                f"sft.data.completion_key"
             )
         if not any(message["role"] == "assistant" for message in messages[max(first_trained, 1) :]):
             raise ValueError(
