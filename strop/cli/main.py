@@ -100,7 +100,15 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: -"):
             option = message.split()[2].partition("=")[0]
             hint = f"; {_OPTIONS_OF_HYDRA.get(option, 'settings are given as key=value, without dashes')}"
+        elif example := _first_example(self.epilog or ""):
+            hint = f", as in `{example}`"
         raise UsageError(f"{message}{hint}; see `{self.prog} --help`")
+
+
+def _first_example(epilog: str) -> str:
+    """The first command line of the examples of a command; empty without any."""
+    lines = epilog.partition("examples:\n")[2].splitlines()
+    return lines[0].partition("  #")[0].strip() if lines else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
