@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, dataclass_transform
 
-from strop.base.field_types import field_hints, fits, mismatch
+from strop.base.field_types import field_hints, fits
 from strop.base.guests import joined, targets
 from strop.base.trust import Named
+from strop.base.wrong_values import mismatch
 
 C = TypeVar("C", bound=type[Any])
 S = TypeVar("S")
