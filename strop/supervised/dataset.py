@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import Chat, control_token_ids, require_chat_template, to_chat, to_messages
 from strop.data.media import MEDIA_COLUMNS, content_parts, media_reader
 from strop.data.rows import value_inside
@@ -65,11 +66,14 @@ class SftDataset:
         self._num_chosen = len(chosen)
         self._check_tokens(rows, chosen)
         shortest: int | None = None
+        bad = BadRows(split, len(rows), files=f"sft.data.{split}_files")
         for number in chosen:
             source = sources[number] if sources is not None else str(rows[number].get("data_source") or "")
-            for whole in self._tokenized(number, rows[number]):
-                shortest = len(whole.ids) if shortest is None else min(shortest, len(whole.ids))
-                self._add(whole, source)
+            with bad.reading(self._where(number)):
+                for whole in self._tokenized(number, rows[number]):
+                    shortest = len(whole.ids) if shortest is None else min(shortest, len(whole.ids))
+                    self._add(whole, source)
+        bad.check()
         if not self._examples:
             raise ValueError(
                 f"no {split} conversation is left: all {len(chosen)} are longer than "
@@ -218,6 +222,10 @@ class SftDataset:
             prompt = to_messages(asked, role="user", where=where, key=prompt_key)
             completion = to_messages(answer, role="assistant", where=where, key=completion_key)
             messages, first_trained = prompt + completion, len(prompt)
+        elif empty := null_in(row, (messages_key, prompt_key, completion_key)):
+            raise ValueError(
+                f"{where} has {empty}, so there is nothing to imitate: give the text, or remove the row"
+            )
         else:
             raise ValueError(
                 f"{where} has neither {messages_key!r} nor both {prompt_key!r} and {completion_key!r}; "

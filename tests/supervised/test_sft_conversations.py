@@ -369,3 +369,19 @@ def test_thinking_is_switched_by_row() -> None:
         ValueError, match="column 'enable_thinking' holds str 'false'; it must be true or false"
     ):
         SftDataset([{**rows[0], "enable_thinking": "false"}], tokenizer, at_most(200))
+
+
+def test_rows_that_cannot_be_used_are_told_together() -> None:
+    good = {"messages": [user("hi"), assistant("yo")]}
+    rows = [good, {"messages": None}, {"messages": [user("hi")]}, {"prompt": "a", "completion": None}, good]
+    with pytest.raises(ValueError) as error:
+        SftDataset(rows, make_tokenizer(CHATML), at_most(200))
+    assert str(error.value).splitlines() == [
+        "3 of 5 train rows cannot be used; mend them, or take them out of sft.data.train_files:",
+        "  - row 1: has null in 'messages', so there is nothing to imitate: give the text, or remove the row",
+        (
+            "  - row 2: has no assistant message to train on, after a first one of another role (roles: user); add the "
+            "answer, or remove the row"
+        ),
+        "  - row 3: has null in 'completion', so there is nothing to imitate: give the text, or remove the row",
+    ]
