@@ -91,7 +91,7 @@ from strop.engines.config import OptimizerConfig
 from strop.engines.optimizer import Optimizer
 Optimizer([], OptimizerConfig(name="muon"), total_steps=None)
 """,
-        "optim.name is muon, but the part of strop for that is missing",
+        "optim.name of a role is muon, but the part of strop for that is missing",
     ),
     "received settings": (
         """
@@ -113,7 +113,7 @@ adapters()
 from strop.engines.tokens import sequence_parallelism
 sequence_parallelism()
 """,
-        "engine.sequence_parallel is above 1, but the part of strop for that is missing",
+        "engine.sequence_parallel of a role is above 1, but the part of strop for that is missing",
     ),
     "form of a batch": (
         """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 from strop.base.field_types import NonNegativeInt, PositiveFloat, PositiveInt
 from strop.base.sections import section
@@ -33,7 +33,7 @@ class AgentConfig:
     agent of your own fails."""
     tool_timeout_s: PositiveFloat = 60.0
     """Wall-clock limit of one call of a tool, an interaction or an environment, in seconds."""
-    num_workers: NonNegativeInt = 0
+    num_workers: Annotated[NonNegativeInt, "0 plays them where tokens are generated"] = 0
     """Processes of each rank over which its episodes are spread, for agents and environments that compute; 0: they are
     played where tokens are generated. Each process has tools, servers of tools and a sandbox of its own, with their
     limits. Tokens are the same for any number. Not with models that read images."""

@@ -275,7 +275,8 @@ class AheadCollector(ClockedCollector):
             raise TooFewGroups(
                 f"{len(left_out.groups)} groups could not teach before step {step} had its {size} "
                 f"({', '.join(f'{n} {cause}' for cause, n in counts.items())}): use data of another difficulty, raise "
-                f"algorithm.filter_groups.max_rounds, or set at_limit=train"
+                f"algorithm.filter_groups.max_rounds, or set "
+                f"algorithm.filter_groups.at_limit=train"
             )
         return self._fill(step, left_out)
 

@@ -80,7 +80,7 @@ class AlgorithmConfig:
     """Weight of that KL term."""
     kl_loss_type: KlKind = "low_var_kl"
     """KL estimator: k1 (kl), abs, k2 (mse), k3 (low_var_kl); a final + takes its value and k2's gradient."""
-    cliprange_value: Annotated[float, Gt(0)] = 0.5
+    cliprange_value: Annotated[float, Gt(0), ".inf never clips"] = 0.5
     """The critic's new value counts as moved by at most this from the old one; .inf never clips."""
     old_log_probs: Literal["recompute", "rollout"] | None = None
     """Where the denominator of the ratio comes from: the trainer's own weights at the start of the step (recompute),
@@ -112,7 +112,7 @@ class AlgorithmConfig:
         if not wants_scale and self.loss_scale_factor is not None:
             raise ValueError(
                 f"algorithm.loss_scale_factor is {self.loss_scale_factor}, but only "
-                f"loss_agg_mode=seq-mean-token-sum-norm uses it and loss_agg_mode is "
+                f"algorithm.loss_agg_mode=seq-mean-token-sum-norm uses it and that is "
                 f"{self.loss_agg_mode or 'not set'}: "
                 f"remove it, or change the mode"
             )

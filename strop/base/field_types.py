@@ -131,36 +131,8 @@ def _bounded_name(hint: Any) -> str:
     return f"{name} {' and '.join(numbers).replace('and of ', 'and ')}".strip()
 
 
-def mismatch(key: str, hint: Any, value: Any, origin: str = "") -> str:
-    """The sentence about a value that does not fit: what it is, what is needed, and what to write where the value
-    suggests it.
-
-    Args:
-        key: full key.
-        hint: annotation of the field.
-        value: that was given.
-        origin: ` (in my.yaml)`, or "".
-    """
-    shown = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
-    shown = "null" if value is None else shown
-    members = union_members(hint)
-    reasons = [
-        one for member in members for one in getattr(member, "__metadata__", ()) if isinstance(one, str)
-    ]
-    needed = ": ".join([type_name(hint), *reasons])
-    return f"{key} is {shown}{origin}, but it needs {needed}" + _way_out(key, hint, value, shown)
-
-
-def _way_out(key: str, hint: Any, value: Any, shown: str) -> str:
-    kinds = [without_bounds(member) for member in union_members(hint)]
-    if str in kinds and isinstance(value, bool | int | float):
-        return f"; to make it text, put it in quotes inside the quotes of the shell: '\"{shown}\"'"
-    if isinstance(value, float) and value.is_integer() and fits(hint, int(value)):
-        return f"; write {int(value)}"
-    if any(get_origin(kind) is tuple for kind in kinds) and not isinstance(value, list | tuple):
-        return f"; for a list of one, write {key}=[{value}]"
-    near = nearest(value, map(str, literals(hint))) if isinstance(value, str) else None
-    return f"; did you mean {near}?" if near else ""
+_SAME_SECTION = 0.2
+"""How much a key of the same section is preferred to others: run.keep is run.keep_last sooner than algorithm.keep."""
 
 
 def nearest(key: str, keys: Iterable[str]) -> str | None:
@@ -169,10 +141,11 @@ def nearest(key: str, keys: Iterable[str]) -> str | None:
     Two ways to miss are covered: a slip in spelling, and the right name under the wrong section.
     """
     best, best_score = None, 0.0
-    name = key.rpartition(".")[2]
+    section, _, name = key.rpartition(".")
     for candidate in keys:
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()
         last = difflib.SequenceMatcher(None, name, candidate.rpartition(".")[2]).ratio()
-        if (whole >= 0.7 or last >= 0.8) and whole + last > best_score:
-            best, best_score = candidate, whole + last
+        is_near = _SAME_SECTION if section and candidate.rpartition(".")[0] == section else 0.0
+        if (whole >= 0.7 or last >= 0.8) and whole + last + is_near > best_score:
+            best, best_score = candidate, whole + last + is_near
     return best

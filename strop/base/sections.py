@@ -10,12 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, dataclass_transform
 
-from strop.base.field_types import field_hints, fits, mismatch
+from strop.base.field_types import field_hints, fits
 from strop.base.guests import joined, targets
 from strop.base.trust import Named
+from strop.base.wrong_values import mismatch
 
 C = TypeVar("C", bound=type[Any])
 S = TypeVar("S")
+_KEYS: dict[type, str] = {}
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -51,10 +53,16 @@ def section(key: str) -> Callable[[C], C]:
                 cls.__annotations__[name] = below
                 setattr(cls, name, field(default_factory=below))
         cls.__post_init__ = check
+        _KEYS[cls] = key
         dataclass(frozen=True, kw_only=True)(cls)
         return cls
 
     return make
+
+
+def section_key(cls: type) -> str:
+    """The key with which the class of a section was declared; "" for other classes."""
+    return _KEYS.get(cls, "")
 
 
 def check_fields(config: Any, key: str) -> None:

@@ -24,6 +24,7 @@ from strop.cli.settings import (
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 
 if TYPE_CHECKING:
+    from strop.trainer.config import Config
     from strop.trainer.launch import Start
 
 
@@ -62,14 +63,14 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
     Raises:
         ConfigError, RunError, UsageError: the sentence says what cannot be used.
     """
-    from strop.trainer.launch import CONFIG_FILE, resume_run, start_run
-
     if isinstance(args.resume, str):
         args.resume, args.out = _fetched_to(args.resume, args.out), None
     if args.resume is not None:
         _refuse_sources(args)
         check_kind(args.resume, kind)
         _refuse_unread(args, reads)
+        from strop.trainer.launch import CONFIG_FILE, resume_run
+
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(
             args.resume, overrides=args.overrides, say=say, admit=admit, accept_changes=args.accept_changes
@@ -77,6 +78,9 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
     settings = optional("beginning of a run")
     config, beginning = (load_settings(args), None) if settings is None else settings(args, kind)
     _refuse_unread(args, reads)
+    _check_given(config, kind, args.command_line[1], begins=beginning is not None)
+    from strop.trainer.launch import start_run
+
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line, say=say, beginning=beginning)
     say(f"run folder: {folder}")
@@ -84,6 +88,42 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
         for line in lines(start.config, source=args.config, overrides=args.overrides):
             say(line)
     return start
+
+
+EXAMPLES = {
+    "train": "model.path=models/smollm2 'data.train_files=[train.parquet]' reward.path=reward.py",
+    "sft": "model.path=models/smollm2 'sft.data.train_files=[chats.jsonl]'",
+    "prefer": "model.path=models/sft 'prefer.data.train_files=[pairs.jsonl]'",
+}
+"""Settings that are enough to begin a run, by kind."""
+
+
+def _check_given(config: Config, kind: str, command: str, *, begins: bool) -> None:
+    """Refuse settings without a model or without rows, before anything is made or loaded.
+
+    Args:
+        config: of the run.
+        kind: of the run, and the name of its section where it has one.
+        command: its name.
+        begins: it begins with the weights of another run, so it needs no model.
+
+    Raises:
+        UsageError: the sentence says what to give.
+    """
+    section = getattr(config, kind, config)
+    prefix = "" if section is config else f"{kind}."
+    missing = {}
+    if not config.model.path and not begins:
+        missing["model.path"] = "a folder of a Hugging Face model, or its name on the hub"
+    if not section.data.train_files:
+        missing[f"{prefix}data.train_files"] = "a list of .parquet or .jsonl files"
+    if missing:
+        what = " and ".join(f"{key} ({text})" for key, text in missing.items())
+        verb = "is" if len(missing) == 1 else "are"
+        raise UsageError(
+            f"{what} {verb} not set: write them on the command line or into a file (--config FILE), as in "
+            f"`strop {command} {EXAMPLES[kind]}`; `strop quickstart` needs nothing and shows a whole run"
+        )
 
 
 def _refuse_unread(args: argparse.Namespace, reads: object) -> None:

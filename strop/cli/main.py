@@ -100,7 +100,15 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: -"):
             option = message.split()[2].partition("=")[0]
             hint = f"; {_OPTIONS_OF_HYDRA.get(option, 'settings are given as key=value, without dashes')}"
+        elif example := _first_example(self.epilog or ""):
+            hint = f", as in `{example}`"
         raise UsageError(f"{message}{hint}; see `{self.prog} --help`")
+
+
+def _first_example(epilog: str) -> str:
+    """The first command line of the examples of a command; empty without any."""
+    lines = epilog.partition("examples:\n")[2].splitlines()
+    return lines[0].partition("  #")[0].strip() if lines else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -128,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse, after --help
         return end.code if isinstance(end.code, int) else USER_ERROR
     except KeyboardInterrupt as error:
-        return _signalled(error, debug=debug)
+        return _signalled(error, debug=debug, command="".join(words[:1]))
     except BrokenPipeError:  # the reader of a pipe, such as `head`, has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -139,18 +147,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         if known is None:
             return BROKEN
         name = words[0] if words and words[0] in COMMANDS else ""
-        print_plain(f"{f'strop {name}'.strip()}: {_sentence(known)}", file=sys.stderr)
+        print_plain(f"{f'strop {name}'.strip()}: {_sentence(known, name)}", file=sys.stderr)
         return USER_ERROR
 
 
-def _signalled(error: KeyboardInterrupt, *, debug: bool) -> int:
+def _signalled(error: KeyboardInterrupt, *, debug: bool, command: str) -> int:
     """Say which signal ended the command, and what failed after it."""
     number = getattr(error, "number", signal.SIGINT)
     failed = error.__cause__
     if failed is not None and debug:
         print_plain("".join(traceback.format_exception(failed)), end="", file=sys.stderr)
     if failed is not None:
-        print_plain(f"after {signal.Signals(number).name}: {_sentence(failed)}", file=sys.stderr)
+        print_plain(f"after {signal.Signals(number).name}: {_sentence(failed, command)}", file=sys.stderr)
     how = {
         signal.SIGINT: "\ninterrupted",
         signal.SIGUSR1: "ended before the machine's end, as its scheduler asked (SIGUSR1)",
@@ -235,22 +243,38 @@ def _user_error(error: BaseException) -> BaseException | None:
     return None
 
 
-def _sentence(error: BaseException) -> str:
+def _sentence(error: BaseException, command: str) -> str:
     text = plain(str(error)) or type(error).__name__
     if type(error).__name__ == "OutOfMemoryError":  # torch's, whose text has the request and the device's memory
-        return _out_of_memory(text)
+        return _out_of_memory(text, command)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.strerror}: {error.filename}"
     return text if _is_raised_by_strop(error) else f"{text} ({type(error).__name__}; --debug shows where)"
 
 
-def _out_of_memory(text: str) -> str:
+_LESS_MEMORY = {
+    "sft": "sft.engine.max_tokens_per_device",
+    **dict.fromkeys(("prefer", "dpo", "reward-model"), "prefer.engine.max_tokens_per_device"),
+}
+"""What bounds the tokens that are trained at one time, by command."""
+
+
+def _out_of_memory(text: str, command: str) -> str:
     facts = ". ".join(text.split(". ")[:3]).rstrip(".")
-    return (
-        f"the device has no memory left: {facts}. Lower actor.engine.max_tokens_per_device (of the other roles too: "
-        f"how many tokens are trained at one time), set model.gradient_checkpointing=true, or lower "
-        f"rollout.max_running (how many answers are generated at one time); --debug shows where"
-    )
+    running = "rollout.max_running (how many answers are generated at one time)"
+    if command in ("eval", "generate", "serve"):
+        advice = f"Lower {running}"
+    elif command in _LESS_MEMORY:
+        advice = (
+            f"Lower {_LESS_MEMORY[command]} (how many tokens are trained at one time), or set "
+            f"model.gradient_checkpointing=true"
+        )
+    else:
+        advice = (
+            f"Lower actor.engine.max_tokens_per_device (of the other roles too: how many tokens are trained at one "
+            f"time), set model.gradient_checkpointing=true, or lower {running}"
+        )
+    return f"the device has no memory left: {facts}. {advice}; --debug shows where"
 
 
 def _is_raised_by_strop(error: BaseException) -> bool:

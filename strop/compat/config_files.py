@@ -52,7 +52,7 @@ def own_layers(path: Path, section: str = "", *, above: tuple[str, ...] = ()) ->
             )
         return own_layers(file, full, above=above)
 
-    return layers_of(mapping_in(text, label), label, section=section, own=of_entry, above=above)
+    return layers_of(mapping_in(text, label), label, section=section, text=text, own=of_entry, above=above)
 
 
 def own_file(folder: Path | None, group: str, name: str) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -11,11 +12,12 @@ from strop.base.field_types import (
     fits,
     is_mapping,
     is_section,
-    mismatch,
     nearest,
     union_members,
     without_bounds,
 )
+from strop.base.sections import section_key
+from strop.base.wrong_values import mismatch
 from strop.config.errors import report
 from strop.config.layers import Layers
 from strop.config.schema import flat, join
@@ -37,13 +39,19 @@ def build_config(root: type[T], layers: Layers) -> T:
     return config
 
 
+def _with_place(sentence: str, key: str, place: str) -> str:
+    """The sentence of a section with the keys of its place: one that stands at several places, such as optim or
+    model.lora, knows only the key that it was declared with."""
+    return re.sub(rf"(?<![\w.]){re.escape(key)}\.(?=[a-z])", f"{place}.", sentence) if key else sentence
+
+
 class _Builder:
     """Builds sections bottom up and goes on after a problem, so that one load reports all of them. What a wrong value
     becomes is of no account: a section with one is not made."""
 
     def __init__(self, layers: Layers) -> None:
         self.values = dict(layers.values)
-        self.origin = layers.origin
+        self.origin, self.written = layers.origin, layers.written
         self.problems = list(layers.problems)
 
     def section(self, default: Any, prefix: str) -> Any:
@@ -63,7 +71,7 @@ class _Builder:
         try:
             return cls(**fields)
         except ValueError as error:  # a rule of the dataclass itself: its sentence is the user's answer
-            self.problems.append(str(error))
+            self.problems.append(_with_place(str(error), section_key(cls), prefix))
             return None
 
     def _value(self, hint: Any, value: Any, key: str) -> Any:
@@ -83,12 +91,15 @@ class _Builder:
                     each = enumerate(zip(items, value, strict=True))
                     return tuple(self._value(item, one, f"{key}[{i}]") for i, (item, one) in each)
         if not fits(hint, value):
-            self.problems.append(mismatch(key, hint, value, self.origin(key)))
+            self.problems.append(self._mismatch(key, hint, value))
         elif type(value) is int and not any(
             fits(part, value) for part in union_members(hint) if without_bounds(part) is not float
         ):
             return float(value)
         return value
+
+    def _mismatch(self, key: str, hint: Any, value: Any) -> str:
+        return mismatch(key, hint, value, self.origin(key), self.written(key))
 
     def _entry(self, cls: type, values: Mapping[str, Any], key: str) -> Any:
         """A section in a list, whose keys are not among those of the tree."""
@@ -111,7 +122,7 @@ class _Builder:
             return [self._plain(part, f"{key}[{i}]") for i, part in enumerate(value)]
         is_nan = isinstance(value, float) and math.isnan(value)
         if is_nan or not isinstance(value, str | bool | int | float | None):
-            self.problems.append(mismatch(key, Any, value, self.origin(key)))
+            self.problems.append(self._mismatch(key, Any, value))
         return value
 
     def _check_names(self, values: Mapping[Any, Any], key: str) -> None:

@@ -12,8 +12,10 @@ from typing import Any
 
 from strop.base.field_types import field_hints, is_section
 from strop.base.guests import needed
+from strop.base.wrong_values import Written
 from strop.border import remember_secrets_in
 from strop.config.overrides import Override
+from strop.config.places import place_of
 from strop.config.schema import Key, flat, join, locate, tree, unknown_key
 from strop.config.sources import Layer, preset_names
 
@@ -28,13 +30,31 @@ class Layers:
         self.presets: dict[str, str] = {}
         """The presets of sections that were laid: full key of the section to the preset's name."""
         self._origins: dict[str, str] = {}
+        self._files: dict[str, Layer] = {}
+        """The layer of each key that a file gave."""
+        self._typed: dict[str, str] = {}
+        """The value of each key that an override gave, as it was typed."""
         self._of_presets: set[str] = set()
         for layer in layers:
             self.add(layer)
 
     def origin(self, key: str) -> str:
-        """` (in my.yaml)` for a key that a file or preset gave, or for what is below it; else ""."""
-        return _where(self._origins.get(self._given_at(key.partition("[")[0]), ""))
+        """` (in my.yaml, line 3)` for a key that a file or preset gave, or for what is below it; else ""."""
+        above = self._given_at(key.partition("[")[0])
+        layer = self._files.get(above)
+        return _where(self._origins.get(above, "")) if layer is None else _where_in(layer, key)
+
+    def written(self, key: str) -> Written | None:
+        """The value of a full key as it was typed, where it is a plain one."""
+        above = self._given_at(key.partition("[")[0])
+        if (layer := self._files.get(above)) is not None:
+            place = place_of(layer.text, _below(key, layer.section))
+            return Written(text=place[1], in_shell=False) if place is not None and place[1] else None
+        typed = self._typed.get(above)
+        if typed is None or key == above:
+            return None if typed is None else Written(text=typed, in_shell=True)
+        place = place_of(f"typed: {typed}", f"typed{key[len(above) :]}")
+        return Written(text=place[1], in_shell=True) if place is not None and place[1] else None
 
     def source_of(self, key: str) -> str:
         """Where the value of a full key comes from: default, preset NAME, file PATH, command line; several of them for
@@ -64,7 +84,7 @@ class Layers:
         if not layer.section or self.is_section(layer.section):
             cls = tree(self.root)[layer.section].hint if layer.section else self.root
             try:
-                self._lay(cls, layer.values, layer.section, layer.origin)
+                self._lay(cls, layer.values, layer.section, layer)
             except ValueError as error:
                 self.problems.append(f"{layer.origin}: {error}")
         else:
@@ -88,7 +108,8 @@ class Layers:
                 self._forget(override.key)
             else:
                 section, _, name = override.key.rpartition(".")
-                self._lay(found.owner, {name: override.value}, section, "")
+                self._lay(found.owner, {name: override.value}, section, None)
+                self._typed[override.key] = override.text.partition("=")[2].strip()
         except ValueError as error:
             self.problems.append(str(error))
 
@@ -128,23 +149,27 @@ class Layers:
         """True where a full key leads to a section."""
         return key in tree(self.root) and tree(self.root)[key].is_section
 
-    def _lay(self, cls: type, values: dict[Any, Any], prefix: str, origin: str) -> None:
-        """Lay the values of a section over what is there."""
+    def _lay(self, cls: type, values: dict[Any, Any], prefix: str, layer: Layer | None) -> None:
+        """Lay the values of a section over what is there; without a layer, those of an override."""
+        origin = "" if layer is None else layer.origin
         for key, value, hint in flat(cls, values, prefix):
             if hint is None:
                 is_misspelt_section = isinstance(value, dict) and len(value) == 1  # the key in it tells more
                 full = join(key, str(next(iter(value)))) if is_misspelt_section else key
-                self.problems.append(unknown_key(self.root, full, _where(origin)))
+                self.problems.append(unknown_key(self.root, full, _where_in(layer, full)))
             elif is_section(hint):
-                self.problems.append(_value_for_section(hint, key, value, origin))
+                self.problems.append(_value_for_section(hint, key, value, _where_in(layer, key)))
             else:
                 self._forget(key)
                 self.values[key] = value
                 self._origins[key] = origin
+                if layer is not None and layer.text:
+                    self._files[key] = layer
 
     def _forget(self, key: str) -> None:
         """Go back to the default of a full key, with all that is below it."""
-        for given in (self.values, self._origins):
+        given: dict[str, Any]
+        for given in (self.values, self._origins, self._files, self._typed):
             for known in [name for name in given if name == key or name.startswith(f"{key}.")]:
                 del given[known]
 
@@ -171,15 +196,28 @@ class Layers:
             del self._origins[known]
         if override.kind != "reset":
             self._origins[override.key] = ""
+            self._typed[override.key] = override.text.partition("=")[2].strip()
 
 
 def _where(origin: str) -> str:
     return f" (in {origin})" if origin else ""
 
 
-def _value_for_section(section: type, key: str, value: Any, origin: str) -> str:
+def _where_in(layer: Layer | None, key: str) -> str:
+    """` (in my.yaml, line 3)` of a full key in a layer."""
+    if layer is None:
+        return ""
+    place = place_of(layer.text, _below(key, layer.section)) if layer.text else None
+    return _where(layer.origin if place is None else f"{layer.origin}, line {place[0]}")
+
+
+def _below(key: str, section: str) -> str:
+    return key.removeprefix(f"{section}.") if section else key
+
+
+def _value_for_section(section: type, key: str, value: Any, where: str) -> str:
     names = ", ".join(field_hints(section))
-    text = f"{key} is {value!r}{_where(origin)}, but it is a section with the keys {names}"
+    text = f"{key} is {value!r}{where}, but it is a section with the keys {names}"
     if isinstance(value, str) and value in preset_names(key):
         text += f"; for the preset of that name, list `- {key}: {value}` under defaults"
     return text

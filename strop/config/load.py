@@ -106,7 +106,9 @@ def read_config(root: type[T], path: str | Path, *, text: str | None = None) -> 
         ConfigError: the file cannot be read, or is not one of `root`.
     """
     name = str(path)
-    return config_of(root, mapping_in(read_settings(Path(path)) if text is None else text, name), name)
+    text = read_settings(Path(path)) if text is None else text
+    layer = Layer(section="", values=mapping_in(text, name), origin=name, text=text)
+    return build_config(root, Layers(root, [layer]))
 
 
 def config_of(root: type[T], values: dict[str, Any], place: str = "") -> T:

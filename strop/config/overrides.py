@@ -61,12 +61,14 @@ def parse_override(text: str) -> Override:
     if parsed.is_sweep_override():
         raise ValueError(
             f"the override {text!r} is a sweep over several runs: give it to `strop sweep`; for a list, write "
-            f"'{key}=[...]'"
+            f"'{key}=[{'...' if '(' in text else text.partition('=')[2]}]'"
         )
     if parsed.package is not None:
         raise ValueError(f"the override {text!r} names a package after @; write the full key instead")
     kind = _KINDS[parsed.type]
     value = parsed.value()
+    if text.partition("=")[2].strip().lower() in (".inf", "+.inf", "-.inf"):  # as in YAML
+        value = float(value.replace(".", ""))
     if kind == "reset" and "=" in text:
         raise ValueError(f"the override {text!r} goes back to the default: write it without a value, {key}")
     key = current_key(parsed.key_or_group.replace("/", "."))

@@ -51,6 +51,8 @@ class Layer:
     """Where they come from, in words: a file's path, or `preset algorithm/grpo`."""
     preset: str = ""
     """The name of the preset that they belong to; "" for a file."""
+    text: str = ""
+    """Of the file, where they are from one."""
     left_open: tuple[str, ...] = ()
     """Full keys that the preset of a section leaves to whoever uses it."""
 
@@ -77,11 +79,12 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
     """
     path = Path(source)
     if text is not None:
-        return layers_of(mapping_in(text, str(source)), str(source))
+        return layers_of(mapping_in(text, str(source)), str(source), text=text)
     if path.exists() and not path.is_dir():
         files = optional("files of settings")
         if files is None:
-            return layers_of(read_mapping(path, str(path)), str(path))
+            text = read_settings(path, str(path))
+            return layers_of(mapping_in(text, str(path)), str(path), text=text)
         found: list[Layer] = files.own_layers(path)
         return found
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
@@ -139,6 +142,7 @@ def layers_of(
     label: str,
     *,
     section: str = "",
+    text: str = "",
     preset: str = "",
     own: Callable[[str, str], list[Layer] | None] = lambda group, name: None,
     above: tuple[str, ...] = (),
@@ -149,6 +153,7 @@ def layers_of(
         values: as read.
         label: what an error calls it.
         section: full key of the section that it is for; "" for the whole tree.
+        text: of the file.
         preset: its name, where it is one.
         own: the layers of an entry of `defaults` that names a file of the user's; None for those that name a preset.
         above: the presets whose defaults lead to it.
@@ -159,7 +164,7 @@ def layers_of(
             f"run folder is --out, several runs are `strop sweep`"
         )
     entries = _defaults(values.pop("defaults", []), label)
-    itself = Layer(section=section, values=values, origin=label, preset=preset)
+    itself = Layer(section=section, values=values, origin=label, text=text, preset=preset)
     layers = []
     for group, name in entries if _SELF in entries else [*entries, _SELF]:
         if (group, name) == _SELF:

@@ -110,6 +110,11 @@ def parse(text: str, name: str) -> Any:
         raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
 
 
+def compose(text: str) -> yaml.Node | None:
+    """The nodes of a YAML text, which know their places."""
+    return yaml.compose(text, Loader=_Loader)
+
+
 def dump(value: Any) -> str:
     """The YAML text of a plain value (None, bool, int, float, str, list, dict), keys in their order."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

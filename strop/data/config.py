@@ -27,7 +27,7 @@ class DataConfig:
     cache_dir: str = ""
     """Folder for fetched files, for the token ids of large sets and for indexes of streamed ones; empty means
     ~/.cache/strop. May be deleted at any time but while a run starts."""
-    cache_max_bytes: NonNegativeInt = 50 * 2**30
+    cache_max_bytes: Annotated[NonNegativeInt, "0 keeps only what a run uses"] = 50 * 2**30
     """Most that the cache folder may take, in bytes: at the start of a run what was not used for longest is removed
     from it, but nothing that this run uses or that was used within the last hour."""
     prompt_key: Column = "prompt"
@@ -56,7 +56,7 @@ class DataConfig:
     """Order of the rows of an epoch: shuffled (drawn from the seed), in_order (of the files); by the pass rate at their
     last visit, easy_first, hard_first or near_half (those first that passed about half of the time); or one of your
     own (algorithm.extensions)."""
-    reorder_every: NonNegativeInt = 0
+    reorder_every: Annotated[NonNegativeInt, "0 is at the start of each epoch only"] = 0
     """Steps after which a sampler that sees results orders the rest of the epoch again; 0: at the start of each epoch
     only."""
     filter_overlong_prompts: bool = True

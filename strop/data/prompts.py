@@ -6,12 +6,14 @@ import hashlib
 import itertools
 import statistics
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from strop.base.guests import optional
+from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import Chat, encode_all, render, require_chat_template, to_chat, to_messages
 from strop.data.config import DataConfig
 from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS, media_reader
@@ -71,9 +73,9 @@ class PromptDataset:
         self._media: dict[int, Any] = {}
         kept = optional("kept token ids")
         encoded: list[array[int]] = (
-            encode_prompts(tokenizer, self._chats())
+            self._encode(tokenizer, self._chats())
             if kept is None
-            else kept(encode_prompts, tokenizer, self._chats, len(rows), config.cache_dir)
+            else kept(self._encode, tokenizer, self._chats, len(rows), config.cache_dir)
         )
         for row, media in self._media.items():
             encoded[row] = media.expand(encoded[row])
@@ -204,21 +206,35 @@ class PromptDataset:
 
     def _chats(self) -> Iterator[Chat]:
         """The conversation of each row; all columns that the mapping names and a row lacks are one error."""
-        config, key = self._config, self._config.prompt_key
+        self._bad = BadRows(self.split, len(self._source_rows), files=f"data.{self.split}_files")
         for row, source in enumerate(self._source_rows):
-            where = self._where(row)
-            missing = [f"{name!r} ({what})" for name, what in missing_values(source, config).items()]
-            if missing:
-                raise ValueError(
-                    f"{where} has no value for {'; none for '.join(missing)}; columns found: {', '.join(source)}"
-                )
-            row_extra_info(source, where)
-            messages = to_messages(source[key], role="user", where=where, key=key)
-            options, columns = config.chat_template_kwargs, config.media_columns
-            chat = to_chat(source, messages, options=options, where=where, media_columns=columns)
-            if chat.media and row not in self._media:
-                self._media[row] = media_reader(where).row_media(self._tokenizer, chat.media, where)
-            yield chat
+            chat = None
+            with self._bad.reading(self._where(row)):
+                chat = self._chat(row, source)
+            if chat is not None:
+                yield chat
+        self._bad.check()
+
+    def _encode(self, tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> list[array[int]]:
+        """Token ids of the conversations of `_chats`, which raises at the end about those that cannot be rendered."""
+        return encode_prompts(tokenizer, chats, reading=lambda chat: self._bad.reading(chat.where))
+
+    def _chat(self, row: int, source: Mapping[str, Any]) -> Chat:
+        """The conversation of a row."""
+        config, key, where = self._config, self._config.prompt_key, self._where(row)
+        missing = missing_values(source, config)
+        if empty := null_in(source, list(missing)):
+            raise ValueError(f"{where} has {empty}: give a value, or remove the row")
+        if missing:
+            wanted = "; none for ".join(f"{name!r} ({what})" for name, what in missing.items())
+            raise ValueError(f"{where} has no value for {wanted}; columns found: {', '.join(source)}")
+        row_extra_info(source, where)
+        messages = to_messages(source[key], role="user", where=where, key=key)
+        options, columns = config.chat_template_kwargs, config.media_columns
+        chat = to_chat(source, messages, options=options, where=where, media_columns=columns)
+        if chat.media and row not in self._media:
+            self._media[row] = media_reader(where).row_media(self._tokenizer, chat.media, where)
+        return chat
 
     def _limit(self, encoded: Sequence[array[int]]) -> dict[int, array[int]]:
         """The prompts that are kept, by row, each within the limit."""
@@ -304,13 +320,28 @@ def truncate(
     return [token for position, token in enumerate(token_ids) if position not in removed]
 
 
-def encode_prompts(tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> list[array[int]]:
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase,
+    chats: Iterable[Chat],
+    *,
+    reading: Callable[[Chat], AbstractContextManager[None]] = lambda chat: nullcontext(),
+) -> list[array[int]]:
     """Token ids of every conversation with the generation prompt; arrays take an eighth of what lists would.
 
-    Texts are rendered one by one and encoded in batches, which fast tokenizers spread over threads.
+    Texts are rendered one by one, in `reading(chat)`, and encoded in batches, which fast tokenizers spread over
+    threads; a conversation whose error that takes in has none.
     """
     encoded: list[array[int]] = []
-    texts = (render(tokenizer, chat, add_generation_prompt=True) for chat in chats)
+
+    def rendered() -> Iterator[str]:
+        for chat in chats:
+            text = None
+            with reading(chat):
+                text = render(tokenizer, chat, add_generation_prompt=True)
+            if text is not None:
+                yield text
+
+    texts = rendered()
     while batch := list(itertools.islice(texts, _TOKENIZER_BATCH)):
         encoded.extend(array("i", ids) for ids in encode_all(tokenizer, batch))
     return encoded

@@ -139,10 +139,7 @@ def check_entries(files: Sequence[str | Path]) -> None:
     if isinstance(files, str | Path):
         raise TypeError(f"read_rows takes a list of files, got the single path {str(files)!r}; wrap it in []")
     if not files:
-        raise ValueError(
-            "no data file was named; set data.train_files (or data.val_files) to a list of .parquet or "
-            ".jsonl files"
-        )
+        raise ValueError("no data file was named; give a list of .parquet or .jsonl files")
 
 
 def leaves(entry: str, cache_dir: str | Path) -> list[Path]:

@@ -122,7 +122,7 @@ class CausalLM:
                 return list(part)
         raise ValueError(
             f"{type(self.module).__name__} has no list of its {count} layers, which sharding and compilation need; "
-            f"run it in one process without engine.compile"
+            f"run this role in one process without engine.compile"
         )
 
     def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

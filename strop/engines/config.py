@@ -28,7 +28,7 @@ class LoraConfig:
     Source: Hu et al. 2021, arXiv:2106.09685.
     """
 
-    rank: NonNegativeInt = 0
+    rank: Annotated[NonNegativeInt, "0 trains all weights"] = 0
     """Rows of A and columns of B; 0 trains all weights instead."""
     alpha: PositiveFloat = 32.0
     """Scale of the adapter: its product is multiplied by alpha / rank."""
@@ -143,7 +143,7 @@ class OptimizerConfig:
     hidden matrices, with AdamW for embeddings, head, norms and biases."""
     lr: PositiveFloat = 1e-6
     """Peak learning rate. Muon's updates are scaled to the size of AdamW's, so one value serves both."""
-    weight_decay: NonNegativeFloat = 0.01
+    weight_decay: Annotated[NonNegativeFloat, "0 is none"] = 0.01
     """Decoupled weight decay; not applied to biases and normalisation weights."""
     betas: tuple[DecayRate, DecayRate] = (0.9, 0.999)
     """Decay rates of AdamW's two moments."""
@@ -151,14 +151,14 @@ class OptimizerConfig:
     """AdamW's denominator offset."""
     momentum: DecayRate = 0.95
     """Muon's decay rate of past gradients; unused by the others."""
-    max_grad_norm: Annotated[float, Gt(0)] = 1.0
+    max_grad_norm: Annotated[float, Gt(0), ".inf never clips"] = 1.0
     """Gradients are scaled down to this global L2 norm; .inf never clips."""
     schedule: Literal["constant", "linear", "cosine", "wsd"] = "constant"
     """Learning rate after the warm-up: constant, or decaying to min_lr_ratio at the last optimizer step. wsd
     (warm-up, stable, decay) stays at the peak and decays linearly over the last decay_share of the steps."""
     decay_share: PositiveShare = 0.1
     """Share of all optimizer steps over which wsd decays; unused by the others."""
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: Annotated[NonNegativeInt, "0 is none"] = 0
     """Optimizer steps of linear warm-up from 0."""
     warmup_share: Share = 0.0
     """The same as a share of all optimizer steps of the run, to the nearest whole step; in place of warmup_steps."""
@@ -179,7 +179,7 @@ class EngineConfig:
     """Hard bound on the packed tokens of one forward pass. A prompt shared by several samples counts once."""
     sequence_parallel: PositiveInt = 1
     """Ranks that share each sequence (Ulysses). It divides the number of ranks and of attention heads."""
-    shard_size: NonNegativeInt = 0
+    shard_size: Annotated[NonNegativeInt, "0 is all ranks"] = 0
     """Ranks over which parameters, gradients and optimizer state are sharded; 0: all. A smaller number, a divisor of
     that of the ranks, keeps one copy per such group (hybrid sharding): more memory, less traffic between nodes."""
     reshard_after_forward: bool = True

@@ -196,7 +196,7 @@ def _make(
     """The optimizers that share the parameters."""
     if config.name == "adamw":
         return adamw_parts(named.values(), config)
-    make = needed("optimizer", f"optim.name is {config.name}", config.name)
+    make = needed("optimizer", f"optim.name of a role is {config.name}", config.name)
     parts: list[Part] = make(named, config, embeddings)
     return parts
 
@@ -241,8 +241,8 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int | None) -
     if total_steps is None and (config.schedule != "constant" or config.warmup_share):
         asked = f"schedule is {config.schedule}" if config.schedule != "constant" else "warmup_share is set"
         raise ValueError(
-            f"optim.{asked}, which needs to know the number of optimizer steps; set a number of steps or epochs, or "
-            f"use schedule=constant and warmup_steps"
+            f"optim.{asked} for this role, which needs to know the number of optimizer steps; set a number of steps or "
+            f"epochs, or use optim.schedule=constant and optim.warmup_steps"
         )
     warmup = config.warmup_steps or round(config.warmup_share * (total_steps or 0))
     if step < warmup:

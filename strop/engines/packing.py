@@ -100,9 +100,9 @@ def micro_batches(
             shared = f" on each of the {num_devices} that share it" if num_devices > 1 else ""
             raise ValueError(
                 f"a sample has {num_tokens} tokens ({len(prompt)} of prompt), but "
-                f"engine.max_tokens_per_device is {per_device}{shared}: raise it to at least "
-                f"{-(-num_tokens // num_devices)}, or lower data.max_prompt_tokens or data.max_response_tokens by "
-                f"{num_tokens - max_tokens}"
+                f"engine.max_tokens_per_device of this role is {per_device}{shared}: raise it to at least "
+                f"{-(-num_tokens // num_devices)}, or lower data.max_prompt_tokens or data.max_response_tokens (of a "
+                f"fine-tuning sft.data.max_tokens, of preferences prefer.data.max_tokens) by {num_tokens - max_tokens}"
             )
         if max_positions is not None and not media and num_tokens > max_positions:
             raise ValueError(

@@ -40,7 +40,7 @@ def sequence_parallelism() -> Any:
     Raises:
         ValueError: it is missing from this installation.
     """
-    return needed("sequence parallelism", "engine.sequence_parallel is above 1")
+    return needed("sequence parallelism", "engine.sequence_parallel of a role is above 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +220,8 @@ def _shared_out(whole: Tokens, group: dist.ProcessGroup) -> Tokens:
     """The micro-batch, with this rank's part of it."""
     if whole.media is not None:
         raise ValueError(
-            "a sample has images, and engine.sequence_parallel divides sequences over ranks, which images cannot "
-            "be: use engine.sequence_parallel=1"
+            "a sample has images, and engine.sequence_parallel of this role divides sequences over ranks, which "
+            "images cannot be: set it to 1"
         )
     return dataclasses.replace(whole, shard=sequence_parallelism().shard_micro_batch(whole, group))
 

@@ -38,7 +38,9 @@ def offloading() -> Any:
     Raises:
         ValueError: it is missing from this installation.
     """
-    return needed("offloading", "tensors are to leave the device (resources.offload_idle, engine.offload…)")
+    return needed(
+        "offloading", "tensors are to leave the device (engine.offload of a role, resources.offload_idle)"
+    )
 
 
 class Engine:

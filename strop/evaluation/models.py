@@ -136,7 +136,7 @@ def with_model(config: Config, source: ModelSource | None, args: argparse.Namesp
     if source is None and args.config and config.model.path and not config.rollout.remote:
         return locate(config, say=say, keys=POLICY).config  # the file names the model
     if source is None:
-        _check_goes_without(config)
+        _check_goes_without(config, args.command_line[1])
         return config
     model = dataclasses.replace(config.model, path=str(source.folder), revision="")
     if source.config is not None and not args.config:
@@ -171,14 +171,14 @@ def data_as_recorded(args: argparse.Namespace, config: Config, source: Path | No
     return commits.as_recorded(config, source.parent)
 
 
-def _check_goes_without(config: Config) -> None:
+def _check_goes_without(config: Config, command: str) -> None:
     """Refuse to answer without a model folder where one is needed."""
     engine, remote = config.rollout.engine, config.rollout.remote
     if remote is None:
         servers = " or ".join(f"rollout.engine={name}" for name in targets("remote model"))
         raise UsageError(
-            f"name MODEL_OR_RUN (the model comes first, then key=value): {HELP}; only --config with model.path, or "
-            f"{servers}, goes without"
+            f"name MODEL_OR_RUN, as in `strop {command} runs/arithmetic` (the model comes first, then key=value): "
+            f"{HELP}; only --config with model.path, or {servers}, goes without"
         )
     if remote.takes_token_ids:
         raise UsageError(

@@ -40,8 +40,9 @@ def process_rewards_swamp(history: History) -> str:
     if mixed is not None and mixed < MIXED_GROUPS:
         return (
             f"{seen}, for in {100 * mixed:.0f} % of the groups alone outcomes differ: the policy goes to whatever "
-            f"their model has not seen fail - use algorithm.filter_groups with lowest_mean=0.2 and highest_mean=0.8, "
-            f"other prompts, or a smaller algorithm.adv_settings.process_weight"
+            f"their model has not seen fail - use algorithm.filter_groups.lowest_mean=0.2 and "
+            f"algorithm.filter_groups.highest_mean=0.8, other prompts, or a smaller "
+            f"algorithm.adv_settings.process_weight"
         )
     return (
         f"{seen} - set algorithm.adv_settings.process_norm=true, or lower algorithm.adv_settings.process_weight or "

@@ -294,13 +294,14 @@ class ServerConfig(CallsConfig):
         self._check_address()
         if self.format == "items" and self.model:
             raise ValueError(
-                "reward.server.model is not sent with format=items: remove it, or use score or classify"
+                "reward.server.model is not sent with reward.server.format=items: remove it, or use score or "
+                "classify"
             )
         if self.format != "classify" and (self.tokenizer or self.use_activation):
             name = "tokenizer" if self.tokenizer else "use_activation"
             raise ValueError(
-                f"reward.server.{name} is set, but only format=classify uses it, and the format is {self.format}: "
-                f"remove it"
+                f"reward.server.{name} is set, but only reward.server.format=classify uses it, and that is "
+                f"{self.format}: remove it"
             )
         if self.sends_messages and self.batch_size not in (1, 16):
             raise ValueError(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import (
     Chat,
     control_token_ids,
@@ -76,7 +77,8 @@ class PreferenceDataset:
         self._tokenizer, self._config, self._loss, self._split = tokenizer, config, loss, split
         self._control = control_token_ids(tokenizer)
         self._num_rows = len(rows)
-        made = self._rated(rows) if loss == "kto" else [self._compared(*row) for row in enumerate(rows)]
+        bad = BadRows(split, len(rows), files=f"prefer.data.{split}_files")
+        made = self._rated(rows, bad) if loss == "kto" else self._all_compared(rows, bad)
         limit = config.max_tokens + (loss == "reward")  # one more is read behind a scored one
         self._examples = [one for one in made if max(len(side.token_ids) for side in one.pair) <= limit]
         if not self._examples:
@@ -113,8 +115,20 @@ class PreferenceDataset:
             line += f"; dropped {dropped} ({share:.1f} %) longer than prefer.data.max_tokens={self._config.max_tokens}"
         return line
 
+    def _all_compared(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[Compared]:
+        made = []
+        for number, row in enumerate(rows):
+            with bad.reading(f"{self._split} row {number}"):
+                made.append(self._compared(number, row))
+        bad.check()
+        return made
+
     def _compared(self, number: int, row: Mapping[str, Any]) -> Compared:
         config, where = self._config, f"{self._split} row {number}"
+        if empty := null_in(row, (config.chosen_key, config.rejected_key)):
+            raise ValueError(
+                f"{where} has {empty}, so there is nothing to compare: give the answer, or remove the row"
+            )
         for key in (config.chosen_key, config.rejected_key):
             if row.get(key) is None:
                 raise ValueError(
@@ -162,6 +176,10 @@ class PreferenceDataset:
 
     def _prompt(self, row: Mapping[str, Any], where: str) -> Messages:
         key = self._config.prompt_key
+        if empty := null_in(row, (key,)):
+            raise ValueError(
+                f"{where} has {empty}, and its answers are no whole conversations: give the prompt, or remove the row"
+            )
         if row.get(key) is None:
             raise ValueError(
                 f"{where} has no {key!r}, and its answers are no whole conversations; columns found: {', '.join(row)}. "
@@ -169,33 +187,25 @@ class PreferenceDataset:
             )
         return to_messages(row[key], role="user", where=where, key=key)
 
-    def _rated(self, rows: Sequence[Mapping[str, Any]]) -> list[Compared]:
+    def _rated(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[Compared]:
         """Each answer, and beside it the next row's, as if it had been given to this prompt."""
         config, read = self._config, []
         for number, row in enumerate(rows):
             where = f"{self._split} row {number}"
-            label = row.get(config.label_key)
-            if not isinstance(label, bool) or row.get(config.completion_key) is None:
-                raise ValueError(
-                    f"{where} needs an answer in {config.completion_key!r} and true or false in {config.label_key!r}; "
-                    f"columns found: {', '.join(row)}. Map them with prefer.data.completion_key and "
-                    f"prefer.data.label_key"
-                )
-            key = config.completion_key
-            read.append(
-                (
-                    self._prompt(row, where),
-                    to_messages(row[key], role="assistant", where=where, key=key),
-                    label,
-                )
-            )
+            with bad.reading(where):
+                read.append(self._one_rated(row, where))
+        bad.check()
         if len(read) < 2:
-            raise ValueError(f"{self._split} data has one row; loss=kto sets rows against each other")
+            raise ValueError(f"{self._split} data has one row; prefer.loss=kto sets rows against each other")
         made = []
         for number, (row, (prompt, answer, label)) in enumerate(zip(rows, read, strict=True)):
             where = f"{self._split} row {number}"
             other = read[(number + 1) % len(read)][1]
-            sides = [self._tokenized(row, prompt, one, number, where) for one in (answer, other)]
+            sides: list[SftExample] = []
+            with bad.reading(where):
+                sides = [self._tokenized(row, prompt, one, number, where) for one in (answer, other)]
+            if not sides:
+                continue
             made.append(
                 Compared(
                     row=number,
@@ -204,7 +214,22 @@ class PreferenceDataset:
                     has_empty=not (answer[-1].get("content") or answer[-1].get("tool_calls")),
                 )
             )
+        bad.check()
         return made
+
+    def _one_rated(self, row: Mapping[str, Any], where: str) -> tuple[Messages, Messages, bool]:
+        """Prompt, answer and label of a row."""
+        key, label_key = self._config.completion_key, self._config.label_key
+        if empty := null_in(row, (key, label_key)):
+            raise ValueError(f"{where} has {empty}: give the answer and true or false, or remove the row")
+        label = row.get(label_key)
+        if not isinstance(label, bool) or row.get(key) is None:
+            raise ValueError(
+                f"{where} needs an answer in {key!r} and true or false in {label_key!r}; columns found: "
+                f"{', '.join(row)}. Map them with prefer.data.completion_key and prefer.data.label_key"
+            )
+        answer = to_messages(row[key], role="assistant", where=where, key=key)
+        return self._prompt(row, where), answer, label
 
     def _tokenized(
         self, row: Mapping[str, Any], prompt: Messages, answer: Messages, number: int, where: str

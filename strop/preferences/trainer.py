@@ -30,7 +30,7 @@ PREFERENCE = Metric(
     "prefer/<what>",
     "nats; the rewards of `rewards/` as the loss sees them",
     "of `strop prefer`: `loss`, `rewards/{chosen,rejected,margins,accuracies}`, `logps/{chosen,rejected}`, `kl`; "
-    "with loss=kto of good and bad answers",
+    "with prefer.loss=kto of good and bad answers",
 )
 VALIDATION = Metric(
     "val/prefer/<what>", "as `prefer/<what>`", "the same of all held-out rows, as if they were one batch"

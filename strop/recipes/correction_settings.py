@@ -76,13 +76,13 @@ class CorrectionConfig:
             )
         if self.lower != 0.5 and (self.weights == "none" or self.mode != "mask"):
             why = (
-                "weights=none has no weights"
+                "algorithm.correction.weights=none has no weights"
                 if self.weights == "none"
-                else "mode=truncate has no lower bound"
+                else "algorithm.correction.mode=truncate has no lower bound"
             )
             raise ValueError(
-                f"algorithm.correction.lower is {self.lower}, but algorithm.correction.{why}: set mode=mask with "
-                f"weights, or remove lower"
+                f"algorithm.correction.lower is {self.lower}, but {why}: set "
+                f"algorithm.correction.mode=mask with weights, or remove lower"
             )
         for name, bound in self.reject.items():
             read_rule(name, bound)
@@ -111,9 +111,9 @@ class CorrectionRules:
         if self.correction.weights != "none" and self.is_ratio_to_rollout:
             raise ValueError(
                 f"algorithm.correction.weights is {self.correction.weights}, but with "
-                f"algorithm.old_log_probs=rollout the ratio of policy_loss={self.policy_loss} is taken against the "
-                f"rollout already and would be corrected twice: set weights=none, old_log_probs=recompute, or "
-                f"policy_loss=reinforce"
+                f"algorithm.old_log_probs=rollout the ratio of algorithm.policy_loss={self.policy_loss} is taken "
+                f"against the rollout already and would be corrected twice: set algorithm.correction.weights=none, "
+                f"algorithm.old_log_probs=recompute, or algorithm.policy_loss=reinforce"
             )
 
 

@@ -61,16 +61,16 @@ class RolloutConfig:
     top_p: PositiveShare = 1.0
     """Sample from the smallest set of tokens with this probability; 1 is off. Recorded log-probs stay those of
     the whole distribution, so that they can be compared with the trainer's."""
-    top_k: NonNegativeInt = 0
+    top_k: Annotated[NonNegativeInt, "0 is off"] = 0
     """Sample from this many most likely tokens; 0 is off."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, besides the end-of-sequence tokens of the model folder."""
-    max_staleness: Annotated[float, Ge(0)] = 0.0
+    max_staleness: Annotated[float, Ge(0), "0 is none"] = 0.0
     """How many versions of the policy generation may run ahead of training. 0: each step waits for its own samples. 1:
     the samples of the next step are begun while this one trains, and those that have not ended go on with the new
     weights. A fraction (0.5) runs ahead by that share of a step. The loss takes its ratio to the policy that sampled,
     unless algorithm.correction says otherwise (docs/asynchronous.md)."""
-    over_issue: Annotated[float, Ge(0)] = 0.0
+    over_issue: Annotated[float, Ge(0), "0 is none"] = 0.0
     """Prompts that a step begins beyond those that it trains, as a share of them; it takes those that end first, and
     does not wait for the others (rollout.slowest). To keep what the slowest have, use max_staleness in its place."""
     slowest: Literal["later", "drop"] = "later"
@@ -90,7 +90,7 @@ class RolloutConfig:
     """Compute each request alone and from its beginning: on a CPU, tokens and log-probs are then the same to the bit
     whatever runs beside it. Otherwise log-probs differ by rounding, which hardly ever changes a token. Slow: to compare
     runs. For rollout.engine=native."""
-    timeout_s: Annotated[float, Gt(0)] = 600.0
+    timeout_s: Annotated[float, Gt(0), ".inf is no limit"] = 600.0
     """Wall-clock limit of one generation request, in seconds, from its first token on. The wait for a free place does
     not count, unless an engine in a process of its own neither begins nor ends a request for so long."""
 

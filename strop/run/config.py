@@ -12,11 +12,11 @@ from strop.base.sections import section
 class RunConfig:
     """How often a run is saved and how much of it stays on the disk."""
 
-    save_every: NonNegativeInt = 20
+    save_every: Annotated[NonNegativeInt, "0 saves at the end only"] = 20
     """Steps between two checkpoints; 0 saves only at the end."""
     keep_last: Annotated[PositiveInt, "a run needs its newest checkpoint to continue"] = 2
     """Newest checkpoints that stay on the disk."""
-    keep_best: NonNegativeInt = 1
+    keep_best: Annotated[NonNegativeInt, "0 keeps none"] = 1
     """Checkpoints with the best validation score that stay beside the newest ones; 0 keeps none. A validation that is
     the best so far is saved at once, unless save_every is 0."""
     save_samples: bool = True

@@ -53,9 +53,9 @@ class SandboxConfig:
     """Further files and folders that programs in a local sandbox may read, at the same place."""
     max_concurrent: PositiveInt = 8
     """Programs that run at the same time, for each process that uses the sandbox."""
-    num_warm: NonNegativeInt = 1
+    num_warm: Annotated[NonNegativeInt, "0 is none"] = 1
     """Launchers of a local sandbox that are started before the first program."""
-    queue_s: Annotated[float, Gt(0)] = 600.0
+    queue_s: Annotated[float, Gt(0), ".inf is no limit"] = 600.0
     """Longest wait for a free place among max_concurrent, in seconds."""
     limits: Limits = field(default_factory=Limits)
     """What one program may use, unless it brings limits of its own."""

@@ -136,12 +136,12 @@ class LocalSandbox(Sandbox):
         found = shutil.which("bwrap") or ""
         if self.config.isolation == "bubblewrap" and not found:
             raise SandboxUnavailable(
-                "sandbox.isolation is bubblewrap, but there is no bwrap on the path: install it"
+                "reward.sandbox.isolation is bubblewrap, but there is no bwrap on the path: install it"
             )
         if self.config.isolation == "bubblewrap" and os.geteuid() == 0:
             raise SandboxUnavailable(
-                "sandbox.isolation is bubblewrap, but this process is root, and programs in it would be root outside: "
-                "use kernel, which gives them the identity of nobody"
+                "reward.sandbox.isolation is bubblewrap, but this process is root, and programs in it would be root "
+                "outside: use kernel, which gives them the identity of nobody"
             )
         if self.config.isolation == "kernel" or not found or os.geteuid() == 0:
             return [""]

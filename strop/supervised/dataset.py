@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import Chat, control_token_ids, require_chat_template, to_chat, to_messages
 from strop.data.media import MEDIA_COLUMNS, content_parts, media_reader
 from strop.data.rows import value_inside
@@ -53,7 +54,7 @@ class SftDataset:
         sources: Sequence[str] | None = None,
     ) -> None:
         if not rows:
-            raise ValueError(f"{split} data has no rows; check data.{split}_files")
+            raise ValueError(f"{split} data has no rows; check sft.data.{split}_files")
         self.split = split
         self._config, self._tokenizer = config, tokenizer
         self._control = control_token_ids(tokenizer)
@@ -65,15 +66,19 @@ class SftDataset:
         self._num_chosen = len(chosen)
         self._check_tokens(rows, chosen)
         shortest: int | None = None
+        bad = BadRows(split, len(rows), files=f"sft.data.{split}_files")
         for number in chosen:
             source = sources[number] if sources is not None else str(rows[number].get("data_source") or "")
-            for whole in self._tokenized(number, rows[number]):
-                shortest = len(whole.ids) if shortest is None else min(shortest, len(whole.ids))
-                self._add(whole, source)
+            with bad.reading(self._where(number)):
+                for whole in self._tokenized(number, rows[number]):
+                    shortest = len(whole.ids) if shortest is None else min(shortest, len(whole.ids))
+                    self._add(whole, source)
+        bad.check()
         if not self._examples:
             raise ValueError(
-                f"no {split} conversation is left: all {len(chosen)} are longer than data.max_tokens="
-                f"{config.max_tokens}; the shortest has {shortest} tokens, so raise it to at least {shortest}"
+                f"no {split} conversation is left: all {len(chosen)} are longer than "
+                f"sft.data.max_tokens={config.max_tokens}; the shortest has {shortest} tokens, so raise it to at "
+                f"least {shortest}"
             )
 
     def _check_tokens(self, rows: Sequence[Mapping[str, Any]], chosen: Sequence[int]) -> None:
@@ -176,7 +181,7 @@ class SftDataset:
             line += f"; {self._num_chosen} of {self._num_rows} rows kept by their scores"
         counts = {"dropped": self._num_dropped, f"cut ({self._config.truncation})": self._num_cut}
         if said := [f"{what} {n} ({100 * n / self._num_chosen:.1f} %)" for what, n in counts.items() if n]:
-            line += f"; {', '.join(said)} longer than data.max_tokens={self._config.max_tokens}"
+            line += f"; {', '.join(said)} longer than sft.data.max_tokens={self._config.max_tokens}"
         if self._num_open_ended:
             line += (
                 f"; WARNING: {self._num_open_ended} answers end without a control token, so the model will "
@@ -217,11 +222,15 @@ class SftDataset:
             prompt = to_messages(asked, role="user", where=where, key=prompt_key)
             completion = to_messages(answer, role="assistant", where=where, key=completion_key)
             messages, first_trained = prompt + completion, len(prompt)
+        elif empty := null_in(row, (messages_key, prompt_key, completion_key)):
+            raise ValueError(
+                f"{where} has {empty}, so there is nothing to imitate: give the text, or remove the row"
+            )
         else:
             raise ValueError(
                 f"{where} has neither {messages_key!r} nor both {prompt_key!r} and {completion_key!r}; "
-                f"columns found: {', '.join(row)}. Map them with data.messages_key, or data.prompt_key and "
-                f"data.completion_key"
+                f"columns found: {', '.join(row)}. Map them with sft.data.messages_key, or sft.data.prompt_key and "
+                f"sft.data.completion_key"
             )
         if not any(message["role"] == "assistant" for message in messages[max(first_trained, 1) :]):
             raise ValueError(

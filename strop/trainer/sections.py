@@ -33,7 +33,7 @@ class TrainerConfig:
     """Visits of each prompt."""
     max_steps: PositiveInt | None = None
     """Stop after this many steps, if the epochs are not over before."""
-    critic_warmup: NonNegativeInt = 0
+    critic_warmup: Annotated[NonNegativeInt, "0 is none"] = 0
     """Steps at the start in which only the critic is trained; 0: the actor is trained from the first step."""
     skip_rollout: str = ""
     """Folder of a run whose samples are trained on in place of new ones, with their tokens, log-probs and rewards: to
@@ -52,7 +52,7 @@ class TrainerConfig:
 
 @section("eval")
 class EvalConfig:
-    every: NonNegativeInt = 20
+    every: Annotated[NonNegativeInt, "0 is at the start and the end only"] = 20
     """Steps between validations during training; 0: only at the start and the end."""
     before_train: bool = True
     """Validate before the first step, which also tries the whole path before time is spent."""
@@ -62,7 +62,7 @@ class EvalConfig:
     """0 takes the most likely token at each place."""
     top_p: PositiveShare = 1.0
     """Sample from the smallest set of tokens with this probability; 1 is off."""
-    top_k: NonNegativeInt = 0
+    top_k: Annotated[NonNegativeInt, "0 is off"] = 0
     """Sample from this many most likely tokens; 0 is off."""
 
     def __post_init__(self) -> None:
@@ -119,7 +119,7 @@ def check_env(env: Mapping[str, object]) -> None:
 class ResourcesConfig:
     device: str = "auto"
     """auto, cpu, cuda, npu: auto takes an accelerator if there is one."""
-    num_threads: Annotated[int, Ge(0), Le(MAX_THREADS)] = 0
+    num_threads: Annotated[int, Ge(0), Le(MAX_THREADS), "0 lets the run choose"] = 0
     """Threads for tensor operations on a CPU, per process. 0: OMP_NUM_THREADS where that is set, else a short
     measurement at the start decides, which a run records and keeps; processes of their own (ray) share the cores of
     their node. Another number may change the last bits."""

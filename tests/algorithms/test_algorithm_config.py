@@ -31,7 +31,7 @@ def test_the_constant_divisor_belongs_to_its_mode() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"loss_scale_factor": 512.0}, "loss_agg_mode is not set: remove it, or change the mode"),
+        ({"loss_scale_factor": 512.0}, "and that is not set: remove it, or change the mode"),
         ({"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": 0.0}, "finite number above 0"),
         ({"loss_agg_mode": "mean"}, "algorithm.loss_agg_mode is 'mean', but it needs one of token-mean"),
         ({"kl_loss_type": "full"}, "algorithm.kl_loss_type is 'full', but it needs one of k1"),

@@ -16,9 +16,18 @@ from strop.trainer.rounds.settings import FilterGroupsConfig
         ({"kind": "jsd"}, "kind is 'jsd', but it needs one of none, reverse_kl, forward_kl"),
         ({"coef": 0.5}, "coef is 0.5, but algorithm.distillation.kind=none has no teacher"),
         ({"top_k": 8}, "top_k is 8, but algorithm.distillation.kind=none has no teacher"),
-        ({"kind": "reverse_kl", "top_k": 8}, "top_k is 8, but it is a setting of kind=forward_kl"),
-        ({"kind": "reverse_kl", "with_tail": True}, "with_tail is True, but it is a setting of kind=forward"),
-        ({"kind": "forward_kl", "kl_kind": "k3"}, "kl_kind is k3, but it is a setting of kind=reverse_kl"),
+        (
+            {"kind": "reverse_kl", "top_k": 8},
+            "it is a setting of algorithm.distillation.kind=forward_kl",
+        ),
+        (
+            {"kind": "reverse_kl", "with_tail": True},
+            "it is a setting of algorithm.distillation.kind=forward",
+        ),
+        (
+            {"kind": "forward_kl", "kl_kind": "k3"},
+            "it is a setting of algorithm.distillation.kind=reverse_kl",
+        ),
         ({"kind": "forward_kl", "top_k": 0}, "top_k is 0, but it needs a whole number of at least 1"),
         ({"kind": "forward_kl", "coef": 0.0}, "coef is 0.0, but it needs a finite number above 0"),
         ({"kind": "forward_kl", "coef": float("nan")}, "coef is nan, but it needs a finite number above 0"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ def train(project: Project, tmp_path: Path, *words: str) -> Result:
     ("words", "expected"),
     [
         (["data.train_files=[nowhere.parquet]"], "data file nowhere.parquet does not exist"),
-        (["data.train_files=[]"], "data.train_files is empty; name at least one"),
+        (["data.train_files=[]"], "data.train_files (a list of .parquet or .jsonl files) is not set"),
         (["data.prompt_key=question"], "map it with data.prompt_key); columns found: data_source, prompt,"),
         (["data.max_prompt_tokens=3"], "the shortest has 16 tokens, so raise it to at least 16"),
         (
@@ -79,3 +81,44 @@ def test_broken_rows(project: Project, tmp_path: Path) -> None:
 def test_an_unknown_configuration_file(tmp_path: Path) -> None:
     result = cli("train", "--config", tmp_path / "none.yaml")
     assert "none.yaml does not exist; give a YAML file, or the name of a preset" in result.sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("train", "as in `strop train model.path=models/smollm2 'data.train_files=[train.parquet]'"),
+        ("sft", "as in `strop sft model.path=models/smollm2 'sft.data.train_files=[chats.jsonl]'"),
+        ("prefer", "as in `strop prefer model.path=models/sft 'prefer.data.train_files=[pairs.jsonl]'"),
+        ("dpo", "as in `strop dpo model.path=models/sft 'prefer.data.train_files=[pairs.jsonl]'"),
+        ("reward-model", "as in `strop reward-model model.path=models/sft 'prefer.data.train_files="),
+        ("eval", "name MODEL_OR_RUN, as in `strop eval runs/arithmetic`"),
+        ("generate", "name MODEL_OR_RUN, as in `strop generate runs/arithmetic`"),
+        ("serve", "required: MODEL_OR_RUN, as in `strop serve runs/arithmetic`"),
+        ("export", "required: RUN, OUT, as in `strop export runs/arithmetic --out models/arithmetic`"),
+        ("score", "required: REWARD, SAMPLES, as in `strop score reward.py runs/arithmetic`"),
+        ("diff", "required: RUN_A, RUN_B, as in `strop diff "),
+    ],
+)
+def test_a_command_alone_says_what_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, expected: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert expected in cli(command).sentence
+    assert list(tmp_path.iterdir()) == [], "no folder is made"
+
+
+@pytest.mark.parametrize(("kind", "prefix"), [("train", ""), ("sft", "sft."), ("prefer", "prefer.")])
+def test_what_is_missing_is_said_without_loading_torch(tmp_path: Path, kind: str, prefix: str) -> None:
+    code = (
+        "import sys; from strop.cli.main import main; "
+        f"code = main(['{kind}', 'model.path=somewhere']); print(code, 'torch' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout.split() == ["2", "False"]
+    assert (
+        f"strop {kind}: {prefix}data.train_files (a list of .parquet or .jsonl files) is not set"
+        in run.stderr
+    )
+    assert list(tmp_path.iterdir()) == []

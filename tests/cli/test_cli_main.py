@@ -92,7 +92,7 @@ def test_help_loads_nothing_heavy() -> None:
             ["train", "--lr", "3"],
             "unrecognized arguments: --lr; settings are given as key=value, without dashes",
         ),
-        (["config"], "required: show|explain|diff; see `strop config --help`"),
+        (["config"], "required: show|explain|diff, as in `strop config show --docs`; see `strop config --help`"),
         (["diff", "runs/a"], "strop diff: the following arguments are required: RUN_B"),
         (["train", "rollout.temperature"], "'rollout.temperature' is not an override: write key=value"),
     ],

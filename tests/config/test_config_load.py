@@ -142,11 +142,11 @@ def test_unknown_keys_of_a_file_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load(source=source)
     assert (
-        f"unknown key rolout.temperature (in {source}); the nearest valid key is rollout.temperature"
+        f"unknown key rolout.temperature (in {source}, line 2); the nearest valid key is rollout.temperature"
         in str(caught.value)
     )
     assert (
-        f"unknown key rollout.tmperature (in {source}); the nearest valid key is rollout.temperature"
+        f"unknown key rollout.tmperature (in {source}, line 4); the nearest valid key is rollout.temperature"
         in str(caught.value)
     )
 
@@ -160,7 +160,7 @@ def test_unknown_keys_inside_a_list_name_the_place() -> None:
     ("override", "message"),
     [
         ("steps=eight", "steps is 'eight', but it needs a whole number"),
-        ("steps=1e3", "steps is 1000.0, but it needs a whole number; write 1000"),
+        ("steps=1e3", "steps is 1e3, but it needs a whole number; write 1000"),
         ("steps=true", "steps is true, but it needs a whole number"),
         ("steps=null", "steps is null, but it needs a whole number"),
         ("rollout.temperature=hot", "rollout.temperature is 'hot', but it needs a number"),
@@ -221,7 +221,7 @@ def test_a_wrong_value_of_a_file_names_the_file(tmp_path: Path) -> None:
     source = write(tmp_path / "my.yaml", "optim:\n  betas: [0.1, x]\n")
     with pytest.raises(ConfigError) as caught:
         load(source=source)
-    assert str(caught.value) == f"optim.betas[1] is 'x' (in {source}), but it needs a number"
+    assert str(caught.value) == f"optim.betas[1] is 'x' (in {source}, line 2), but it needs a number"
     assert load("optim.betas=[1,1]", source=source).optim.betas == (1.0, 1.0)
 
 

@@ -123,7 +123,7 @@ def test_a_saved_file_of_another_tree_names_its_unknown_keys(tmp_path: Path) -> 
         "data: {train_files: []}\nrollout: {temperatur: 1.0}\n", encoding="utf-8"
     )
     with pytest.raises(
-        ConfigError, match=r"unknown key rollout\.temperatur \(in .*config\.yaml\); the nearest"
+        ConfigError, match=r"unknown key rollout\.temperatur \(in .*config\.yaml, line 2\); the nearest"
     ):
         read_config(Settings, tmp_path / "config.yaml")
 

@@ -64,7 +64,7 @@ def test_files_without_rows_are_named(tmp_path: Path) -> None:
     for name in ("e.jsonl", "e.parquet"):
         with pytest.raises(ValueError, match=f"{name} has no rows"):
             read_rows([tmp_path / name])
-    with pytest.raises(ValueError, match="no data file was named; set data.train_files"):
+    with pytest.raises(ValueError, match="no data file was named; give a list of"):
         read_rows([])
     with pytest.raises(TypeError, match="takes a list of files"):
         read_rows("x.jsonl")

@@ -71,8 +71,9 @@ def test_devices_that_share_a_sequence_share_the_budget() -> None:
     assert cut(rows, 3, sp_size=3) == cut(rows, 9)
     with pytest.raises(
         ValueError,
-        match=r"13 tokens \(5 of prompt\), but engine.max_tokens_per_device is 6 on each of the 2 that share it: "
-        r"raise it to at least 7, or lower data.max_prompt_tokens or data.max_response_tokens by 1",
+        match=r"13 tokens \(5 of prompt\), but engine.max_tokens_per_device of this role is 6 on each of the 2 that "
+        r"share it: "
+        r"raise it to at least 7, or lower data.max_prompt_tokens or data.max_response_tokens .* by 1",
     ):
         cut(rows_of([(4, 9)]), 6, sp_size=2)
 
@@ -82,8 +83,9 @@ def test_a_sample_that_fits_nowhere_is_named_with_what_to_do() -> None:
     assert len(cut(rows, 13)) == 2
     with pytest.raises(
         ValueError,
-        match=r"a sample has 13 tokens \(5 of prompt\), but engine.max_tokens_per_device is 12: raise it to at "
-        r"least 13, or lower data.max_prompt_tokens or data.max_response_tokens by 1",
+        match=r"a sample has 13 tokens \(5 of prompt\), but engine.max_tokens_per_device of this role is 12: raise "
+        r"it to at "
+        r"least 13, or lower data.max_prompt_tokens or data.max_response_tokens .* by 1",
     ):
         cut(rows, 12)
 

@@ -38,7 +38,9 @@ def test_a_warm_up_may_be_a_share_of_all_steps() -> None:
     assert rates("linear", 0.4, 5) == pytest.approx([1.0, 2.0, 2.0, 1.0, 0.0])
     assert rates("wsd", 0.5, 4) == pytest.approx([1.0, 2.0, 2.0, 0.0])
     assert rates("constant", 0.1, 4) == [2.0] * 4  # 0.4 of a step is none
-    with pytest.raises(ValueError, match="optim.warmup_share is set, which needs to know the number"):
+    with pytest.raises(
+        ValueError, match="optim.warmup_share is set for this role, which needs to know the number"
+    ):
         learning_rate(OptimizerConfig(warmup_share=0.1), 0, None)
     with pytest.raises(
         ValueError, match=r"optim.warmup_steps is 3 and optim.warmup_share is 0\.1, which both say"
@@ -48,7 +50,9 @@ def test_a_warm_up_may_be_a_share_of_all_steps() -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "wsd"])
 def test_a_decaying_schedule_needs_the_number_of_steps(schedule: str) -> None:
-    with pytest.raises(ValueError, match=f"optim.schedule is {schedule}, which needs to know the number"):
+    with pytest.raises(
+        ValueError, match=f"optim.schedule is {schedule} for this role, which needs to know the number"
+    ):
         learning_rate(OptimizerConfig(schedule=schedule), 0, None)  # type: ignore[arg-type]
 
 

@@ -340,9 +340,11 @@ def test_heads_and_processes_must_divide() -> None:
         ValueError, match=r"is 8, but the 4 attention heads of the model do not divide over 8 ranks"
     ):
         check_sequence_parallel(shape, 8, 8)
-    with pytest.raises(ValueError, match="use sequence_parallel=1, 2 or 4"):
+    with pytest.raises(ValueError, match="use engine.sequence_parallel=1, 2 or 4"):
         check_sequence_parallel(shape, 8, 8)
-    with pytest.raises(ValueError, match="layers of qwen3_next carry a state .* use sequence_parallel=1"):
+    with pytest.raises(
+        ValueError, match="layers of qwen3_next carry a state .* use engine.sequence_parallel=1"
+    ):
         check_sequence_parallel(config("qwen3_next_hybrid"), 2, 2)
     with pytest.raises(
         ValueError, match=r"is 4, but 6 processes do not divide into groups of 4; use a multiple of 4"

@@ -386,16 +386,16 @@ def test_prompt_of_several_messages_is_one_text() -> None:
         (lambda: ServerConfig(url="http://a", batch_wait_s=-1.0), "reward.server.batch_wait_s is -1.0"),
         (
             lambda: ServerConfig(url="http://a", model="m"),
-            "reward.server.model is not sent with format=items",
+            "reward.server.model is not sent with reward.server.format=items",
         ),
         (lambda: ServerConfig(url="http://a", weight=float("nan")), "reward.server.weight is nan"),
         (
             lambda: ServerConfig(url="http://a", format="score", tokenizer="t"),
-            "reward.server.tokenizer is set, but only format=classify uses it",
+            "reward.server.tokenizer is set, but only reward.server.format=classify uses it",
         ),
         (
             lambda: ServerConfig(url="http://a", use_activation=True),
-            "reward.server.use_activation is set, but only format=classify uses it",
+            "reward.server.use_activation is set, but only reward.server.format=classify uses it",
         ),
         (
             lambda: ServerConfig(url="http://a", format="classify", batch_size=8),

@@ -109,7 +109,7 @@ def test_long_comparisons_are_dropped_and_counted(tokenizer: Any) -> None:
         ),
         ({"prompt": "a", "completion": "b", "label": "good"}, "kto", "an answer in 'completion' and true or false"),
         ({**PAIR, "images": ["a.png"]}, "sigmoid", "has images or videos, which training on preferences"),
-        ({"prompt": "a", "completion": "b", "label": True}, "kto", "has one row; loss=kto sets rows against"),
+        ({"prompt": "a", "completion": "b", "label": True}, "kto", "has one row; prefer.loss=kto sets rows"),
     ],
 )  # fmt: skip
 def test_rows_that_say_nothing_are_named(
@@ -117,3 +117,33 @@ def test_rows_that_say_nothing_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         PreferenceDataset([row], tokenizer, PreferDataConfig(), loss=loss)
+
+
+def test_null_cells_are_called_null_and_told_together(tokenizer: Any) -> None:
+    rows = [
+        PAIR,
+        {**PAIR, "chosen": None},
+        {**PAIR, "rejected": "Yes"},
+        {**PAIR, "chosen": None, "rejected": None},
+    ]
+    for loss in ("sigmoid", "reward"):
+        with pytest.raises(ValueError) as caught:
+            PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss=loss)
+        assert str(caught.value) == (
+            "3 of 4 train rows cannot be used; mend them, or take them out of prefer.data.train_files:\n"
+            "  - row 1: has null in 'chosen', so there is nothing to compare: give the answer, or remove the row\n"
+            "  - row 2: compares an answer with itself; remove the row\n"
+            "  - row 3: has null in 'chosen' and 'rejected', so there is nothing to compare: give the answer, or "
+            "remove the row"
+        )
+    with pytest.raises(ValueError, match="^val row 1 has null in 'prompt', and its answers are no whole"):
+        PreferenceDataset(
+            [PAIR, {**PAIR, "prompt": None}], tokenizer, PreferDataConfig(), loss="sigmoid", split="val"
+        )
+    rated = {"prompt": "hi", "completion": "yes", "label": True}
+    rows = [rated, {**rated, "label": None}, {**rated, "completion": None}, {**rated, "label": "yes"}]
+    with pytest.raises(ValueError, match="^3 of 4 train rows") as caught:
+        PreferenceDataset(rows, tokenizer, PreferDataConfig(), loss="kto")
+    assert "row 1: has null in 'label': give the answer and true or false" in str(caught.value)
+    assert "row 2: has null in 'completion'" in str(caught.value)
+    assert "row 3: needs an answer in 'completion' and true or false in 'label'" in str(caught.value)

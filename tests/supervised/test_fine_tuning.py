@@ -292,3 +292,16 @@ def test_two_ranks_learn_what_one_does_whatever_a_pass_takes(
     weights = [load_file(run.model / "model.safetensors") for run in (one, two)]
     for name, tensor in weights[0].items():
         torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)
+
+
+def test_a_learning_rate_that_destroys_the_model_is_said_at_the_start(project: Project, tmp_path: Path) -> None:
+    # Weights are about 0.05 in size, and AdamW's first update moves each by the learning rate.
+    words = [f"model.path='{project.model}'", "sft.optim.lr=1", "sft.data.train_files=[nowhere.jsonl]"]
+    said: list[str] = []
+    with (
+        start_run(tmp_path / "run", load_config(Config, overrides=words), command=["strop", "sft"]).run as run,
+        pytest.raises(FileNotFoundError),
+    ):
+        fine_tune(load_config(Config, overrides=words), run, say=said.append)
+    (line,) = [line for line in said if line.startswith("WARNING: sft.optim.lr=1 moves every weight")]
+    assert line.endswith("usual are 1e-5 to 5e-5, 1e-4 to 5e-4 with LoRA, 1e-3 for a tiny model")

@@ -174,7 +174,7 @@ def test_long_conversations_are_dropped_and_counted() -> None:
     assert dataset.num_filtered == 1
     assert dataset.report() == (
         "train: 2 conversations of 23 to 27 tokens (median 23), 8 of 50 tokens trained; dropped 1 (33.3 %) "
-        "longer than data.max_tokens=27"
+        "longer than sft.data.max_tokens=27"
     )
     with pytest.raises(ValueError, match="no train conversation is left.*the shortest has 23 tokens"):
         SftDataset(rows, make_tokenizer(CHATML), at_most(22))
@@ -192,7 +192,7 @@ def test_long_conversations_are_cut_at_one_end_and_counted(side: str) -> None:
     assert (cut.token_ids, cut.loss_mask) == (whole.token_ids[kept], whole.loss_mask[kept])
     assert trained(tokenizer, dataset)[0] == ("abcd" if side == "right" else "abcdefgh<|im_end|>")
     assert short.token_ids == SftDataset(rows, tokenizer, at_most(99))[1].token_ids
-    assert f"; cut ({side}) 1 (50.0 %) longer than data.max_tokens=24" in dataset.report()
+    assert f"; cut ({side}) 1 (50.0 %) longer than sft.data.max_tokens=24" in dataset.report()
 
 
 def test_what_is_cut_to_nothing_is_left_out_and_the_first_token_is_never_trained() -> None:
@@ -275,7 +275,7 @@ def test_other_column_names() -> None:
 def test_a_tokenizer_without_chat_template_or_no_rows() -> None:
     with pytest.raises(ValueError, match="no chat template"):
         SftDataset([{"messages": TWO_TURNS}], make_tokenizer(None), at_most(100))
-    with pytest.raises(ValueError, match="val data has no rows; check data.val_files"):
+    with pytest.raises(ValueError, match="val data has no rows; check sft.data.val_files"):
         SftDataset([], make_tokenizer(CHATML), at_most(100), split="val")
 
 
@@ -369,3 +369,19 @@ def test_thinking_is_switched_by_row() -> None:
         ValueError, match="column 'enable_thinking' holds str 'false'; it must be true or false"
     ):
         SftDataset([{**rows[0], "enable_thinking": "false"}], tokenizer, at_most(200))
+
+
+def test_rows_that_cannot_be_used_are_told_together() -> None:
+    good = {"messages": [user("hi"), assistant("yo")]}
+    rows = [good, {"messages": None}, {"messages": [user("hi")]}, {"prompt": "a", "completion": None}, good]
+    with pytest.raises(ValueError) as error:
+        SftDataset(rows, make_tokenizer(CHATML), at_most(200))
+    assert str(error.value).splitlines() == [
+        "3 of 5 train rows cannot be used; mend them, or take them out of sft.data.train_files:",
+        "  - row 1: has null in 'messages', so there is nothing to imitate: give the text, or remove the row",
+        (
+            "  - row 2: has no assistant message to train on, after a first one of another role (roles: user); add the "
+            "answer, or remove the row"
+        ),
+        "  - row 3: has null in 'completion', so there is nothing to imitate: give the text, or remove the row",
+    ]

@@ -108,7 +108,7 @@ def test_resampling_settings_that_cannot_apply_are_refused(project: Project) -> 
         ): "it needs a finite number of at least 0",
         ("algorithm.resampling_within=prompt",): "algorithm.resampling=none draws nothing",
         ("algorithm.correction.upper=3",): "correction.weights=none has no weights to bound",
-        ("algorithm.correction.lower=0.1",): "correction.weights=none has no weights: set mode=mask",
+        ("algorithm.correction.lower=0.1",): "has no weights: set algorithm.correction.mode=mask",
         (
             "algorithm.correction.weights=token",
             "algorithm.correction.lower=0.1",

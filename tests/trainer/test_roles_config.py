@@ -153,3 +153,13 @@ def test_a_run_is_continued_on_other_resources_only(project: Project, tmp_path: 
     assert start.config.actor == project.config().actor
     with pytest.raises(ConfigError, match=r"trainer.seed is .* would make it another one"):
         resume_run(tmp_path / "run", overrides=["trainer.seed=1"], say=lambda line: None)
+
+
+def test_a_section_at_several_places_says_which_one_was_meant() -> None:
+    warm_up = ["critic.optim.warmup_steps=4", "critic.optim.warmup_share=0.1"]
+    with pytest.raises(
+        ConfigError, match=r"^critic.optim.warmup_steps is 4 and critic.optim.warmup_share is 0.1"
+    ):
+        load_config(Config, overrides=["algorithm=ppo", *warm_up])
+    with pytest.raises(ConfigError, match=r"^critic.lora.path is 'there', but critic.lora.rank is 0"):
+        load_config(Config, overrides=["algorithm=ppo", "critic.lora.path=there"])

@@ -44,8 +44,8 @@ class DistillationConfig:
             if one.name != "coef" and one.name not in own:
                 other = next(kind for kind, names in _OF_ONE_KIND.items() if one.name in names)
                 raise ValueError(
-                    f"{key}.{one.name} is {getattr(self, one.name)}, but it is a setting of kind={other} and kind is "
-                    f"{self.kind}: change the kind, or remove it"
+                    f"{key}.{one.name} is {getattr(self, one.name)}, but it is a setting of "
+                    f"{key}.kind={other} and that is {self.kind}: change it, or remove it"
                 )
         if self.kl_kind in ("k1", "kl"):
             raise ValueError(

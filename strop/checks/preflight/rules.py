@@ -9,6 +9,8 @@ from typing import Literal
 
 from strop.checks.preflight.tokens import TokenFacts, examine_tokens
 from strop.checks.preflight.verdict import Check
+from strop.engines.config import OptimizerConfig
+from strop.engines.learning_rates import how_large, usual
 from strop.evaluation.intervals import wilson_interval
 from strop.evaluation.votes import pass_at_k
 from strop.workers.reports import EpisodeReport, is_decided
@@ -23,8 +25,6 @@ MAX_LOG_PROB_DIFFERENCE = 0.05
 """Largest difference of one token's log-probs in float32, in nats."""
 OTHER_WEIGHTS = 0.5
 """Mean difference of log-probs, in nats, that rounding does not explain: the two hold different weights."""
-LARGE_LR = 1e-2
-"""Learning rate beyond which a single update moves every weight so far that no trained model survives it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +62,10 @@ class Probe:
     """The advantage compares the samples of a prompt, so equal rewards teach nothing."""
     agreement: Agreement | None
     """None when no sample could be compared."""
-    lr: float
-    """Peak learning rate of the policy (actor.optim.lr)."""
+    optim: OptimizerConfig
+    """Of the policy (actor.optim)."""
+    has_adapter: bool = False
+    """The policy learns through LoRA."""
     has_teacher: bool = False
     """The policy learns from a teacher too, on every sample."""
 
@@ -281,14 +283,17 @@ def _loss_mask(probe: Probe) -> Check:
 
 def _learning_rate(probe: Probe) -> list[Check]:
     """Said only where it is too large: every optimizer here moves a weight by about the learning rate in a step."""
-    if probe.lr <= LARGE_LR:
+    optim, has_adapter = probe.optim, probe.has_adapter
+    size = how_large(optim, has_adapter=has_adapter)
+    if size == "usual":
         return []
+    why = "more than weights are in size" if size == "destroying" else "much of a weight's size"
     return [
         Check(
             name="learning rate",
-            text=f"actor.optim.lr={probe.lr:g} moves every weight by about that much in the first update",
-            level="warn",
-            advice="that destroys a trained model; usual are 1e-6 to 1e-5, 1e-4 with LoRA, 1e-3 for a tiny model",
+            text=f"actor.optim.lr={optim.lr:g} moves every weight by about that much in the first update, {why}",
+            level="stop" if size == "destroying" else "warn",
+            advice=f"that destroys a trained model; {usual('actor', optim, has_adapter=has_adapter)}",
         )
     ]
 

@@ -139,7 +139,8 @@ def _asked(config: Config, *, num_prompts: int) -> Preflight:
         max_response_tokens=config.data.max_response_tokens,
         max_failed_share=config.reward.max_failed_share,
         is_group_relative=adv_estimator_declaration(config.algorithm.adv_estimator).is_group_relative,
-        lr=config.actor.optim.lr,
+        optim=config.actor.optim,
+        has_adapter=config.model.lora.enabled,
         agreement=None,
     )
     stride = max(1, len(episodes) // SHOWN)
@@ -260,7 +261,8 @@ class _Trial:
             max_response_tokens=config.data.max_response_tokens,
             max_failed_share=config.reward.max_failed_share,
             is_group_relative=adv_estimator_declaration(config.algorithm.adv_estimator).is_group_relative,
-            lr=config.actor.optim.lr,
+            optim=config.actor.optim,
+            has_adapter=config.model.lora.enabled,
             has_teacher="teacher" in config.roles,
             agreement=self._agreement(),
         )

@@ -60,7 +60,8 @@ def make_adamw_8bit(
         from torchao.optim import AdamW8bit
     except ImportError as error:
         raise ValueError(
-            "optim.name is adamw_8bit, which needs the package torchao; install it with: pip install 'strop[optim8bit]'"
+            "optim.name of a role is adamw_8bit, which needs the package torchao; install it with: "
+            "pip install 'strop[optim8bit]'"
         ) from error
     optimizer: torch.optim.Optimizer = AdamW8bit(list(groups), lr=lr, betas=betas, eps=eps)
     return optimizer

@@ -159,7 +159,7 @@ def _team(parameter: nn.Parameter) -> dist.ProcessGroup | None:
     if len(cuts) > 1 or parameter.placements[cuts[0]] != Shard(0):
         raise ValueError(
             f"a matrix of shape {tuple(parameter.shape)} is sharded as {parameter.placements}, but Muon needs whole "
-            f"rows on each rank; use optim.name=adamw"
+            f"rows on each rank; use optim.name=adamw for this role"
         )
     group: dist.ProcessGroup = parameter.device_mesh.get_group(cuts[0])
     return group

@@ -58,23 +58,24 @@ def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, secti
     if world_size % sp_size:
         raise ValueError(
             f"{section}.sequence_parallel is {sp_size}, but {world_size} processes do not divide into groups of "
-            f"{sp_size}; use a multiple of {sp_size} processes, or sequence_parallel={_choices(world_size, heads)}"
+            f"{sp_size}; use a multiple of {sp_size} processes, or "
+            f"{section}.sequence_parallel={_choices(world_size, heads)}"
         )
     if heads % sp_size:
         raise ValueError(
             f"{section}.sequence_parallel is {sp_size}, but the {heads} attention heads of the model do not divide "
-            f"over {sp_size} ranks; use sequence_parallel={_choices(world_size, heads)}"
+            f"over {sp_size} ranks; use {section}.sequence_parallel={_choices(world_size, heads)}"
         )
     if "linear_attention" in (getattr(text, "layer_types", None) or ()):
         raise ValueError(
             f"{section}.sequence_parallel is {sp_size}, but layers of {text.model_type} carry a state from token to "
-            f"token, which no rank can begin in the middle of; use sequence_parallel=1"
+            f"token, which no rank can begin in the middle of; use {section}.sequence_parallel=1"
         )
     growing = _rope_types(text) & {"dynamic", "longrope"}
     if growing:
         raise ValueError(
             f"{section}.sequence_parallel is {sp_size}, but the model's rotary embedding of type {growing.pop()!r} "
-            f"depends on the longest sequence, of which a rank sees only a part; use sequence_parallel=1"
+            f"depends on the longest sequence, of which a rank sees only a part; use {section}.sequence_parallel=1"
         )
 
 
@@ -112,7 +113,7 @@ class UlyssesAttention:
         if heads % self._size:
             raise ValueError(
                 f"layer {layer} has {heads} attention heads, which do not divide over the {self._size} ranks of "
-                f"engine.sequence_parallel; set it to a divisor of {heads}"
+                f"this role's engine.sequence_parallel; set it to a divisor of {heads}"
             )
         q = heads // self._size  # query heads of a rank
         repeats = _key_repeats(heads, key.shape[1], q)

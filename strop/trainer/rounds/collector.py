@@ -99,7 +99,8 @@ class RoundsCollector(RolloutCollector):
             raise TooFewGroups(
                 f"only {found} of {wanted} groups could teach after {len(rounds)} rounds "
                 f"({', '.join(f'{n} {cause}' for cause, n in Counter(dropped.values()).items())}): use data "
-                f"of another difficulty, raise algorithm.filter_groups.max_rounds, or set at_limit=train"
+                f"of another difficulty, raise algorithm.filter_groups.max_rounds, or set "
+                f"algorithm.filter_groups.at_limit=train"
             )
         reports = [report for one in rounds for report in one.episodes.reports]
         return self._joined(rounds, dropped, self._counts(dropped, reports, len(rounds)))

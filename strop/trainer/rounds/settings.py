@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Literal
+from typing import Annotated, Literal
 
 from strop.algorithms.registry import FILTERS
 from strop.base.field_types import NonNegativeInt, PositiveInt
@@ -36,7 +36,7 @@ class FilterGroupsConfig:
     """After the last round with too few groups: train on those there are, or end the run."""
     retire_solved: bool = False
     """Do not visit a prompt again once every sample of a group solved it."""
-    defer_failed: NonNegativeInt = 0
+    defer_failed: Annotated[NonNegativeInt, "0 is not at all"] = 0
     """Epochs for which a prompt rests after no sample solved it."""
 
     @property

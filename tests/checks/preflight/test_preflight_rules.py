@@ -11,6 +11,7 @@ import pytest
 from strop.checks.preflight.rules import Agreement, Probe, can_teach, examine
 from strop.checks.preflight.tokens import AnswerEnd, TokenFacts, examine_tokens
 from strop.checks.preflight.verdict import Check
+from strop.engines.config import OptimizerConfig
 from strop.rewards import Outcome
 from strop.workers.reports import EpisodeReport
 
@@ -42,7 +43,7 @@ CLOSE = Agreement(num_tokens=48, max_log_prob=1e-6, mean_log_prob=1e-7, mean_pro
 def probe(reports: list[EpisodeReport], **changes: Any) -> Probe:
     values: dict[str, Any] = {
         "tokens": FACTS, "reports": reports, "max_response_tokens": 64, "max_failed_share": 0.2,
-        "is_group_relative": True, "agreement": CLOSE, "lr": 1e-2,
+        "is_group_relative": True, "agreement": CLOSE, "optim": OptimizerConfig(lr=1e-2),
         "rewards": {r.id: (r.score,) for r in reports if r.score is not None and r.num_sampled_tokens},
     }  # fmt: skip
     return Probe(**{**values, **changes})
@@ -95,6 +96,10 @@ def far(**changes: Any) -> dict[str, Agreement]:
     return {"agreement": dataclasses.replace(CLOSE, **changes)}
 
 
+def rate(lr: float, *, name: Any = "adamw", has_adapter: bool = False) -> dict[str, Any]:
+    return {"optim": OptimizerConfig(lr=lr, name=name), "has_adapter": has_adapter}
+
+
 CUT = {"stop_reason": "length"}
 
 
@@ -112,7 +117,12 @@ CUT = {"stop_reason": "length"}
         (groups([None] * 9 + [1.0]), {}, "scoring", "stop", "mend the reward function"),
         (groups([1.0, 0.0], **CUT), {}, "length", "warn", "raise data.max_response_tokens"),
         (groups([1.0, 0.0], num_sampled_tokens=0), {}, "loss mask", "stop", "nothing could be trained"),
-        (groups([1.0, 0.0]), {"lr": 0.011}, "learning rate", "warn", "that destroys a trained model"),
+        (groups([1.0, 0.0]), rate(0.011), "learning rate", "warn", "usual are 1e-6 to 1e-5, 1e-5 to 1e-4 with LoRA"),
+        (groups([1.0, 0.0]), rate(0.1), "learning rate", "stop", "that destroys a trained model"),
+        (groups([1.0, 0.0]), rate(1.0), "learning rate", "stop", "usual are 1e-6 to 1e-5"),
+        (groups([1.0, 0.0]), rate(0.1, has_adapter=True), "learning rate", "warn", "usual are 1e-5 to 1e-4 with LoRA"),
+        (groups([1.0, 0.0]), rate(1.0, has_adapter=True), "learning rate", "stop", "usual are 1e-5 to 1e-4 with LoRA"),
+        (groups([1.0, 0.0]), rate(0.02, name="muon"), "learning rate", "warn", "0.02 of other implementations is"),
         (groups([1.0, 0.0]), far(max_log_prob=0.3), "engine", "warn", "algorithm=tis"),
         (groups([1.0, 0.0]), far(mean_prob=0.02, is_float32=False), "engine", "warn", "algorithm=tis"),
         (groups([1.0, 0.0]), far(mean_log_prob=0.6), "engine", "stop", "the two hold other weights"),

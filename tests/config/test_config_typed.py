@@ -1,0 +1,150 @@
+"""A sentence about a value quotes what was typed, and its advice is for the place where it was typed."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from annotated_types import Ge, Gt
+
+from strop.base.field_types import fits, type_name, union_members, without_bounds
+from strop.base.wrong_values import mismatch
+from strop.config import ConfigError, load_config
+from strop.config.places import place_of
+from strop.config.schema import tree
+from strop.trainer.config import Config
+
+
+def refused(*overrides: str, source: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(Config, source=source, overrides=overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("typed", ["7e12345", "1_000", "1.10", "1e5", "True", "0", "-0"])
+def test_text_that_looks_like_a_number_is_quoted_as_it_was_typed(typed: str) -> None:
+    sentence = refused(f"model.revision={typed}")
+    assert sentence.startswith(f"model.revision is {typed}, but it needs text; ")
+    advice = sentence.rpartition(": ")[2]
+    assert advice == f"""'model.revision="{typed}"'"""
+    # What is advised works: the shell takes the outer quotes away.
+    assert load_config(Config, overrides=[advice.strip("'")]).model.revision == typed
+
+
+def test_an_entry_of_a_list_is_quoted_as_it_was_typed() -> None:
+    sentence = refused("data.train_files=[a.parquet,7e12345]")
+    assert sentence == (
+        "data.train_files[1] is 7e12345, but it needs text; to make it text, put it in quotes, inside those of the "
+        """shell: '"7e12345"'"""
+    )
+
+
+def test_a_value_in_a_file_has_its_line_and_advice_for_files(tmp_path: Path) -> None:
+    source = tmp_path / "my.yaml"
+    source.write_text(
+        "model:\n  path: somewhere\n  revision: 7e12345\ndata:\n  val_files:\n    - a.parquet\n    - 1_0\n"
+        "trainer: {seed: 010,\n  max_steps: 1.50}\nreward:\n  pathh: a\n"
+    )
+    sentence = refused(source=source)
+    text = "but it needs text; to make it text, put it in quotes"
+    for expected in (
+        f'model.revision is 7e12345 (in {source}, line 3), {text}: "7e12345"',
+        f'data.val_files[1] is 1_0 (in {source}, line 7), {text}: "1_0"',
+        f"trainer.seed is '010' (in {source}, line 8), but it needs a whole number; write 10",
+        f"trainer.max_steps is 1.50 (in {source}, line 9), but it needs a whole number of at least 1 or null",
+        f"unknown key reward.pathh (in {source}, line 11); the nearest valid key is reward.path",
+    ):
+        assert expected in sentence
+    assert "shell" not in sentence
+
+
+def test_an_override_of_a_value_in_a_file_is_the_one_that_is_quoted(tmp_path: Path) -> None:
+    source = tmp_path / "my.yaml"
+    source.write_text("model: {revision: 1.50}\n")
+    assert refused("model.revision=2.50", source=source).startswith(
+        "model.revision is 2.50, but it needs text"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "advice"),
+    [
+        ("trainer.seed=010", "; write 10"),
+        ('trainer.seed="1_000"', "; write 1000"),
+        ('actor.optim.lr="1e-6"', "; write 1e-6 without quotes"),
+        ("data.filter_overlong_prompts=on", "; write true"),
+        ("data.filter_overlong_prompts=no", "; write false"),
+        ("data.filter_overlong_prompts=1", "; write true"),
+        ("eval.every=false", "; write 0"),
+        ("trainer.max_steps=None", "; for none, write null"),
+        ("trainer.max_steps=-1", "; for none, write null"),
+        ("data.val_files=null", "; for none, write data.val_files=[]"),
+        ("data.val_files=None", "; for none, write data.val_files=[]"),
+        (
+            'data.train_files="a.parquet, b.parquet"',
+            "; for a list, write data.train_files=[a.parquet,b.parquet]",
+        ),
+        (
+            "data.train_files=a.parquet,b.parquet",
+            "for a list, write 'data.train_files=[a.parquet,b.parquet]'",
+        ),
+        (
+            """trainer.trackers="['console','wandb']\"""",
+            "; without the quotes around it, it is a list: trainer.trackers=['console','wandb']",
+        ),
+        ("model.revision=null", '; for none, write ""'),
+        ("reward.kwargs=null", "; for none, write {}"),
+        ("trainer.seed=null", "; leave it out for its default"),
+        ("run.keep=0", "; the nearest valid key is run.keep_last"),
+    ],
+)
+def test_the_value_that_was_meant_is_named(override: str, advice: str) -> None:
+    sentence = refused(override)
+    assert sentence.endswith(advice)
+    written = advice.rpartition("write ")[2].replace(" without quotes", "").strip("'")
+    if "write" in advice:
+        key = override.partition("=")[0]
+        load_config(Config, overrides=[written if "=" in written else f"{key}={written}"])  # it is taken
+
+
+def test_the_infinity_of_yaml_is_taken_on_the_command_line_too() -> None:
+    config = load_config(Config, overrides=["actor.optim.max_grad_norm=.inf"])
+    assert config.actor.optim.max_grad_norm == math.inf
+
+
+def _says_never(bound: object) -> bool:
+    return (isinstance(bound, Ge) and bound.ge == 0) or (isinstance(bound, Gt) and bound.gt == 0)
+
+
+COUNTS = [
+    key
+    for key, found in tree(Config).items()
+    if any(
+        without_bounds(member) in (int, float) and any(map(_says_never, getattr(member, "__metadata__", ())))
+        for member in union_members(found.hint)
+    )
+]
+
+
+@pytest.mark.parametrize("key", COUNTS)
+def test_minus_one_is_answered_with_what_says_never(key: str) -> None:
+    # Elsewhere -1 says never, all or no limit. Here 0, null or .inf does, where the field takes it for that.
+    hint = tree(Config)[key].hint
+    sentence = mismatch(key, hint, -1)
+    if fits(hint, None):
+        assert "null" in sentence.removeprefix(f"{key} is -1, but it needs {type_name(hint)}")
+    elif without_bounds(hint) is int:
+        assert ": 0 " in sentence
+    elif fits(hint, math.inf) and not key.endswith(("temperature", "timeout_s")):
+        assert ": .inf " in sentence or ": 0 " in sentence
+
+
+def test_the_place_of_a_key_in_a_file() -> None:
+    text = "a:\n  b: [1, 'x',\n   {c: 0x1}]\n  d: >\n    long\n"
+    assert place_of(text, "a.b[0]") == (2, "1")
+    assert place_of(text, "a.b[1]") == (2, '"x"')
+    assert place_of(text, "a.b[2].c") == (3, "0x1")
+    assert place_of(text, "a") == (1, "")
+    assert place_of(text, "a.z") is None
+    assert place_of("a: [", "a") is None
