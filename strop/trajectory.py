@@ -85,6 +85,21 @@ def _check_places(media: Sequence[Media], num_tokens: int, where: str) -> None:
         end = one.start + one.num_tokens
 
 
+def continues(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the answer to these messages goes on with the last one of them, which is the assistant's."""
+    return bool(messages) and messages[-1].get("role") == "assistant"
+
+
+def with_answer(messages: Sequence[Mapping[str, Any]], text: str) -> tuple[Mapping[str, Any], ...]:
+    """A conversation with its answer: behind it, or behind the words of a last message that the answer continues."""
+    if not continues(messages):
+        return (*messages, {"role": "assistant", "content": text})
+    *before, last = messages
+    given = last.get("content") or ""
+    whole = given + text if isinstance(given, str) else [*given, {"type": "text", "text": text}]
+    return (*before, {**last, "content": whole})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """One visit of a dataset row: what is asked, as token ids, and what the scorer needs."""

@@ -15,11 +15,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from strop.chat_template import TemplateTooCostly
-from strop.data.chat import Chat, encode_all, render, require_chat_template, to_chat, to_messages
+from strop.data.chat import Chat, check_last, encode_all, render_prompt, require_chat_template, to_chat
 from strop.data.config import DataConfig
 from strop.data.media import media_reader
 from strop.data.prompts import truncate
-from strop.data.rows import missing_values, row_data_source, row_extra_info, row_messages
+from strop.data.rows import missing_values, prompt_messages, row_data_source, row_extra_info, row_messages
 from strop.run.samples.rows import shown_text
 
 _MAX_BINS = 10
@@ -182,7 +182,7 @@ class _Prompts:
             if chat.media:
                 self.media[row] = media_reader(chat.where).row_media(self._tokenizer, chat.media, chat.where)
                 self.media[row].read()
-            self._waiting.append((row, render(self._tokenizer, chat, add_generation_prompt=True)))
+            self._waiting.append((row, render_prompt(self._tokenizer, chat)))
         except TemplateTooCostly:
             raise  # no fault of the row, and the next one would take as long
         except ValueError as error:
@@ -213,7 +213,8 @@ def _chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
         ValueError: it is malformed.
     """
     row_extra_info(source, where)
-    messages = to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
+    messages = prompt_messages(source, config, where)
+    check_last(messages, where, may_continue=config.continue_final_message)
     options, columns = config.chat_template_kwargs, config.media_columns
     return to_chat(source, messages, options=options, where=where, media_columns=columns)
 

@@ -6,6 +6,7 @@ template are all there are.
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,9 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.border import encodable_value, read_json
 from strop.chat_template import TemplateRefused, apply_template
+from strop.data.config import JsonMessages
 from strop.data.media import has_media, media_reader, refuse_audio
+from strop.trajectory import continues
 
 NO_TEMPLATE = (
     "the tokenizer of {name} has no chat template, so chat messages cannot be turned into tokens; use an "
@@ -70,6 +73,55 @@ def to_messages(value: object, *, role: str, where: str, key: str) -> tuple[dict
         _with_tool_calls(_without_none(message), f"{where}: message {number} of column {key!r}")
         for number, message in enumerate(value, start=1)
     )
+
+
+def from_json_text(value: object, how: JsonMessages, *, where: str, key: str, setting: str) -> object:
+    """What a column holds, with messages in place of their JSON text where `how` says so.
+
+    Args:
+        value: of the column.
+        how: what becomes of such a text.
+        where, key: as of `to_messages`.
+        setting: full key of `how`.
+
+    Raises:
+        ValueError: it is refused.
+    """
+    messages = messages_in(value) if how != "text" and isinstance(value, str) else None
+    if messages is None:
+        return value
+    if how == "refuse":
+        raise ValueError(
+            f"{where}: column {key!r} holds messages as JSON text; {setting}=read reads them, {setting}=text takes the "
+            f"text itself as one message"
+        )
+    return messages
+
+
+def messages_in(text: str) -> list[Any] | None:
+    """The messages of a text that is a list of them, as JSON or as Python prints it; None for any other."""
+    if not text.lstrip().startswith("[") or "role" not in text:
+        return None
+    for read in (read_json, ast.literal_eval):
+        try:
+            value = read(text.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(value, list) and value:
+            if all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in value):
+                return value
+            return None
+    return None
+
+
+def check_last(messages: Sequence[Mapping[str, Any]], where: str, *, may_continue: bool) -> None:
+    """Refuse, by a ValueError, a prompt whose last message is the assistant's, where data.continue_final_message is
+    false."""
+    if continues(messages) and not may_continue:
+        raise ValueError(
+            f"{where} ends with a message of the assistant, and data.continue_final_message is false: remove that "
+            f"message, or set it to true, so that the answer continues it"
+        )
 
 
 def _with_tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
@@ -161,8 +213,21 @@ def render(
     *,
     num_messages: int | None = None,
     add_generation_prompt: bool,
+    continue_final_message: bool = False,
 ) -> str:
-    """Text of the first `num_messages` messages (all by default) through the chat template."""
+    """Text of the first `num_messages` messages (all by default) through the chat template.
+
+    Args:
+        tokenizer: with a chat template.
+        chat: messages, tools and options.
+        num_messages: how many.
+        add_generation_prompt: with the beginning of an answer behind them.
+        continue_final_message: up to the last word of the last one.
+
+    Raises:
+        ValueError: the template refuses them.
+    """
+    ends = {"continue_final_message": True} if continue_final_message else {}
     try:
         text = apply_template(
             tokenizer,
@@ -170,11 +235,21 @@ def render(
             chat.tools,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
+            **ends,
             **chat.options,
         )
     except TemplateRefused as error:
         raise ValueError(template_refused(chat, error)) from error
     return str(text)
+
+
+def render_prompt(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> str:
+    """Text of a prompt, up to its answer: with the beginning of one, or up to the last word of a last message of the
+    assistant, which the answer continues."""
+    is_continued = continues(chat.messages)
+    return render(
+        tokenizer, chat, add_generation_prompt=not is_continued, continue_final_message=is_continued
+    )
 
 
 def template_refused(chat: Chat, error: Exception) -> str:

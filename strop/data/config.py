@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from strop.base.field_types import NonEmptyText, NonNegativeInt, PositiveInt
 from strop.base.sections import section, section_on
 
+JsonMessages = Literal["refuse", "read", "text"]
+"""What becomes of a text that is a list of messages, written as JSON or by Python."""
 Column = Annotated[NonEmptyText, "name a column, or leave it out for the usual one"]
 
 
@@ -32,6 +35,12 @@ class DataConfig:
     from it, but nothing that this run uses or that was used within the last hour."""
     prompt_key: Column = "prompt"
     """Column with the prompt: a list of chat messages, or a string that becomes one user message."""
+    json_messages: JsonMessages = "refuse"
+    """What becomes of a prompt that is a list of messages as JSON text, as tables often hold it by accident: it is
+    refused, read as messages, or taken as a text of the user."""
+    continue_final_message: bool = True
+    """A prompt whose last message is the assistant's is continued: the answer goes on from its last word, as in TRL.
+    False refuses such rows."""
     image_key: Column = "images"
     """Column with the images of a prompt."""
     video_key: Column = "videos"
@@ -78,6 +87,7 @@ class DataConfig:
         return {"image": self.image_key, "video": self.video_key}
 
     def __post_init__(self) -> None:
+        check_template_kwargs("data", self.chat_template_kwargs)
         if self.image_key == self.video_key:
             raise ValueError(
                 f"data.image_key and data.video_key are both {self.image_key!r}; give each kind a column of its own"
@@ -97,4 +107,22 @@ class DataConfig:
                 "data.streaming=true meets a prompt that is too long at its visit, in the middle of a run, where "
                 "data.truncation=error would end it: set data.filter_overlong_prompts=true to pass over such "
                 "prompts, or data.truncation to left, right or middle to cut them"
+            )
+
+
+def check_template_kwargs(section: str, options: Mapping[str, Any]) -> None:
+    """Refuse arguments of `apply_chat_template` among the variables of a template, as a ValueError."""
+    taken = ("add_generation_prompt", "continue_final_message", "tokenize", "tools", "return_dict")
+    for name in taken:
+        if name in options:
+            how = (
+                "data.continue_final_message says so"
+                if name == "continue_final_message"
+                else "each prompt is rendered up to its answer"
+                if name == "add_generation_prompt"
+                else "strop sets it"
+            )
+            raise ValueError(
+                f"{section}.chat_template_kwargs has {name}, which is no variable of a template but an argument of "
+                f"apply_chat_template: leave it out, {how}"
             )

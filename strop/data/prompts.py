@@ -14,11 +14,13 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.base.guests import optional
 from strop.data.bad_rows import BadRows, null_in
-from strop.data.chat import Chat, encode_all, render, require_chat_template, to_chat, to_messages
+from strop.data.chat import Chat, check_last, encode_all, render_prompt, require_chat_template, to_chat
 from strop.data.config import DataConfig
 from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS, media_reader
 from strop.data.rows import (
+    is_text_prompt,
     missing_values,
+    prompt_messages,
     row_data_source,
     row_extra_info,
     row_messages,
@@ -147,10 +149,8 @@ class PromptDataset:
                 config.ground_truth_key.split(".")[0]
             )  # a plain column stays: TRL rewards take it by name
         columns = {key: value for key, value in source.items() if key not in named}
-        if isinstance(
-            text := source[config.prompt_key], str
-        ):  # TRL rewards take prompts and answers as texts then
-            columns["prompt"] = text
+        if is_text_prompt(source, config):  # TRL rewards take prompts and answers as texts then
+            columns["prompt"] = source[config.prompt_key]
         return Prompt(
             uid=uid,
             row=row,
@@ -221,7 +221,7 @@ class PromptDataset:
 
     def _chat(self, row: int, source: Mapping[str, Any]) -> Chat:
         """The conversation of a row."""
-        config, key, where = self._config, self._config.prompt_key, self._where(row)
+        config, where = self._config, self._where(row)
         missing = missing_values(source, config)
         if empty := null_in(source, list(missing)):
             raise ValueError(f"{where} has {empty}: give a value, or remove the row")
@@ -229,7 +229,8 @@ class PromptDataset:
             wanted = "; none for ".join(f"{name!r} ({what})" for name, what in missing.items())
             raise ValueError(f"{where} has no value for {wanted}; columns found: {', '.join(source)}")
         row_extra_info(source, where)
-        messages = to_messages(source[key], role="user", where=where, key=key)
+        messages = prompt_messages(source, config, where)
+        check_last(messages, where, may_continue=config.continue_final_message)
         options, columns = config.chat_template_kwargs, config.media_columns
         chat = to_chat(source, messages, options=options, where=where, media_columns=columns)
         if chat.media and row not in self._media:
@@ -337,7 +338,7 @@ def encode_prompts(
         for chat in chats:
             text = None
             with reading(chat):
-                text = render(tokenizer, chat, add_generation_prompt=True)
+                text = render_prompt(tokenizer, chat)
             if text is not None:
                 yield text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from strop.data.chat import to_messages
+from strop.data.chat import from_json_text, messages_in, to_messages
 from strop.data.config import DataConfig
 from strop.data.media import without_contents
 
@@ -53,9 +53,26 @@ def value_inside(source: Mapping[str, Any], key: str | None) -> Any:
 
 def row_messages(source: Mapping[str, Any], config: DataConfig, where: str) -> tuple[dict[str, Any], ...]:
     """The prompt as chat messages, as they stand in the row; pictures in their parts are only named."""
-    return without_contents(
-        to_messages(source[config.prompt_key], role="user", where=where, key=config.prompt_key)
+    return without_contents(prompt_messages(source, config, where))
+
+
+def prompt_messages(source: Mapping[str, Any], config: DataConfig, where: str) -> tuple[dict[str, Any], ...]:
+    """The prompt as chat messages.
+
+    Raises:
+        ValueError: the column holds no prompt.
+    """
+    key = config.prompt_key
+    value = from_json_text(
+        source[key], config.json_messages, where=where, key=key, setting="data.json_messages"
     )
+    return to_messages(value, role="user", where=where, key=key)
+
+
+def is_text_prompt(source: Mapping[str, Any], config: DataConfig) -> bool:
+    """Whether the prompt is a text, which becomes one message of the user."""
+    text = source[config.prompt_key]
+    return isinstance(text, str) and not (config.json_messages == "read" and messages_in(text))
 
 
 def row_extra_info(source: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.setup import AgentSetup
-from strop.data.chat import Chat, encode_all, render, require_chat_template
+from strop.data.chat import Chat, encode_all, render_prompt, require_chat_template
 from strop.engines.causal_lm import max_positions
 from strop.engines.model import load_tokenizer, read_shape
 from strop.evaluation.alone import answering, is_remote
@@ -82,7 +82,7 @@ class Answerer:
     async def _answer_all(
         self, chats: Sequence[Chat], samples: int, on_done: Callable[[], None]
     ) -> list[Episode]:
-        texts = [render(self._tokenizer, chat, add_generation_prompt=True) for chat in chats]
+        texts = [render_prompt(self._tokenizer, chat) for chat in chats]
         encoded = zip(chats, encode_all(self._tokenizer, texts), strict=True)
         prompts = [self._prompt(number, chat, ids) for number, (chat, ids) in enumerate(encoded)]
         turns = asyncio.Semaphore(self._config.rollout.max_running)

@@ -39,7 +39,10 @@ Without --prompts, and on a terminal, it is a chat: one message per line, /new b
 (data.prompt_key), a string or a list of messages.
 """
 READS = Reads(
-    keys=(*GENERATION, "data.prompt_key", "data.max_response_tokens", "data.chat_template_kwargs"),
+    keys=(
+        *GENERATION, "data.prompt_key", "data.json_messages", "data.continue_final_message",
+        "data.max_response_tokens", "data.chat_template_kwargs",
+    ),
     but=WHICH_MODEL,
     instead={
         "rollout.temperature": "--temperature", "rollout.top_p": "--top-p", "rollout.top_k": "--top-k",
@@ -237,7 +240,8 @@ def _lines(text: str, where: str, config: Config) -> list[_Question]:
 
 
 def _row(row: Mapping[str, Any], where: str, config: Config) -> _Question:
-    from strop.data.chat import to_chat, to_messages
+    from strop.data.chat import check_last, to_chat
+    from strop.data.rows import prompt_messages
 
     key = config.data.prompt_key
     if row.get(key) is None:
@@ -245,7 +249,8 @@ def _row(row: Mapping[str, Any], where: str, config: Config) -> _Question:
             f"{where} has no column {key!r} (the prompt; map it with data.prompt_key); columns found: "
             f"{', '.join(row)}"
         )
-    messages = to_messages(row[key], role="user", where=where, key=key)
+    messages = prompt_messages(row, config.data, where)
+    check_last(messages, where, may_continue=config.data.continue_final_message)
     chat = to_chat(row, messages, options=config.data.chat_template_kwargs, where=where)
     return _Question(prompt=row[key], chat=chat)
 

@@ -106,10 +106,11 @@ def encoded(
     tokenizer: Any, chat: Chat, text: str, stops: Sequence[int], where: str
 ) -> tuple[list[int], list[int]]:
     """Prompt and answer as the model would have written it: to the token that ends a turn."""
-    from strop.data.chat import encode_all, render
+    from strop.data.chat import encode_all, render, render_prompt
+    from strop.trajectory import with_answer
 
-    asked = render(tokenizer, chat, add_generation_prompt=True)
-    answered = dataclasses.replace(chat, messages=(*chat.messages, {"role": "assistant", "content": text}))
+    asked = render_prompt(tokenizer, chat)
+    answered = dataclasses.replace(chat, messages=with_answer(chat.messages, text))
     whole = render(tokenizer, answered, add_generation_prompt=False)
     if not whole.startswith(asked):
         raise ValueError(

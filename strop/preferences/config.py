@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from strop.base.field_types import NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from strop.base.sections import section
-from strop.data.config import Column
+from strop.data.config import Column, JsonMessages, check_template_kwargs
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.supervised.config import files_named
 
@@ -30,6 +30,9 @@ class PreferDataConfig:
     prompt_key: Column = "prompt"
     """Column with what was asked, a string (one user message) or a list of messages. A row without it, whose answers
     are whole conversations, was asked what these have in common."""
+    json_messages: JsonMessages = "refuse"
+    """What becomes of a column that holds a list of messages as JSON text: it is refused, read as messages, or taken
+    as a text."""
     chosen_key: Column = "chosen"
     """Column with the better answer, a string (one assistant message) or a list of messages."""
     rejected_key: Column = "rejected"
@@ -44,6 +47,9 @@ class PreferDataConfig:
     """Longest conversation, in tokens after the chat template; rows with a longer one are dropped and counted."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template, for example {enable_thinking: false}."""
+
+    def __post_init__(self) -> None:
+        check_template_kwargs("prefer.data", self.chat_template_kwargs)
 
 
 @section("prefer")

@@ -17,6 +17,7 @@ from strop.data.chat import (
     Chat,
     control_token_ids,
     encode,
+    from_json_text,
     render,
     require_chat_template,
     to_chat,
@@ -160,7 +161,7 @@ class PreferenceDataset:
         """Prompt, better and other answer."""
         config = self._config
         keys = (config.chosen_key, config.rejected_key)
-        chosen, rejected = (to_messages(row[key], role="assistant", where=where, key=key) for key in keys)
+        chosen, rejected = (self._read(row, key, "assistant", where) for key in keys)
         if chosen[0]["role"] == rejected[0]["role"] == "assistant":
             return self._prompt(row, where), chosen, rejected
         shared = 0
@@ -185,7 +186,13 @@ class PreferenceDataset:
                 f"{where} has no {key!r}, and its answers are no whole conversations; columns found: {', '.join(row)}. "
                 f"Map it with prefer.data.prompt_key"
             )
-        return to_messages(row[key], role="user", where=where, key=key)
+        return self._read(row, key, "user", where)
+
+    def _read(self, row: Mapping[str, Any], key: str, role: str, where: str) -> Messages:
+        """Messages of a column."""
+        how = self._config.json_messages
+        value = from_json_text(row[key], how, where=where, key=key, setting="prefer.data.json_messages")
+        return to_messages(value, role=role, where=where, key=key)
 
     def _rated(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[Compared]:
         """Each answer, and beside it the next row's, as if it had been given to this prompt."""
@@ -228,7 +235,7 @@ class PreferenceDataset:
                 f"{where} needs an answer in {key!r} and true or false in {label_key!r}; columns found: "
                 f"{', '.join(row)}. Map them with prefer.data.completion_key and prefer.data.label_key"
             )
-        answer = to_messages(row[key], role="assistant", where=where, key=key)
+        answer = self._read(row, key, "assistant", where)
         return self._prompt(row, where), answer, label
 
     def _tokenized(

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from strop.border import storable, usable
 from strop.border.text import BROKEN, describe_object
 from strop.rewards.outcome import Outcome
+from strop.trajectory import with_answer
 
 if TYPE_CHECKING:
     from strop.trajectory import Prompt, Trajectory
@@ -54,12 +55,13 @@ def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, wants_conversa
         },
     }  # fmt: skip
     if wants_conversation:
-        # As TRL has it: texts for a text prompt, message lists for a conversation.
+        # As TRL has it: texts for a text prompt, message lists for a conversation; an answer has what it continues.
         text_prompt = prompt.columns.get("prompt")
         is_text = isinstance(text_prompt, str)
+        conversation = with_answer(prompt.messages, text)
         call |= {
-            "prompt": text_prompt if is_text else list(prompt.messages),
-            "completion": text if is_text else [{"role": "assistant", "content": text}],
+            "prompt": text_prompt if is_text else list(conversation[:-1]),
+            "completion": text if is_text else [conversation[-1]],
             "completion_ids": list(trajectory.response_ids),
             "columns": {name: value for name, value in prompt.columns.items() if name != "prompt"},
             "prompt_ids": list(prompt.token_ids),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from strop.base.elsewhere import fetched
 from strop.base.field_types import FiniteFloat, NonNegativeFloat, PositiveInt
 from strop.base.sections import section
-from strop.data.config import Column
+from strop.data.config import Column, JsonMessages, check_template_kwargs
 from strop.data.mixing.settings import check_mixture
 from strop.engines.config import EngineConfig, OptimizerConfig
 
@@ -63,6 +63,9 @@ class SftDataConfig:
     trained_key: Column = "loss_mask"
     """Key of a message that says whether it is trained, true or false, 1 or 0; where no message of a row has it,
     trained_turns says so."""
+    json_messages: JsonMessages = "refuse"
+    """What becomes of a column that holds a list of messages as JSON text: it is refused, read as messages, or taken
+    as a text."""
     prompt_key: Column = "prompt"
     """Without messages: column with what is given, a string (one user message) or a list of messages; with dots what
     lies inside a column, such as extra_info.question."""
@@ -81,6 +84,7 @@ class SftDataConfig:
 
     def __post_init__(self) -> None:
         check_mixture(self, "sft.data")
+        check_template_kwargs("sft.data", self.chat_template_kwargs)
 
 
 @section("sft.distillation")

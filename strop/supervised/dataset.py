@@ -10,7 +10,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from strop.data.bad_rows import BadRows, null_in
-from strop.data.chat import Chat, control_token_ids, require_chat_template, to_chat, to_messages
+from strop.data.chat import (
+    Chat,
+    control_token_ids,
+    from_json_text,
+    require_chat_template,
+    to_chat,
+    to_messages,
+)
 from strop.data.media import MEDIA_COLUMNS, content_parts, media_reader
 from strop.data.rows import value_inside
 from strop.supervised.config import SftDataConfig
@@ -214,13 +221,13 @@ class SftDataset:
             config.completion_key,
         )
         if row.get(messages_key) is not None:
-            messages = to_messages(row[messages_key], role="user", where=where, key=messages_key)
+            messages = self._read(row[messages_key], role="user", where=where, key=messages_key)
             first_trained = 0
         elif (asked := value_inside(row, prompt_key)) is not None and (
             answer := value_inside(row, completion_key)
         ) is not None:
-            prompt = to_messages(asked, role="user", where=where, key=prompt_key)
-            completion = to_messages(answer, role="assistant", where=where, key=completion_key)
+            prompt = self._read(asked, role="user", where=where, key=prompt_key)
+            completion = self._read(answer, role="assistant", where=where, key=completion_key)
             messages, first_trained = prompt + completion, len(prompt)
         elif empty := null_in(row, (messages_key, prompt_key, completion_key)):
             raise ValueError(
@@ -238,6 +245,12 @@ class SftDataset:
                 f"{', '.join(message['role'] for message in messages)}); add the answer, or remove the row"
             )
         return messages, first_trained
+
+    def _read(self, value: object, *, role: str, where: str, key: str) -> tuple[dict[str, Any], ...]:
+        """Messages of a column."""
+        how = self._config.json_messages
+        value = from_json_text(value, how, where=where, key=key, setting="sft.data.json_messages")
+        return to_messages(value, role=role, where=where, key=key)
 
     def _trained(
         self, messages: Sequence[Mapping[str, Any]], first_trained: int, where: str

@@ -18,7 +18,7 @@ from strop.rollout.types import TokenOutput
 from strop.tools.answers import CLOSE, FunctionCall, ParsedTurn, split_thinking
 from strop.tools.images import ImageEncoder, as_read
 from strop.tools.templates import MAX_CHARS_PER_TOKEN
-from strop.trajectory import Media, MediaTokens, Prompt, Trajectory
+from strop.trajectory import Media, MediaTokens, Prompt, Trajectory, continues
 
 CONTINUED = "continued"
 """Stop reason of a sequence after which the conversation went on in another one."""
@@ -34,6 +34,7 @@ class Conversation:
         self._max_row = len(trajectory.prompt_ids) + context.sampling.max_tokens
         self._messages: list[Mapping[str, Any]] = list(prompt.messages)
         """As the template sees them."""
+        self._is_continued = continues(prompt.messages)
         self._log: list[dict[str, Any]] = []
         self._has_thinking = False
         self._call_names: list[str] = []
@@ -75,7 +76,11 @@ class Conversation:
             self._call_names,
             [call.tool_call_id if isinstance(call, FunctionCall) else None for call in parsed.calls],
         )
-        self._messages.append(self._as_message(output, parsed))
+        message = self._as_message(output, parsed)
+        if self._is_continued:  # one message, begun by the row
+            message = {**message, "content": f"{self._messages.pop()['content']}{message['content']}"}
+            self._is_continued = False
+        self._messages.append(message)
         entry: dict[str, Any] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning:
             entry["reasoning"] = parsed.reasoning

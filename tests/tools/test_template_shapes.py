@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -119,10 +120,13 @@ def test_a_result_has_the_id_that_the_model_gave_its_call(
     )
 
 
-def begun(tokenizer: Any, tool_format: str) -> Conversation:
+def begun(tokenizer: Any, tool_format: str, *, last: str = "") -> Conversation:
     tool = Echo()
     setup = setup_with(tokenizer, [tool], tool_format=tool_format)
     prompt: Prompt = prompt_of(tokenizer, tools=[tool.tool_schema.model_dump()])
+    if last:  # which the answer continues
+        messages = (*prompt.messages, {"role": "assistant", "content": last})
+        prompt = dataclasses.replace(prompt, messages=messages)
     context = setup.context(prompt, sampling_of(tokenizer), deadline=60.0)
     trajectory = Trajectory(uid=prompt.uid, sample_index=0, prompt_ids=prompt.token_ids)
     return Conversation(prompt, trajectory, context)
@@ -151,6 +155,17 @@ def test_an_answer_that_the_template_ends_with_another_token_is_not_left_in_the_
     shown = tokenizer.decode(second.prompt_ids)
     assert "It is 3.<|end|><|start|>user<|message|>Sure?<|end|><|start|>assistant" in shown
     assert "<|return|>" not in shown
+
+
+def test_an_answer_and_the_message_that_it_continues_are_one_in_a_rewritten_history() -> None:
+    tokenizer = family_tokenizer("gpt_oss")
+    conversation = begun(tokenizer, "gpt_oss", last="Let me see. ")
+    answer(conversation, tokenizer, "It is 3.<|return|>")
+    assert conversation.add_replies(["Sure?"], role="user")
+    _, second = conversation.finish("stop", extra={}, numbers={}, timings={})
+    shown = tokenizer.decode(second.prompt_ids)
+    assert "Let me see. It is 3.<|end|>" in shown
+    assert shown.count("Let me see. ") == 1
 
 
 @pytest.mark.parametrize("knows_fields", [False, True])

@@ -12,7 +12,7 @@ from strop.engines.model import read_shape
 from strop.engines.unused_tokens import unused_token_ids
 from strop.trainer.config import Config
 from strop.trainer.setup import sampling_of
-from strop.trajectory import Prompt
+from strop.trajectory import Prompt, continues, with_answer
 
 _ANSWER = "strop:answer"
 """Stands for an answer in a rendered chat: nothing that a template writes by itself."""
@@ -52,7 +52,8 @@ def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> To
 def _opening(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
     """What the template writes before an answer; None when it refuses these messages without their tools."""
     options = config.data.chat_template_kwargs
-    chat = Chat(messages=tuple(prompt.messages), where=prompt.uid, options=options)
+    messages = prompt.messages[:-1] if continues(prompt.messages) else prompt.messages
+    chat = Chat(messages=tuple(messages), where=prompt.uid, options=options)
     try:
         whole = render(tokenizer, chat, add_generation_prompt=True)
         bare = render(tokenizer, chat, add_generation_prompt=False)
@@ -63,7 +64,7 @@ def _opening(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
 
 def _answered(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
     """The chat of a prompt with an answer; None when the template refuses it or leaves the answer out."""
-    messages = (*prompt.messages, {"role": "assistant", "content": _ANSWER})
+    messages = with_answer(prompt.messages, _ANSWER)
     chat = Chat(messages=messages, where=prompt.uid, options=config.data.chat_template_kwargs)
     try:
         text = render(tokenizer, chat, add_generation_prompt=False)

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from strop.border import read_json
-from strop.data.chat import encode_all, render, to_chat, to_messages
+from strop.data.chat import encode_all, render_prompt, to_chat, to_messages
 from strop.data.readers import check_entries, read_rows, without_filled_nulls
 
 _BATCH = 512
@@ -149,7 +149,7 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         row = without_filled_nulls(row)
         messages = to_messages(self._build_messages(row), role="user", where=where, key=self.prompt_key)
         chat = to_chat(row, messages, options=self.apply_chat_template_kwargs, where=where)
-        return render(self.tokenizer, chat, add_generation_prompt=True)
+        return render_prompt(self.tokenizer, chat)
 
     def _build_messages(self, example: dict[str, Any]) -> Any:
         """The prompt of a row: a list of messages, from a list, its JSON text, or a text that is one user message."""

@@ -1,0 +1,138 @@
+"""Prompts that end with a message of the assistant, and messages that are JSON text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from references.chat_templates import CHATML, make_tokenizer
+from strop.data import DataConfig, PromptDataset, SftDataConfig, SftDataset
+from strop.data.chat import Chat
+from strop.evaluation.given_answers import encoded
+from strop.preferences.config import PreferDataConfig
+from strop.preferences.rows import PreferenceDataset
+from strop.rewards.wire import call_of
+from strop.trajectory import Prompt, Trajectory, with_answer
+
+BEGUN = [
+    {"role": "user", "content": "2 + 2?"},
+    {"role": "assistant", "content": "Let me think. The answer"},
+]
+
+
+def config(**changes: Any) -> DataConfig:
+    return DataConfig(**{"train_files": ("x.parquet",), "ground_truth_key": None, **changes})
+
+
+def row(prompt: Any) -> dict[str, Any]:
+    return {"data_source": "x", "prompt": prompt}
+
+
+def prompt_of(value: Any, **changes: Any) -> Prompt:
+    return PromptDataset([row(value)], make_tokenizer(CHATML), config(**changes), "train").prompt(
+        0, "e0-000000"
+    )
+
+
+# ------------------------------------------------------------------------- messages that the answer continues
+
+
+def test_the_answer_goes_on_with_the_last_word_of_the_assistant() -> None:
+    tokenizer = make_tokenizer(CHATML)
+    expected = tokenizer.apply_chat_template(
+        BEGUN, continue_final_message=True, add_generation_prompt=False, tokenize=True, return_dict=False
+    )
+    found = prompt_of(BEGUN)
+    assert list(found.token_ids) == expected
+    assert tokenizer.decode(expected).endswith("<|im_start|>assistant\nLet me think. The answer")
+    assert list(found.messages) == BEGUN
+
+
+def test_such_rows_are_refused_where_the_setting_says_so() -> None:
+    with pytest.raises(
+        ValueError, match=r"train row 0 ends with a message of the assistant, and data\.continue"
+    ):
+        prompt_of(BEGUN, continue_final_message=False)
+    assert prompt_of(BEGUN[:1], continue_final_message=False).messages == tuple(BEGUN[:1])
+
+
+def test_a_reward_in_trls_form_gets_one_message_with_both_parts() -> None:
+    prompt = prompt_of(BEGUN)
+    started = Trajectory(uid=prompt.uid, sample_index=0, prompt_ids=prompt.token_ids)
+    played = started.with_sampled((1, 2), (-0.1, -0.2), (0, 0))
+    call = call_of(prompt, played, " is 4", wants_conversation=True)
+    # As TRL's GRPOTrainer: the last message is taken off the prompt, and put before the completion.
+    assert call["prompt"] == BEGUN[:1]
+    assert call["completion"] == [{"role": "assistant", "content": "Let me think. The answer is 4"}]
+    assert call["solution_str"] == " is 4"
+
+
+def test_an_answer_of_a_file_is_encoded_behind_what_it_continues() -> None:
+    tokenizer = make_tokenizer(CHATML)
+    stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    chat = Chat(messages=tuple(BEGUN), where="row 0")
+    asked, answered = encoded(tokenizer, chat, " is 4", [stop], "row 0")
+    assert tokenizer.decode(asked + answered).endswith("assistant\nLet me think. The answer is 4<|im_end|>")
+    assert tokenizer.decode(answered) == " is 4<|im_end|>"
+
+
+def test_parts_of_a_message_are_continued_by_a_part() -> None:
+    begun = {"role": "assistant", "content": [{"type": "text", "text": "It"}]}
+    assert with_answer([begun], " is")[-1]["content"] == [
+        {"type": "text", "text": "It"}, {"type": "text", "text": " is"},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["continue_final_message", "add_generation_prompt", "tokenize"])
+def test_arguments_of_the_template_are_no_variables_of_it(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"data.chat_template_kwargs has {name}, .* leave it out"):
+        config(chat_template_kwargs={name: True})
+    with pytest.raises(ValueError, match=f"sft.data.chat_template_kwargs has {name}"):
+        SftDataConfig(chat_template_kwargs={name: True})
+    with pytest.raises(ValueError, match=f"prefer.data.chat_template_kwargs has {name}"):
+        PreferDataConfig(chat_template_kwargs={name: True})
+
+
+# ------------------------------------------------------------------------------- messages that are JSON text
+
+ASKED = BEGUN[:1]
+
+
+@pytest.mark.parametrize("text", [json.dumps(ASKED), json.dumps(ASKED, indent=2) + "\n", repr(ASKED)])
+def test_messages_as_text_are_refused_read_or_taken_as_text(text: str) -> None:
+    with pytest.raises(
+        ValueError,
+        match=r"train row 0: column 'prompt' holds messages as JSON text; data\.json_messages=read reads",
+    ):
+        prompt_of(text)
+    assert prompt_of(text, json_messages="read") == prompt_of(ASKED)
+    assert prompt_of(text, json_messages="text").messages == ({"role": "user", "content": text},)
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]", '[{"rule": 1}]', "[role", '{"role": "user"}', "[]", "What is a role?"]
+)
+def test_other_texts_are_texts(text: str) -> None:
+    assert prompt_of(text).messages == ({"role": "user", "content": text},)
+
+
+def test_rows_of_fine_tuning_and_comparisons_are_read_alike() -> None:
+    tokenizer = make_tokenizer(CHATML)
+    whole = [*ASKED, {"role": "assistant", "content": "4"}]
+    rows = [{"messages": json.dumps(whole)}]
+    with pytest.raises(ValueError, match=r"column 'messages' holds .* sft\.data\.json_messages=read"):
+        SftDataset(rows, tokenizer, SftDataConfig(max_tokens=200))
+    read = SftDataset(rows, tokenizer, SftDataConfig(max_tokens=200, json_messages="read"))
+    assert read[0] == SftDataset([{"messages": whole}], tokenizer, SftDataConfig(max_tokens=200))[0]
+    answers = {
+        "chosen": json.dumps(whole[1:]),
+        "rejected": json.dumps([{"role": "assistant", "content": "5"}]),
+    }
+    compared = [{"prompt": json.dumps(ASKED), **answers}]
+    with pytest.raises(ValueError, match=r"column 'chosen' holds .* prefer\.data\.json_messages=read"):
+        PreferenceDataset(compared, tokenizer, PreferDataConfig(), loss="sigmoid")
+    given = PreferenceDataset(compared, tokenizer, PreferDataConfig(json_messages="read"), loss="sigmoid")
+    plain = [{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}]
+    assert given[0] == PreferenceDataset(plain, tokenizer, PreferDataConfig(), loss="sigmoid")[0]
