@@ -50,6 +50,26 @@ def load_user_file(name: str, *, setting: str) -> Any:
     return module
 
 
+def load_user_class(path: str, name: str, *, setting: str) -> type:
+    """The class of this name in a Python file.
+
+    Args:
+        path, name: of file and class.
+        setting: the section that has both, for messages.
+
+    Raises:
+        ValueError: there is no such file or class, or importing it failed.
+    """
+    module = load_user_file(path, setting=f"{setting}.path")
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        classes = sorted(key for key, value in vars(module).items() if isinstance(value, type))
+        raise ValueError(
+            f"{setting}.name is {name!r}, but {path} has no class of that name; it has {', '.join(classes) or 'none'}"
+        )
+    return found
+
+
 @contextlib.contextmanager
 def modules_beside(path: Path) -> Iterator[None]:
     """While a file is imported: modules in its folder are found first, as for a script. Afterwards, for imports inside
