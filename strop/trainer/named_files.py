@@ -17,7 +17,6 @@ from strop.trainer.environment import environment_of
 
 _SECTIONS = {"sft": "sft", "prefer": "prefer", "dpo": "prefer", "reward-model": "prefer"}
 """By the word of a command, the section with its data, where that is not the one of a training."""
-_CLASSES = ("dataset_class", "datagen")
 
 
 def check_named_files(config: Config, command: str) -> None:
@@ -50,7 +49,7 @@ def check_named_files(config: Config, command: str) -> None:
 
 
 def _check_rows(data: DataConfig, *, is_trained: bool) -> None:
-    for name in _CLASSES:
+    for name in ("dataset_class", "datagen") if is_trained else ("dataset_class",):
         if (section := section_on(data, name)) is not None:
             load_user_class(section.path, section.name, setting=f"data.{name}")
     if section_on(data, "dataset_class") is None:  # a class may make anything of the names
