@@ -103,6 +103,7 @@ def _show(certificate: Certificate) -> None:
 
     for label, shown in {
         "scores": f"{text(certificate.lowest)} to {text(certificate.highest)}",
+        "a right answer": plain(certificate.right_example, is_one_line=True) or "none was found",
         "right answers, mean": text(certificate.right_mean),
         "empty and senseless, mean": text(certificate.junk_mean),
         "cost": f"{1000 * certificate.mean_s:.2f} ms per call, {1000 * certificate.max_s:.1f} ms at most; processes "

@@ -33,7 +33,7 @@ from strop.rewards.config import RewardConfig
 from strop.rewards.functions import describe
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.printed import Printed
-from strop.rewards.wire import call_of, decode, encode
+from strop.rewards.wire import call_of, decode, encode, refusal
 from strop.rewards.worker import REAP_S, WorkerProcess, death_sentence
 from strop.trajectory import Prompt, Trajectory
 
@@ -133,11 +133,11 @@ class Workers:
 
     async def score(self, prompt: Prompt, trajectory: Trajectory, text: str) -> Outcome:
         """What the functions say about an answer; arguments as `call_of`."""
+        call = call_of(prompt, trajectory, text, wants_conversation=self._wants_conversation)
         try:
-            line = encode([call_of(prompt, trajectory, text, wants_conversation=self._wants_conversation)])
+            line = encode([call])
         except (TypeError, ValueError) as error:
-            sentence = f"sample of {prompt.uid} cannot be scored: {error}; keep extra_info plain data"
-            return Outcome(kind="error", error=sentence)
+            return Outcome(kind="error", error=refusal(call, prompt.row, error))
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._stopped:
