@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from strop.agents.config import AgentConfig
     from strop.agents.setup import AgentSetup
 
 
@@ -27,6 +28,14 @@ class Kit:
 
     def __init__(self, setup: AgentSetup) -> None:
         """Load what the settings name.
+
+        Raises:
+            ValueError: the sentence says which file or name cannot be used.
+        """
+
+    @classmethod
+    def load(cls, config: AgentConfig) -> None:
+        """Import the code that the settings name, before a model or tokenizer is there.
 
         Raises:
             ValueError: the sentence says which file or name cannot be used.

@@ -111,7 +111,7 @@ class AheadWorker(RolloutWorker):
         """
         columns = prompts.non_tensor_batch
         asked: list[Prompt] = list(columns["prompt"])
-        self._refuse_media(asked, "prompts have images", "the images")
+        self._refuse_media(asked)
         for prompt, kept, spans in zip(asked, columns["kept"], columns["spans"], strict=True):
             self._journal.follow(prompt.uid, kept.requests)
             self._scores.follow(prompt.uid, kept.scores)

@@ -60,7 +60,7 @@ HOOKS = {
     "None for a model whose layers all attend",
     "changes of a model": "a module with import_external(config), overridden(given, known, override) and "
     "template_text(chosen), for settings of model that change what is read from its folder, and "
-    "use_exact_norms(module), for model.dtype=float64",
+    "use_exact(module), for model.dtype=float64",
     "operation counts": "a module with model_work(model), operations of passes over rows, peak_flops(device, dtype), "
     "operations per second of a device (each may be None), precision_hint(dtype), where another precision is faster on "
     "a CPU, and usage_of() and usage_metrics(), what a step made of its devices",

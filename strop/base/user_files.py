@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ _LOADED: dict[Path, Any] = {}
 
 
 def load_user_file(name: str, *, setting: str) -> Any:
-    """Import a file; a second call gives the same module.
+    """Import a file; a second call gives the same module. It may import modules that lie beside it.
 
     Args:
         name: a path; a relative one starts at the current directory.
@@ -38,12 +41,81 @@ def load_user_file(name: str, *, setting: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # classes look their module up, for example to be pickled
     try:
-        spec.loader.exec_module(module)
-    except Exception as error:
+        with modules_beside(path):
+            spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
         del sys.modules[module_name]
         raise ValueError(f"{setting}: {path} cannot be imported: {type(error).__name__}: {error}") from error
     _LOADED[path] = module
     return module
+
+
+def load_user_class(path: str, name: str, *, setting: str) -> type:
+    """The class of this name in a Python file.
+
+    Args:
+        path, name: of file and class.
+        setting: the section that has both, for messages.
+
+    Raises:
+        ValueError: there is no such file or class, or importing it failed.
+    """
+    module = load_user_file(path, setting=f"{setting}.path")
+    found = getattr(module, name, None)
+    if not isinstance(found, type):
+        classes = sorted(key for key, value in vars(module).items() if isinstance(value, type))
+        raise ValueError(
+            f"{setting}.name is {name!r}, but {path} has no class of that name; it has {', '.join(classes) or 'none'}"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def modules_beside(path: Path) -> Iterator[None]:
+    """While a file is imported: modules in its folder are found first, as for a script. Afterwards, for imports inside
+    its functions, they are found last.
+
+    Raises:
+        ImportError: the file imports a module beside it, and one of that name from elsewhere is imported already.
+    """
+    folder = str(path.parent)
+    for name in sorted(_imported_names(path)):
+        beside = [
+            file
+            for file in (path.parent / f"{name}.py", path.parent / name / "__init__.py")
+            if file.is_file()
+        ]
+        known = getattr(sys.modules.get(name), "__file__", None)
+        if beside and known and not any(file.samefile(known) for file in beside):
+            raise ImportError(
+                f"it imports {name}, which is {beside[0]}, but another module of that name was imported from {known} "
+                f"before: rename one of the two"
+            )
+    was_searched = folder in sys.path
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()  # a file beside it may be younger than the last look into the folder
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)  # the first one
+        if not was_searched:
+            sys.path.append(folder)
+
+
+def _imported_names(path: Path) -> set[str]:
+    """Top-level names of the modules that a file imports, those of Python itself left out; none where it cannot be
+    read, which importing it says better."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names
 
 
 def divide_named_file(section: Any, *, default: str = "") -> None:

@@ -124,6 +124,9 @@ def _check_run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     args.overrides = list(overrides)
     config = load_settings(args)
     refuse_unread(args, "check", READS)
+    from strop.trainer.named_files import check_named_files
+
+    check_named_files(config, "check")
     quiet_models()
     from strop.checks.preflight.trial import run_preflight
 

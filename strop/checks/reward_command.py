@@ -6,6 +6,7 @@ Exit codes: 0 ok or doubtful; 1 broken, a sentence for each finding.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from strop.cli.output import UsageError, plain, print_json, print_plain, say, sh
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unread import refuse_unread
 from strop.evaluation.score_command import NEEDS, READS, reward_settings
+from strop.rewards import try_loading
 
 if TYPE_CHECKING:
     from strop.checks.rewards import Certificate
@@ -68,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
         config = dataclasses.replace(config, data=data)
     from strop.checks.rewards import inspect_reward
 
+    asyncio.run(try_loading(config.reward))
     prompts = _prompts(args, config.data)
     say(f"trying {args.reward} with {len(prompts)} rows")
     certificate = inspect_reward(args.reward, config.reward, prompts, tokenizer=config.model.path)
@@ -100,6 +103,7 @@ def _show(certificate: Certificate) -> None:
 
     for label, shown in {
         "scores": f"{text(certificate.lowest)} to {text(certificate.highest)}",
+        "a right answer": plain(certificate.right_example, is_one_line=True) or "none was found",
         "right answers, mean": text(certificate.right_mean),
         "empty and senseless, mean": text(certificate.junk_mean),
         "cost": f"{1000 * certificate.mean_s:.2f} ms per call, {1000 * certificate.max_s:.1f} ms at most; processes "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from strop.trajectory import Prompt
 
@@ -24,6 +25,8 @@ JUNK = {
     "noise": "xq zv !! ?? ~~",
     "a refusal": "I do not know.",
 }
+MAX_VALUES = 8
+"""Values of a nested ground truth that are tried as answers."""
 HUGE_CHARS = 200_000
 _REPEATS = 200
 
@@ -37,31 +40,68 @@ class Probe:
     name: str
     """What it tries; of the right ones, the form."""
     text: str
+    form: str = ""
+    """Of right ones: the name in FORMS; empty for another."""
+    truth: str = ""
+    """Of right ones: what stands in the form."""
+    place: str = ""
+    """Of right ones, where the ground truth is nested: which value of it that is."""
 
 
-def truth_of(prompt: Prompt) -> str | None:
-    """The right answer as text; None where the ground truth is none that an answer could repeat."""
+def truths_of(prompt: Prompt) -> dict[str, str]:
+    """What of the ground truth an answer could repeat, as text, by its place: one text under the empty name; of a
+    nested one the first values inside, and all of it as JSON. Empty where there is nothing of the kind."""
     truth = prompt.ground_truth
-    if isinstance(truth, (list, tuple)) and truth:
-        truth = truth[0]
-    if isinstance(truth, bool) or not isinstance(truth, (str, int, float)):
-        return None
-    return str(truth) or None
+    if not isinstance(truth, (list, tuple, Mapping)):
+        text = _text(truth)
+        return {"": text} if text else {}
+    found = {place: text for place, value in _leaves(truth, "ground_truth") if (text := _text(value))}
+    if not found:
+        return {}
+    kept = dict(list(found.items())[:MAX_VALUES])
+    if len(found) > 1:
+        kept["ground_truth, joined by commas"] = ", ".join(found.values())
+    return kept | {"ground_truth as JSON": json.dumps(truth, ensure_ascii=False, default=str)}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return ""
+    return str(value)
+
+
+def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{place}.{key}")
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{place}[{number}]")
+    else:
+        yield place, value
 
 
 def first_probes(prompts: Sequence[Prompt]) -> list[Probe]:
     """What needs no knowledge of the form that the reward reads: right answers, junk, huge ones."""
     made: list[Probe] = []
     for row, prompt in enumerate(prompts):
-        truth = truth_of(prompt)
-        if truth is not None:
+        for place, truth in truths_of(prompt).items():
             made += [
-                Probe(row=row, kind="right", name=name, text=form.format(truth))
+                Probe(
+                    row=row,
+                    kind="right",
+                    name=name,
+                    text=form.format(truth),
+                    form=name,
+                    truth=truth,
+                    place=place,
+                )
                 for name, form in FORMS.items()
             ]
             if "####" in truth:  # a whole solution, as in GSM8K's own files
+                end = truth.rpartition("####")[2].strip()
                 made.append(
-                    Probe(row=row, kind="right", name="end of it", text=truth.rpartition("####")[2].strip())
+                    Probe(row=row, kind="right", name="end of it", text=end, truth=truth, place=place)
                 )
         made += [Probe(row=row, kind="junk", name=name, text=text) for name, text in JUNK.items()]
         question = "\n".join(str(message.get("content", "")) for message in prompt.messages)
@@ -73,20 +113,23 @@ def first_probes(prompts: Sequence[Prompt]) -> list[Probe]:
     return made
 
 
-def second_probes(prompts: Sequence[Prompt], forms: Sequence[str | None]) -> list[Probe]:
-    """What uses the form that scored highest for each row; rows of which none did are left out.
+def second_probes(prompts: Sequence[Prompt], best: Sequence[Probe | None]) -> list[Probe]:
+    """What uses the right answer that scored highest for each row; rows of which none did are left out.
 
     Args:
         prompts: rows.
-        forms: name in FORMS for each of them, or None.
+        best: that answer of each of them, or None.
     """
-    truths = [truth_of(prompt) for prompt in prompts]
+    truths = [
+        next(iter(truths_of(prompt).values()), None) if one is None else one.truth
+        for prompt, one in zip(prompts, best, strict=True)
+    ]
     made: list[Probe] = []
-    for row, name in enumerate(forms):
-        truth, form = truths[row], FORMS.get(name or "")
+    for row, one in enumerate(best):
+        truth, form = truths[row], None if one is None else FORMS.get(one.form)
         if truth is None or form is None:
             continue
-        others = [one for one in dict.fromkeys(truths) if one is not None and not _alike(one, truth)]
+        others = [other for other in dict.fromkeys(truths) if other is not None and not _alike(other, truth)]
         if not others:
             continue
         start = row % len(others)

@@ -48,6 +48,8 @@ class Certificate:
     lowest: float | None
     highest: float | None
     """Of all scores; None where nothing was scored."""
+    right_example: str
+    """The right answer of a row as the reward likes it best, with its score; empty where none scored above others."""
     right_mean: float | None
     """Of the right answers, each in the form that the reward likes best."""
     junk_mean: float | None
@@ -96,8 +98,8 @@ def inspect_reward(
         )
     first = first_probes(prompts)
     known = _scored(first, prompts, reward, tokenizer)
-    forms = [_best_form(row, first, known) for row in range(len(prompts))]
-    second = second_probes(prompts, forms)
+    best = [_best_right(row, first, known) for row in range(len(prompts))]
+    second = second_probes(prompts, best)
     probes = [*first, *second]
     outcomes = [*known, *_scored(second, prompts, reward, tokenizer)]
     again = _scored(probes[::-1], prompts, reward, tokenizer)[::-1]
@@ -110,7 +112,7 @@ def inspect_reward(
     right = [score for row in range(len(prompts)) if (score := _best(row, tried)) is not None]
     return Certificate(
         reward=name, num_rows=len(prompts), num_calls=2 * len(probes), lowest=min(scores, default=None),
-        highest=max(scores, default=None), right_mean=_mean(right),
+        highest=max(scores, default=None), right_example=_example(tried), right_mean=_mean(right),
         junk_mean=_mean([t.first.score for t in tried if t.probe.kind == "junk" and t.first.score is not None]),
         mean_s=math.fsum(seconds) / len(seconds), max_s=max(seconds),
         peak_memory_mib=resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / _KIB_PER_MIB,
@@ -132,9 +134,9 @@ def _scored(
     return [one.outcome for one in rescore(samples, reward, tokenizer=tokenizer)] if samples else []
 
 
-def _best_form(row: int, probes: Sequence[Probe], outcomes: Sequence[Outcome]) -> str | None:
+def _best_right(row: int, probes: Sequence[Probe], outcomes: Sequence[Outcome]) -> Probe | None:
     found = [
-        (outcome.score, probe.name)
+        (outcome.score, probe)
         for probe, outcome in zip(probes, outcomes, strict=True)
         if probe.row == row and probe.kind == "right" and outcome.score is not None
     ]
@@ -144,6 +146,19 @@ def _best_form(row: int, probes: Sequence[Probe], outcomes: Sequence[Outcome]) -
 def _best(row: int, tried: Sequence[_Tried]) -> float | None:
     scores = [t.first.score for t in tried if t.probe.row == row and t.probe.kind == "right"]
     return max((score for score in scores if score is not None), default=None)
+
+
+def _example(tried: Sequence[_Tried]) -> str:
+    """How a right answer looks to the reward, of the first row in which one scores above empty and senseless ones."""
+    for row in dict.fromkeys(one.probe.row for one in tried):
+        of_row = [one for one in tried if one.probe.row == row and one.first.score is not None]
+        right = [one for one in of_row if one.probe.kind == "right"]
+        floor = max((one.first.score or 0.0 for one in of_row if one.probe.kind == "junk"), default=0.0)
+        best = max(right, key=lambda one: one.first.score or 0.0, default=None)
+        if best is not None and (best.first.score or 0.0) > floor:
+            where = f" ({best.probe.place})" if best.probe.place else ""
+            return f"{best.probe.text[:_SHOWN_CHARS]!r}{where} scores {best.first.score:g}"
+    return ""
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -161,18 +176,20 @@ def _findings(tried: Sequence[_Tried], num_rows: int) -> Iterator[RewardFinding]
     if unknown:
         yield RewardFinding(
             level="doubtful", rule="ground truth", row=unknown[0], answer="",
-            sentence=f"{len(unknown)} of {num_rows} rows have no ground truth as text or number, so no right answer "
+            sentence=f"{len(unknown)} of {num_rows} rows have no ground truth with a text or number in it, so no right answer "
             f"could be tried: name its column with data.ground_truth_key, or look at saved answers with `strop score`",
         )  # fmt: skip
     low = [row for row, score in best.items() if score is not None and score <= floor[row]]
     if low:
         known = num_rows - len(unknown)
         right = next(t for t in tried if t.probe.row == low[0] and t.probe.kind == "right")
+        tries = sorted({t.probe.place for t in tried if t.probe.row == low[0] and t.probe.place})
+        nested = f"; of its ground truth were tried {', '.join(tries)}" if tries else ""
         yield RewardFinding(
             level="broken" if 2 * len(low) > known else "doubtful", rule="right answers", row=low[0],
             answer=right.probe.text[:_SHOWN_CHARS],
             sentence=f"in {len(low)} of {known} rows no form of the right answer scores above empty and senseless ones "
-            f"({floor[low[0]]:g}): compare the ground truth's format with what the function looks for in an answer",
+            f"({floor[low[0]]:g}){nested}: compare the ground truth's format with what the function looks for in an answer",
         )  # fmt: skip
     good = {row: score for row, score in best.items() if score is not None and row not in low}
     yield from _of_exploits([t for t in tried if t.probe.row in good], good, floor)

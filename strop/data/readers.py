@@ -142,6 +142,19 @@ def check_entries(files: Sequence[str | Path]) -> None:
         raise ValueError("no data file was named; give a list of .parquet or .jsonl files")
 
 
+def check_there(entries: Sequence[str | Path]) -> None:
+    """Refuse entries that name a file or folder of this machine that is not there.
+
+    Raises:
+        FileNotFoundError: the sentence names the nearest of those that are.
+    """
+    for entry in map(str, entries):
+        if not is_url(entry) and not is_hub(entry):
+            path, _ = split_entry(entry)
+            if not path.exists():
+                raise FileNotFoundError(_missing(path))
+
+
 def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
     """What an entry other than those of hubs means: files, and folders that `save_to_disk` wrote, in their order.
 

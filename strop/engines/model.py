@@ -182,7 +182,7 @@ def made_ready(
     """A module that was read, on its device, checked, with packed attention."""
     dtype = compute_dtype(config, computes_on)
     if dtype == torch.float64:
-        needed("changes of a model", "model.dtype is float64").use_exact_norms(module)
+        needed("changes of a model", "model.dtype is float64").use_exact(module)
     is_sharded_later = parallel is not None and parallel.mesh is not None
     place = torch.device("cpu") if is_sharded_later else computes_on
     module.to(place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from strop.agents.config import AgentConfig
 from strop.agents.kits import Kit
 from strop.agents.setup import AgentSetup
 from strop.base.sections import section_of
@@ -22,8 +23,17 @@ class EnvironmentKit(Kit):
             ValueError: there is none of this name.
         """
         self._config = section_of(setup.config, EnvironmentConfig)
-        if self._config.name:
-            find_environment(self._config.name)
+        self.load(setup.config)
+
+    @classmethod
+    def load(cls, config: AgentConfig) -> None:
+        """Find the one that the settings name.
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        if name := section_of(config, EnvironmentConfig).name:
+            find_environment(name)
 
     def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:
         """Refuse a row for an environment that there is not, or that it may not name."""

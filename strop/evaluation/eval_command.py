@@ -143,6 +143,9 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--plot {args.plot} draws several models: name them, or RUN@all")
     source = named_model(args)
     config = _settings(args, source)
+    from strop.trainer.named_files import check_named_files
+
+    check_named_files(config, "eval")
     config = with_model(config, source, args)
     quiet_models()
     from strop.evaluation.evaluate import evaluate
@@ -174,6 +177,9 @@ def _run_several(args: argparse.Namespace, words: Sequence[str]) -> int:
     points = [point for word in words for point in points_of(word)]
     source = next((point.source for point in points if point.source.config is not None), None)
     settings = _settings(args, source)
+    from strop.trainer.named_files import check_named_files
+
+    check_named_files(settings, "eval")
     quiet_models()
     from strop.evaluation.eval_table import draw, measured, record_of, show
     from strop.evaluation.evaluate import evaluate

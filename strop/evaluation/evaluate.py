@@ -51,6 +51,11 @@ class Evaluation:
     usage: Mapping[str, int]
     """What was asked of a server (rollout.engine=openai): requests, retries, input_tokens, output_tokens."""
 
+    def __repr__(self) -> str:
+        sources = {name: one.describe() for name, one in self.by_source.items()} if len(self.by_source) > 1 else {}
+        parts = [self.total.describe(), *(f"{name}: {text}" for name, text in sources.items())]
+        return f"Evaluation({'; '.join(parts)}; {self.seconds:.1f} s)"
+
 
 Progress = Callable[[int, int], None]
 """Takes the number of answers that are done, and of all."""

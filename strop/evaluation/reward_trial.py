@@ -9,6 +9,7 @@ from typing import Any
 from strop.agents.registry import AGENTS_IN_A_WORLD
 from strop.data.sampler import visit_uid
 from strop.rewards import Outcome, RewardError, RewardPool, summarize
+from strop.rewards.wire import NOT_SENT
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
@@ -92,6 +93,8 @@ async def probe_answers(
 def _verdict(outcomes: Sequence[Outcome], path: str) -> str:
     count = "the one probe" if len(outcomes) == 1 else f"all {len(outcomes)} probes"
     where = f" ({path})" if path else ""
+    if all(NOT_SENT in outcome.error for outcome in outcomes):
+        return f"the reward function cannot be given the data: {outcomes[0].error}"
     if all(outcome.kind == "timeout" for outcome in outcomes):
         advice = "make it faster, or raise reward.timeout_s"
     elif path:

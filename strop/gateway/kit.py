@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from strop.agents.config import AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.kits import Given, Kit
 from strop.agents.setup import AgentSetup
@@ -31,6 +32,22 @@ MODEL_NAME = "policy"
 """What /v1/models calls it; an agent may ask for any other."""
 
 
+def _function_of(config: OpenAIAgentConfig) -> Callable[..., Any] | None:
+    """The user's function that plays; None where none is named.
+
+    Raises:
+        ValueError: there is no such file, or it has no such function.
+    """
+    if not config.path:
+        return None
+    name = config.path.rpartition(":")[2]
+    found = getattr(load_user_file(config.file, setting="agent.openai.path"), name, None)
+    if not callable(found):
+        raise ValueError(f"agent.openai.path names {config.path!r}, but the file has no function {name!r}")
+    function: Callable[..., Any] = found
+    return function
+
+
 class OpenAIKit(Kit):
     """Gives an episode itself: `function` to call, and `door` to be called through."""
 
@@ -46,15 +63,7 @@ class OpenAIKit(Kit):
                 "agent.default_agent is openai_agent, but agent.openai.path is empty: name the function that plays, "
                 "FILE.py:FUNCTION"
             )
-        self.function: Callable[..., Any] | None = None
-        if config.path:
-            name = config.path.rpartition(":")[2]
-            found = getattr(load_user_file(config.file, setting="agent.openai.path"), name, None)
-            if not callable(found):
-                raise ValueError(
-                    f"agent.openai.path names {config.path!r}, but the file has no function {name!r}"
-                )
-            self.function = found
+        self.function = _function_of(config)
         self._tool_format = section_of(setup.config, ToolSettings).tool_format
         if self._tool_format != "auto" and config.path:
             ToolParser.get_tool_parser(self._tool_format, setup.tokenizer)  # before an agent asks for it
@@ -63,6 +72,15 @@ class OpenAIKit(Kit):
         self._gateway = Gateway(self)
         self._address: asyncio.Task[str] | None = None
         self._stack = AsyncExitStack()
+
+    @classmethod
+    def load(cls, config: AgentConfig) -> None:
+        """Import the user's file.
+
+        Raises:
+            ValueError: there is none, or it has no such function.
+        """
+        _function_of(section_of(config, OpenAIAgentConfig))
 
     def of_episode(self, row: Mapping[str, Any], agent: str) -> Given:
         """The kit, for its own agent."""

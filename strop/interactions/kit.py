@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from strop.agents.config import AgentConfig
 from strop.agents.kits import Given, Kit, extra_info_of
 from strop.agents.setup import AgentSetup
 from strop.base.sections import section_of
 from strop.interactions.base import BaseInteraction
-from strop.interactions.loading import interaction_of_row, load_interactions
+from strop.interactions.loading import interaction_classes, interaction_of_row, load_interactions
 from strop.interactions.settings import INTERACTION_AGENT, InteractionSettings
 
 
@@ -24,6 +25,16 @@ class InteractionKit(Kit):
         """
         path = section_of(setup.config, InteractionSettings).interactions
         self.interactions: dict[str, BaseInteraction] = load_interactions(path) if path else {}
+
+    @classmethod
+    def load(cls, config: AgentConfig) -> None:
+        """Import their classes.
+
+        Raises:
+            ValueError: the sentence names the entry of the file.
+        """
+        if path := section_of(config, InteractionSettings).interactions:
+            interaction_classes(path)
 
     def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:
         """Refuse a row for an interaction that there is not."""

@@ -15,6 +15,23 @@ from strop.tools.named import load_class, read_yaml
 def load_interactions(path: str) -> dict[str, BaseInteraction]:
     """Interactions of a YAML file with the key `interaction`: entries of name, class_name and config.
 
+    Raises:
+        ValueError: the sentence names the entry.
+    """
+    made: dict[str, BaseInteraction] = {}
+    for name, (where, found, entry) in interaction_classes(path).items():
+        try:
+            made[name] = found({**(entry.get("config") or {}), "name": name})
+        except Exception as error:
+            raise ValueError(
+                f"{where}: {entry['class_name']} cannot be made: {type(error).__name__}: {error}"
+            ) from error
+    return made
+
+
+def interaction_classes(path: str) -> dict[str, tuple[str, type, Mapping[str, Any]]]:
+    """Of each interaction of the file by name: its entry for messages, its class, and the entry.
+
     An entry without a name has that of its class, in small letters, without the word Interaction at its end.
 
     Raises:
@@ -27,7 +44,7 @@ def load_interactions(path: str) -> dict[str, BaseInteraction]:
     entries = read.get("interaction") if isinstance(read, Mapping) else None
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"agent.interactions: {path} must have the key `interaction` with a list")
-    made: dict[str, BaseInteraction] = {}
+    classes: dict[str, tuple[str, type, Mapping[str, Any]]] = {}
     for number, entry in enumerate(entries, start=1):
         where = f"agent.interactions: entry {number} of {path}"
         if not isinstance(entry, Mapping) or not entry.get("class_name"):
@@ -38,7 +55,7 @@ def load_interactions(path: str) -> dict[str, BaseInteraction]:
             )
         found = load_class(str(entry["class_name"]), setting=where, folder=Path(path).expanduser().parent)
         name = str(entry.get("name") or found.__name__.removesuffix("Interaction").lower())
-        if name in made:
+        if name in classes:
             raise ValueError(f"{where} has the name {name!r} of another one; rename one of them")
         missing = [
             method
@@ -49,13 +66,8 @@ def load_interactions(path: str) -> dict[str, BaseInteraction]:
             raise ValueError(
                 f"{where}: {entry['class_name']} has no method {missing[0]}; derive it from BaseInteraction"
             )
-        try:
-            made[name] = found({**(entry.get("config") or {}), "name": name})
-        except Exception as error:
-            raise ValueError(
-                f"{where}: {entry['class_name']} cannot be made: {type(error).__name__}: {error}"
-            ) from error
-    return made
+        classes[name] = where, found, entry
+    return classes
 
 
 def interaction_of_row(

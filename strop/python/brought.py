@@ -10,6 +10,7 @@ import base64
 import inspect
 import sys
 import textwrap
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def data_files(rows: Rows, name: str, folder: Path) -> list[str]:
         if wrong is not None or not rows:
             what = "has no row" if wrong is None else f"has a {type(rows[wrong]).__name__} as row {wrong}"
             raise ValueError(f"{name} {what}: give files, a datasets.Dataset, a DataFrame, or dictionaries")
-        rows = Dataset.from_list([dict(row) for row in rows])
+        rows = _set_of(rows, name)
     elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):
         rows = Dataset.from_pandas(rows, preserve_index=False)
     if not isinstance(rows, Dataset):
@@ -202,6 +203,42 @@ def data_files(rows: Rows, name: str, folder: Path) -> list[str]:
     file = folder / f"{name}.parquet"
     rows.to_parquet(str(file))
     return [str(file.absolute())]
+
+
+def _set_of(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """The `datasets.Dataset` of these rows.
+
+    Raises:
+        ValueError: a value is of a type that no file of rows holds.
+    """
+    import pyarrow
+    from datasets import Dataset
+
+    made = [{key: _plain(value) for key, value in row.items()} for row in rows]
+    try:
+        return Dataset.from_list(made)
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        for number, row in enumerate(made):
+            for key, value in row.items():
+                try:
+                    pyarrow.array([value])
+                except (pyarrow.ArrowException, TypeError, ValueError):
+                    raise ValueError(
+                        f"{name} has a {type(value).__name__} in row {number}, column {key!r}, which no file of rows "
+                        f"holds ({value!r:.80}): give text, numbers, lists or dictionaries of them"
+                    ) from error
+        raise ValueError(
+            f"{name} has columns whose rows do not fit together: {error}; give every row of a column one type"
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """A value with its UUIDs as text, for which `datasets` has no type."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, uuid.UUID) else value
 
 
 def model_folder(model: Any, tokenizer: Any, folder: Path) -> str:

@@ -37,6 +37,7 @@ from strop.trainer.config import Config
 from strop.trainer.ending import result_of
 from strop.trainer.launch import CONFIG_FILE, Start, resume_run, start_run
 from strop.trainer.loading import load
+from strop.trainer.named_files import check_named_files
 from strop.trainer.restarts.signals import SignalRequest
 
 T = TypeVar("T")
@@ -163,8 +164,6 @@ def train(
         ConfigError, ValueError, RunError: the sentence says what cannot be used.
         RunRefused: the preflight says that nothing would be learned.
     """
-    from strop.trainer.loop import train as train_run  # torch and transformers: seconds
-
     def given(inputs: Path) -> dict[str, Any]:
         return {
             **({"algorithm": "grpo" if isinstance(algorithm, GRPO) else algorithm} if algorithm else {}),
@@ -185,6 +184,8 @@ def train(
         def work() -> Result:
             with _carrying_out(start.run) as run, _shown(folder, listeners) as heard:
                 if not start.is_finished:
+                    from strop.trainer.loop import train as train_run  # torch and transformers: seconds
+
                     train_run(
                         start.config,
                         run,
@@ -225,9 +226,6 @@ def sft(
     Raises:
         ConfigError, ValueError, RunError: the sentence says what cannot be used.
     """
-    from strop.supervised.result import sft_result_of
-    from strop.supervised.trainer import fine_tune  # torch and transformers: seconds
-
     def given(inputs: Path) -> dict[str, Any]:
         rows = {"sft.data.train_files": data, "sft.data.val_files": val_data}
         return _brought(model, tokenizer, rows, inputs)
@@ -239,7 +237,11 @@ def sft(
 
         def work() -> Result:
             with _carrying_out(start.run) as run:
+                from strop.supervised.result import sft_result_of  # torch and transformers: seconds
+
                 if not start.is_finished:
+                    from strop.supervised.trainer import fine_tune
+
                     fine_tune(start.config, run, checkpoint=start.checkpoint, say=_say, stop=stop)
                 _link_model(run)
                 done = sft_result_of(run)
@@ -275,8 +277,6 @@ def evaluate(
     Raises:
         ConfigError, ValueError: the sentence says what cannot be used.
     """
-    from strop.evaluation.evaluate import evaluate as evaluate_model  # torch and transformers: seconds
-
     with tempfile.TemporaryDirectory(prefix="strop-evaluate-") as name:
         given: dict[str, Any] = {}
         if isinstance(model, str | Path) and is_run(Path(model)):
@@ -287,6 +287,9 @@ def evaluate(
         given |= _brought(model, tokenizer, {"data.val_files": data}, Path(name)) | column_settings(data)
         given |= reward_settings(rewards, reward_weights, Path(name))
         loaded = load(config, overrides=[*map(override_of, given.items()), *overrides_of(settings)])
+        check_named_files(loaded, "eval")
+        from strop.evaluation.evaluate import evaluate as evaluate_model  # torch and transformers: seconds
+
         found = _carried_out(lambda: evaluate_model(loaded, say=_say), SignalRequest())
     rate = found.total.pass_rate
     return Result(

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from strop.agents.registry import AGENTS_IN_A_WORLD
 from strop.data.sampler import visit_uid
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
@@ -43,10 +44,20 @@ class Recording:
         self._read = lru_cache(maxsize=_HELD_STEPS)(self._rows)
 
     def episode(self, prompt: Prompt, sample_index: int) -> Episode:
-        """The sample of this prompt with this number.
+        """The sample of this prompt with this number; a failed one where it cannot be had, which says why."""
+        try:
+            return self.found(prompt, sample_index)
+        except (RunError, KeyError, TypeError, ValueError) as error:
+            said = str(error) if isinstance(error, RunError) else f"damaged: {type(error).__name__}: {error}"
+            failure = f"its recording in {self.folder} cannot be used: {said}"
+            return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
+
+    def found(self, prompt: Prompt, sample_index: int) -> Episode:
+        """As `episode`.
 
         Raises:
             RunError: the recording has none, or has it of another prompt.
+            KeyError, TypeError, ValueError: the record is damaged.
         """
         row = self._find(prompt.uid, sample_index)
         first = (row.get("earlier_sequences") or [row])[0]
@@ -61,7 +72,9 @@ class Recording:
                 trajectory=None,
                 failure=str(row.get("error") or "it failed"),
             )
-        if tuple(first["prompt_ids"]) != prompt.token_ids:
+        own = row.get("row_prompt_ids") or first["prompt_ids"]
+        is_known = row.get("row_prompt_ids") is not None or prompt.agent_name not in AGENTS_IN_A_WORLD
+        if is_known and tuple(own) != prompt.token_ids:  # older recordings of worlds have what those showed alone
             raise RunError(
                 f"{prompt.uid} has {len(prompt.token_ids)} prompt tokens, and others in {self.folder}: it was recorded "
                 f"with another tokenizer, chat template or data; use those of that run"
@@ -154,7 +167,7 @@ def check(config: Config, data: TrainingData, *, first_step: int) -> None:
         rows = data.sampler.order(0)[: config.data.prompts_per_step]
         for row in rows:
             prompt = data.train.prompt(row, visit_uid(0, row))
-            recording.episode(prompt, config.rollout.samples_per_prompt - 1)
+            recording.found(prompt, config.rollout.samples_per_prompt - 1)
 
 
 def _check_sampling(config: Config) -> None:

@@ -24,7 +24,7 @@ from strop.base.lazy_names import lazy_names
 if TYPE_CHECKING:
     from strop.rewards.config import RewardConfig
     from strop.rewards.outcome import Outcome, RewardError, RewardUnavailable, check_failed_share, summarize
-    from strop.rewards.pool import RewardPool
+    from strop.rewards.pool import RewardPool, try_loading
 
 __all__ = [
     "Outcome",
@@ -34,6 +34,7 @@ __all__ = [
     "RewardUnavailable",
     "check_failed_share",
     "summarize",
+    "try_loading",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -41,6 +42,6 @@ __getattr__, __dir__ = lazy_names(
     {
         ".config": "RewardConfig",
         ".outcome": "Outcome RewardError RewardUnavailable check_failed_share summarize",
-        ".pool": "RewardPool",
+        ".pool": "RewardPool try_loading",
     },
 )

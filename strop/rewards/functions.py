@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from strop.base.guests import joined, targets
+from strop.base.user_files import modules_beside
 from strop.border import real, usable
 from strop.border.text import describe_object
 from strop.border.values import MAX_NUMBER
@@ -231,10 +232,11 @@ def load_module(path: str, source: str, number: int = 0) -> ModuleType:
     assert spec is not None, "the loader names its file"
     assert spec.loader is not None, "a spec made from a loader has that loader"
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(Path(path).parent))
+    sys.path.insert(0, str(Path(path).parent))  # also for imports inside its functions
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)
+        with modules_beside(Path(path)):
+            spec.loader.exec_module(module)
     except BaseException as error:  # the file is the user's; its failure becomes one sentence
         traceback.print_exc()
         raise LoadError(f"reward file {path} cannot be imported: {describe(error, path)}") from error

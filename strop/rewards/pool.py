@@ -23,6 +23,24 @@ from strop.rewards.workers import Workers
 from strop.trajectory import Prompt, Trajectory
 
 
+async def try_loading(config: RewardConfig) -> None:
+    """Load the functions of a reward in a process that ends at once. Of a reward manager, which needs a tokenizer, the
+    file is looked at alone.
+
+    Raises:
+        RewardError: a file is missing, cannot be imported, or has no such function.
+        UntrustedCode: received settings name a file.
+    """
+    for named in config.code_named():
+        ask(named.key, named.value)
+    workers = Workers(replace(config, num_workers=1), tokenizer="", log_file=None, shows=False)
+    if config.manager:
+        workers.check_files()
+        return
+    await workers.start()
+    await workers.close()
+
+
 class RewardPool:
     """Everything that scores the samples of a run; use as `async with RewardPool(config) as pool:`."""
 

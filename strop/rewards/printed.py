@@ -30,10 +30,10 @@ AS_IT_IS = {"is_as_it_is": True}
 class Printed:
     """Takes the lines of all workers of a pool."""
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, *, shows: bool = True) -> None:
         self._path = file
         self._file: BinaryIO | None = None
-        self._to_show = SHOWN_LINES
+        self._to_show = SHOWN_LINES if shows else 0
 
     def take(self, line: str, *, is_shown: bool) -> None:
         """A line without its end; shown where it went to standard output and few were shown before."""

@@ -18,8 +18,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import datetime
+import decimal
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 MAX_PARTS_BYTES = 1 << 20
 """Upper limit of one result; a reward function has no reason to return more than a megabyte."""
+NOT_SENT = "which cannot be sent to the processes that score"
+"""Said of a value of a row that no function can be given."""
 _BYTES_TAG = "__bytes__"
 
 
@@ -81,13 +85,43 @@ def _plain(value: Any) -> Any:
         return list(value)
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    if isinstance(value, PurePath):
+    if isinstance(value, decimal.Decimal) and value.is_finite():
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, (PurePath, uuid.UUID, decimal.Decimal)):
         return str(value)
     if hasattr(value, "tolist"):  # numpy arrays and scalars
         return value.tolist()
-    raise TypeError(
-        f"a {type(value).__module__}.{type(value).__qualname__} cannot be sent to a reward worker"
-    )
+    raise TypeError(f"a {_type_name(value)} cannot be sent to a reward worker")
+
+
+def _type_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+
+
+def refusal(call: Mapping[str, Any], row: int, error: Exception) -> str:
+    """Which value of a call cannot be sent, and what to do; `error` is what `encode` raised."""
+    with contextlib.suppress(RecursionError):
+        for place, value in _leaves(call, ""):
+            try:
+                json.dumps(value, default=_plain_or_refused)
+            except (TypeError, ValueError):
+                return (
+                    f"row {row} has a {_type_name(value)} in {place}, {NOT_SENT} ({describe_object(value):.80}): write "
+                    f"it as text or a number into the data, or leave it out"
+                )
+    return f"row {row} has a value {NOT_SENT}: {error}"
+
+
+def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Every value that is no list or mapping, with its place: `extra_info.price`."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, (list, tuple)):
+        for number, item in enumerate(value):
+            yield from _leaves(item, f"{place}[{number}]")
+    else:
+        yield place.removeprefix("columns."), value
 
 
 def _plain_or_refused(value: Any) -> Any:

@@ -30,9 +30,10 @@ from strop.base.foreign_files import read_text
 from strop.base.guests import targets
 from strop.base.sections import guest_sections
 from strop.rewards.config import RewardConfig
+from strop.rewards.functions import describe
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.printed import Printed
-from strop.rewards.wire import call_of, decode, encode
+from strop.rewards.wire import call_of, decode, encode, refusal
 from strop.rewards.worker import REAP_S, WorkerProcess, death_sentence
 from strop.trajectory import Prompt, Trajectory
 
@@ -59,14 +60,17 @@ MAX_SOURCE_BYTES = 2**24
 class Workers:
     """Processes that call reward functions; `start` and `close` around it."""
 
-    def __init__(self, config: RewardConfig, *, tokenizer: str, log_file: Path | None) -> None:
+    def __init__(
+        self, config: RewardConfig, *, tokenizer: str, log_file: Path | None, shows: bool = True
+    ) -> None:
         """Args:
         config: of the reward.
         tokenizer: folder of the policy's tokenizer, which a reward manager is given.
         log_file: for what the functions print; None keeps only what is shown.
+        shows: the first lines that they print.
         """
         self._config, self._tokenizer, self._label = config, tokenizer, _label(config)
-        self._log_file = log_file
+        self._log_file, self._shows = log_file, shows
         self._calls: asyncio.PriorityQueue[Call] = asyncio.PriorityQueue()
         self._numbers = itertools.count()
         self._incoming: list[Call] = []
@@ -77,6 +81,20 @@ class Workers:
         self._mean_s = _AHEAD_S
         self._idle_deaths, self._last_death = 0, ""
         self._has_given_up = False
+
+    def check_files(self) -> None:
+        """Refuse files that are missing or no Python, before anything is started.
+
+        Raises:
+            RewardError: the sentence names the file.
+        """
+        for setup in _setups(self._config, self._tokenizer):
+            try:
+                compile(setup["source"], setup["path"], "exec")
+            except (SyntaxError, ValueError) as error:
+                raise RewardError(
+                    f"reward file {setup['path']} cannot be imported: {describe(error, setup['path'])}"
+                ) from error
 
     async def start(self) -> None:
         """Start the processes and load the functions in each.
@@ -92,7 +110,7 @@ class Workers:
             "max_memory_bytes": None if limit is None else int(limit * 2**30),
             "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
         }])  # fmt: skip
-        self._printed = Printed(self._log_file)
+        self._printed = Printed(self._log_file, shows=self._shows)
         self._loaded: set[int] = set()
         self._ready: concurrent.futures.Future[bool] = concurrent.futures.Future()
         self._stopped = ""
@@ -115,11 +133,11 @@ class Workers:
 
     async def score(self, prompt: Prompt, trajectory: Trajectory, text: str) -> Outcome:
         """What the functions say about an answer; arguments as `call_of`."""
+        call = call_of(prompt, trajectory, text, wants_conversation=self._wants_conversation)
         try:
-            line = encode([call_of(prompt, trajectory, text, wants_conversation=self._wants_conversation)])
+            line = encode([call])
         except (TypeError, ValueError) as error:
-            sentence = f"sample of {prompt.uid} cannot be scored: {error}; keep extra_info plain data"
-            return Outcome(kind="error", error=sentence)
+            return Outcome(kind="error", error=refusal(call, prompt.row, error))
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._stopped:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from strop.agents.config import SINGLE_TURN
+from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.kits import Given, Kit, extra_info_of
 from strop.agents.registry import AGENTS_IN_A_WORLD
@@ -18,7 +18,7 @@ from strop.sandbox import Sandbox, SandboxConfig, make_sandbox
 from strop.tools.base import BaseTool
 from strop.tools.formats import ToolParser, parser_for_template
 from strop.tools.functions import FUNCTION_TOOL_REGISTRY
-from strop.tools.loading import add_tool, load_all_tools
+from strop.tools.loading import add_tool, load_all_tools, load_tool_code
 from strop.tools.mcp import McpTool, close_servers
 from strop.tools.python_sandbox import PythonSandboxTool
 from strop.tools.schemas import OpenAIFunctionToolSchema
@@ -60,6 +60,16 @@ class ToolKit(Kit):
                 tool.tool_schema = self._as_plain(tool.tool_schema)
         self.parser = self.find_parser() if self.tools else None
         self._sandbox: Sandbox | None = None
+
+    @classmethod
+    def load(cls, config: AgentConfig) -> None:
+        """Import classes and functions of tools; servers of tools are not asked yet.
+
+        Raises:
+            ValueError: the sentence says which file or entry cannot be used.
+        """
+        settings = section_of(config, ToolSettings)
+        load_tool_code(settings.tools, settings.function_tools)
 
     def _as_plain(self, schema: OpenAIFunctionToolSchema) -> OpenAIFunctionToolSchema:
         """The schema of a server's tool, whose texts and names make no control tokens in a prompt."""

@@ -33,6 +33,21 @@ def load_all_tools(
     return tools
 
 
+def load_tool_code(tool_config_path: str, function_tool_path: str) -> None:
+    """Import what both files name, and make no tool of it yet; arguments as of `load_all_tools`.
+
+    Raises:
+        ValueError: a file cannot be read or imported, or has no such class.
+    """
+    if tool_config_path:
+        folder = Path(tool_config_path).expanduser().parent
+        for number, entry in enumerate(_read_entries(tool_config_path), start=1):
+            if not _is_server(entry):
+                _class_of(entry, _where(number, tool_config_path), folder)
+    if function_tool_path:
+        load_function_tools_from_path(function_tool_path)
+
+
 def add_tool(tools: dict[str, BaseTool], tool: BaseTool) -> None:
     """Add one tool.
 
@@ -55,8 +70,12 @@ def load_tool_classes(path: str) -> list[BaseTool]:
     return [
         tool
         for number, entry in enumerate(entries, start=1)
-        for tool in _make_all(entry, f"agent.tools: entry {number} of {path}", folder)
+        for tool in _make_all(entry, _where(number, path), folder)
     ]
+
+
+def _where(number: int, path: str) -> str:
+    return f"agent.tools: entry {number} of {path}"
 
 
 def _read_entries(path: str) -> list[Mapping[str, Any]]:
@@ -72,13 +91,15 @@ def _read_entries(path: str) -> list[Mapping[str, Any]]:
 
 
 def _make_all(entry: Mapping[str, Any], where: str, folder: Path) -> list[BaseTool]:
+    return mcp_tools(entry, where) if _is_server(entry) else [_make(entry, where, folder)]
+
+
+def _is_server(entry: Mapping[str, Any]) -> bool:
     config = entry.get("config") or {}
-    if config.get("type") == "mcp" or config.get("use_mcp"):
-        return mcp_tools(entry, where)
-    return [_make(entry, where, folder)]
+    return config.get("type") == "mcp" or bool(config.get("use_mcp"))
 
 
-def _make(entry: Mapping[str, Any], where: str, folder: Path) -> BaseTool:
+def _class_of(entry: Mapping[str, Any], where: str, folder: Path) -> type[BaseTool]:
     unknown = set(entry) - {"class_name", "config", "tool_schema"}
     if unknown or "class_name" not in entry:
         wrong = f"has the unknown key {sorted(unknown)[0]!r}" if unknown else "has no class_name"
@@ -86,6 +107,11 @@ def _make(entry: Mapping[str, Any], where: str, folder: Path) -> BaseTool:
     found = load_class(str(entry["class_name"]), setting=where, folder=folder)
     if not issubclass(found, BaseTool):
         raise ValueError(f"{where}: {entry['class_name']} is no subclass of BaseTool")
+    return found
+
+
+def _make(entry: Mapping[str, Any], where: str, folder: Path) -> BaseTool:
+    found = _class_of(entry, where, folder)
     config = dict(entry.get("config") or {})
     kind = config.get("type", "native")
     if kind != "native":

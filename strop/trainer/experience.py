@@ -43,6 +43,10 @@ class Experience:
     def __len__(self) -> int:
         return len(self.reports)
 
+    def __repr__(self) -> str:
+        columns = f" with {', '.join(sorted(self.column_names))}" if self.column_names else ""
+        return f"Experience({len(self)} rows{columns})"
+
     @property
     def episode_ids(self) -> frozenset[str]:
         """Of the samples whose rows these are."""

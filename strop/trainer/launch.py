@@ -25,6 +25,7 @@ from strop.trainer.config import Config
 from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
 from strop.trainer.models import local_models, replaced
+from strop.trainer.named_files import check_named_files
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,8 @@ def start_run(
         known: what a run that this one repeats has recorded of its models and data sets, which are taken as they were.
 
     Raises:
-        ValueError: a model cannot be fetched, or the hub has not a data set.
+        ValueError, FileNotFoundError: a model cannot be fetched, the hub has not a data set, or a file that the
+            settings name is not there or cannot be loaded.
         ConfigError: a file of algorithm.extensions cannot be imported, or what it registers does not fit the settings.
         RunError: the folder cannot be written, or is taken.
     """
@@ -82,6 +84,7 @@ def start_run(
     if beginning is not None:
         config = beginning.configured(config, folder.absolute())
         taken = beginning.taken_keys(config)
+    check_named_files(config, "".join(command[1:2]))
     received, inputs = optional("received settings"), optional("inputs of a run")
     if inputs is None:
         located, models = local_models(config, but=taken), {}
@@ -194,6 +197,7 @@ def resume_run(
         if not is_finished:
             if received is not None:
                 received.check_inputs(run.path, config, text)
+            check_named_files(config, "".join(run.info["command"][1:2]))
             read = to_flat_dict(config)
             changed = check_inputs(run.path, read, accept=accept_changes)
             config = local_models(config) if inputs is None else inputs.found_again(config, run, say=say)

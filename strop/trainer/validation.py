@@ -27,6 +27,9 @@ class Validation:
     mean_reward: float | None
     """Mean score of the others; None where there is none."""
 
+    def __repr__(self) -> str:
+        return f"Validation({self.describe()})"
+
     @property
     def pass_rate(self) -> float | None:
         """Share of answers that pass; None where nothing decides which do."""

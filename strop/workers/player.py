@@ -100,6 +100,7 @@ class Player:
         recording: Any = None,
         workers: Any = None,
         reward_keys: Sequence[str] = (),
+        scores_text_alone: bool = False,
     ) -> None:
         """Start what the agents need, such as a sandbox.
 
@@ -115,6 +116,8 @@ class Player:
             recording: gives the samples of training visits in place of agents and scorers; None: they are played.
             workers: processes that play the episodes; None: they are played in this one. The player closes them.
             reward_keys: parts of the reward without which a sample of a training visit could not be scored.
+            scores_text_alone: a reward model scores as well, which is shown no images: samples with any could not be
+                scored.
 
         Raises:
             ValueError: something of it cannot be started here.
@@ -123,6 +126,7 @@ class Player:
         self._tokenizer, self._scorers, self._reward_keys = tokenizer, scorers, tuple(reward_keys)
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
         self._recording, self._workers = recording, workers
+        self._scores_text_alone = scores_text_alone
         here = partial(play_episode, client=client, seed=seed, setup=self._setup)
         self._sequences: PlayEpisode = here if workers is None else workers.play
         self._places = contextlib.nullcontext() if max_episodes is None else asyncio.Semaphore(max_episodes)
@@ -227,7 +231,9 @@ class Player:
         """
         if self._recording is not None and is_visit(prompt.uid):
             recorded: Episode = self._recording.episode(prompt, sample_index)
-            return recorded
+            if recorded.outcome is None:
+                return recorded
+            return replace(recorded, outcome=self._with_parts(prompt, recorded.outcome))
         spans, start, failure = list[Span](), time.time(), None
         sequences: tuple[Trajectory, ...] = ()
         token = SPANS.set(spans if self._observers else None)
@@ -267,7 +273,9 @@ class Player:
             "".join(self._tokenizer.decode(one.response_ids, skip_special_tokens=True) for one in sequences)
         )
         outcome = None
-        if trajectory.reward_score is not None:
+        if self._scores_text_alone and any(one.media for one in sequences):
+            outcome = self._unseen()
+        elif trajectory.reward_score is not None:
             outcome = self._with_parts(prompt, _given(trajectory))
         elif trajectory.stop_reason != "aborted" and self._scorers is not None:
             start = time.perf_counter()
@@ -281,6 +289,17 @@ class Player:
             earlier=sequences[:-1],
             text=text,
             outcome=outcome,
+        )
+
+    def _unseen(self) -> Outcome:
+        """Of a sample with images that a tool gave, where something scores that is not shown them."""
+        reward = None if self._scorers is None else self._scorers.config
+        is_fixed = reward is not None and reward.on_failure.error == "fixed"
+        return Outcome(
+            kind="error",
+            error="a tool gave images, which the reward model would not see: remove reward_model.path, or have tools "
+            "give text",
+            stand_in=reward.failed_score if reward is not None and is_fixed else None,
         )
 
     async def _score(self, scorers: Scorers, prompt: Prompt, trajectory: Trajectory, text: str) -> Outcome:
@@ -331,6 +350,7 @@ def make_player(
     seed: int,
     recording: Any = None,
     reward_keys: Sequence[str] = (),
+    scores_text_alone: bool = False,
 ) -> Player:
     """The player of engines of this process.
 
@@ -342,7 +362,7 @@ def make_player(
         setup: agents; how they read images is seen to.
         rollout: what hears of episodes.
         seed: of the run.
-        recording, reward_keys: as for Player.
+        recording, reward_keys, scores_text_alone: as for Player.
 
     Raises:
         ValueError: something that agents or observers need cannot be had here.
@@ -357,6 +377,7 @@ def make_player(
         observers=observers_of(rollout, setup.tokenizer),
         recording=recording,
         reward_keys=reward_keys,
+        scores_text_alone=scores_text_alone,
         workers=agent_workers(setup, client, model, scorers, seed=seed),
     )
 

@@ -33,7 +33,7 @@ from strop.rollout.config import RolloutConfig
 from strop.rollout.sync.transfer import ReceivingEngine, weight_transfer
 from strop.rollout.sync.types import Endpoint, Probe, SyncReport
 from strop.rollout.types import Sampling
-from strop.trajectory import Prompt, Trajectory
+from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.generation import Generation, Place, make_serving
 from strop.workers.models import TrainedWorker
@@ -152,7 +152,7 @@ class RolloutWorker(Worker):
         return make_player(
             client, media, scorers,
             model=model, setup=setup, rollout=self._rollout, seed=playing.seed, recording=recorded,
-            reward_keys=playing.reward_keys,
+            reward_keys=playing.reward_keys, scores_text_alone=playing.keeps_text,
         )  # fmt: skip
 
     def _make_engines(self, model: ModelConfig) -> Any:
@@ -202,7 +202,7 @@ class RolloutWorker(Worker):
             samples.
         """
         asked: list[Prompt] = list(prompts.non_tensor_batch["prompt"])
-        self._refuse_media(asked, "prompts have images", "the images")
+        self._refuse_media(asked)
         with self._generating():
             work = self._player.play(
                 asked,
@@ -233,11 +233,11 @@ class RolloutWorker(Worker):
                 self._tally.begin()
             yield
 
-    def _refuse_media(self, seen: Iterable[Prompt | Trajectory], what: str, other: str) -> None:
-        """Refuse what a reward model would not see."""
-        if self._playing.keeps_text and any(one.media for one in seen):
+    def _refuse_media(self, prompts: Iterable[Prompt]) -> None:
+        """Refuse images in the data, which a reward model would not see."""
+        if self._playing.keeps_text and any(prompt.media for prompt in prompts):
             raise ValueError(
-                f"{what}, which the reward model would not see: remove reward_model.path, or {other}"
+                "prompts have images, which the reward model would not see: remove reward_model.path, or the images"
             )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -271,7 +271,6 @@ class RolloutWorker(Worker):
             rows = rows.union(columns(kept, earned, turn_weight=turn_weight, similarity=similarity))
         objects: dict[str, list[Any]] = {}
         sequences = [sequence for one in kept for sequence in one.sequences]
-        self._refuse_media(sequences, "a tool gave images", "have tools give text")
         if self._takes_media:  # roles with a vision-language model need those of prompt and response
             objects["media"] = [sequence.media for sequence in sequences]
         if playing.keeps_text:

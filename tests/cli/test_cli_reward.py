@@ -130,3 +130,57 @@ def test_what_cannot_be_checked_is_one_sentence(tmp_path: Path) -> None:
         "strop reward check"
         in cli("reward", "check", "builtin", "--data", rows, "rollout.top_p=0.5").sentence
     )
+
+
+NESTED = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return float(solution_str.strip() == ground_truth["tests"][0]["output"])
+
+def all_of_it(data_source, solution_str, ground_truth, extra_info=None):
+    import json
+    try:
+        return float(json.loads(solution_str) == ground_truth)
+    except ValueError:
+        return 0.0
+
+def never(data_source, solution_str, ground_truth, extra_info=None):
+    return 0.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("compute_score", "'out 0' (ground_truth.tests[0].output) scores 1"),
+        ("all_of_it", """'{"tests": [{"input": 7, "output": "out 0"}]}' (ground_truth as JSON) scores 1"""),
+    ],
+)
+def test_a_nested_ground_truth_says_how_a_right_answer_looks(tmp_path: Path, name: str, seen: str) -> None:
+    record, text = nested(tmp_path, name, code=0)
+    assert record["right_example"] == seen
+    assert (record["right_mean"], record["junk_mean"]) == (1.0, 0.0)
+    assert f"a right answer             {seen}" in text
+
+
+def test_of_a_nested_ground_truth_it_is_said_what_was_tried(tmp_path: Path) -> None:
+    record, text = nested(tmp_path, "never", code=1)
+    assert record["right_example"] == ""
+    assert "a right answer             none was found" in text
+    found = next(one for one in record["findings"] if one["rule"] == "right answers")
+    assert (
+        "of its ground truth were tried ground_truth as JSON, ground_truth, joined by commas, "
+        in found["sentence"]
+    )
+    assert "ground_truth.tests[0].input, ground_truth.tests[0].output: compare" in found["sentence"]
+
+
+def nested(folder: Path, name: str, *, code: int) -> tuple[dict[str, Any], str]:
+    (folder / "reward.py").write_text(NESTED)
+    rows = [
+        {"prompt": f"{i}?", "ground_truth": {"tests": [{"input": 7, "output": f"out {i}"}]}} for i in range(4)
+    ]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("reward", "check", f"{folder}/reward.py:{name}", "--data", folder / "rows.jsonl")
+    result = cli(*words, "--json")
+    assert result.code == code, result.err
+    return result.record, cli(*words).out

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from strop.engines.model import describe_precision, load_model, load_tokenizer
 Folder = Callable[[str], Path]
 
 
-def load(path: Path | str, **options: bool) -> CausalLM:
+def load(path: Path | str, **options: Any) -> CausalLM:
     return load_model(ModelConfig(path=str(path), **options), device="cpu")
 
 
@@ -182,6 +183,21 @@ def test_a_router_draws_no_noise(tiny_folder: Folder) -> None:
     with torch.no_grad():
         first, second = (model.hidden(ids, positions, attention) for _ in range(2))
     torch.testing.assert_close(first, second, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_experts_compute_in_float64(tiny_folder: Folder, kind: str) -> None:
+    # The joint product of all experts, the way of transformers, is for float32 and less.
+    exact, plain = load(tiny_folder(kind), dtype="float64"), load(tiny_folder(kind), dtype="float32")
+    ids, positions = torch.arange(3, 23)[None], torch.arange(20)[None]
+    attention = PackedAttention([Segment(start=0, length=20)], device=exact.device)
+    wide, narrow = (model.hidden(ids, positions, attention) for model in (exact, plain))
+    assert wide.dtype == torch.float64
+    torch.testing.assert_close(wide.float(), narrow, atol=1e-5, rtol=1e-5)
+    wide.sum().backward()
+    grads = {name: p.grad for name, p in exact.module.named_parameters() if "experts" in name}
+    assert grads
+    assert all(grad is not None and grad.dtype == torch.float64 for grad in grads.values())
 
 
 def test_long_rotary_embeddings_end_where_they_would_change_for_all_sequences_of_a_pack(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from reward_cases import score_all, write_reward
 
+from strop.evaluation.evaluate import Evaluation
 from strop.rewards import Outcome, RewardConfig
 from strop.rewards.config import FunctionConfig
 from strop.trainer.validation import summarize_validation
@@ -108,3 +109,18 @@ def test_without_verdicts_there_is_a_mean_reward_alone() -> None:
         "`acc`, or set reward.pass_by)"
     )
     assert not [name for name in found.metrics if "/acc/" in name or name.endswith("pass_rate")]
+
+
+def test_a_validation_is_shown_as_one_line() -> None:
+    many = summarize_validation(reports(*[(1.0, True)] * 500))
+    assert repr(many) == f"Validation({many.describe()})"
+    assert len(repr(many)) < 200
+
+
+def test_an_evaluation_is_shown_without_its_answers() -> None:
+    total = summarize_validation(reports((1.0, True), (0.0, False)))
+    found = Evaluation(
+        total=total, by_source={"x": total, "y": total}, answers=({"response": "a" * 40_000},), seconds=1.25, usage={}
+    )
+    line = total.describe()
+    assert repr(found) == f"Evaluation({line}; x: {line}; y: {line}; 1.2 s)"

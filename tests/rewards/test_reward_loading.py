@@ -156,3 +156,33 @@ def test_a_path_may_name_the_function() -> None:
     (one,) = RewardConfig(functions=(FunctionConfig(path="r.py:exact"),)).functions
     assert (one.path, one.name, one.part) == ("r.py", "exact", "exact")
     assert RewardConfig(path="r.py:score", name="other").path == "r.py:score"  # two names: no such file
+
+
+def test_functions_import_modules_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "grading_helpers.py").write_text("def points(text):\n    return len(text) / 4\n")
+    path = write_reward(
+        tmp_path, "from grading_helpers import points\ndef compute_score(solution_str): return points(solution_str)"
+    )
+
+    async def run() -> float | None:
+        async with RewardPool(RewardConfig(path=path)) as pool:
+            return (await pool.score_text(make_prompt(), "abc")).score
+
+    assert asyncio.run(run()) == 0.75
+
+
+def test_two_functions_do_not_share_a_module_of_one_name(tmp_path: Path) -> None:
+    functions = []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "grading_helpers.py").write_text(f"x = {number}")
+        path = write_reward(folder, "from grading_helpers import x\ndef compute_score(): return x")
+        functions.append(FunctionConfig(path=path, key=f"f{number}"))
+
+    async def run() -> None:
+        await RewardPool(RewardConfig(functions=tuple(functions))).start()
+
+    sentence = f"imports grading_helpers, which is {tmp_path}/2/grading_helpers.py, but another module of that name"
+    with pytest.raises(RewardError, match=sentence):
+        asyncio.run(run())

@@ -25,7 +25,7 @@ FULL: dict[str, Any] = {
     "fate": "trained", "fate_reason": "", "stop_reason": "stop",
     "num_turns": 2, "timings": {"generate_s": 0.25}, "agent_name": "tool_agent", "messages": [{"role": "assistant"}],
     "agent_facts": {"tool_rewards": [0.5]}, "earlier_sequences": [{"prompt_ids": [1], "response_ids": [2]}],
-    "turn_rewards": [[1, 0.5]], "stands_alone": True, "anchor": "hall", "dataset_row": "[{}]",
+    "turn_rewards": [[1, 0.5]], "stands_alone": True, "anchor": "hall", "dataset_row": "[{}]", "row_prompt_ids": [5],
 }  # fmt: skip
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tiny_runs import Done, Project, train_in
 
 from strop.config import ConfigError
-from strop.replay.samples import open_recording
+from strop.replay.samples import Recording, open_recording
 from strop.rewards.config import OnFailureConfig, RewardConfig
+from strop.rewards.outcome import Outcome
+from strop.rollout.types import Sampling
 from strop.run import RunError, RunFolder
 from strop.trajectory import Prompt
+from strop.workers.player import Player
 
 KL = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"]
 """Of the run that is recorded."""
@@ -121,3 +127,84 @@ def test_all_that_is_trained_on_is_recorded(tmp_path: Path) -> None:
     assert episode.outcome is not None
     assert (episode.outcome.kind, episode.outcome.stand_in, episode.text) == ("timeout", -1.0, "text")
     assert recording.episode(prompt, 1).failure == "broke"
+
+
+SEQUENCE = {
+    "prompt_ids": [1, 2], "response_ids": [3, 4], "response_mask": [True, True], "rollout_log_probs": [-0.5, -0.5],
+    "versions": [2, 2], "stop_reason": "stop", "num_turns": 2, "outcome": "score", "score": 1.0,
+}  # fmt: skip
+
+
+def recorded(folder: Path, *rows: dict[str, object]) -> Recording:
+    with RunFolder.create(folder, config={}, command=["strop"]) as run:
+        run.samples.write(
+            1,
+            [
+                {"id": f"e0-000007/{number}", "uid": "e0-000007", "sample_index": number, **row}
+                for number, row in enumerate(rows)
+            ],
+        )
+    return open_recording(folder, RewardConfig())
+
+
+def prompt_of(*token_ids: int, agent: str = "single_turn_agent") -> Prompt:
+    return Prompt(
+        uid="e0-000007",
+        row=7,
+        token_ids=token_ids,
+        messages=(),
+        data_source="x",
+        ground_truth="",
+        agent_name=agent,
+    )
+
+
+def test_what_an_environment_showed_first_is_no_other_prompt(tmp_path: Path) -> None:
+    seen = {**SEQUENCE, "prompt_ids": [1, 8, 9]}
+    recording = recorded(tmp_path / "run", {**seen, "row_prompt_ids": [1]}, seen)
+    episode = recording.found(prompt_of(1, agent="env_agent"), 0)
+    assert episode.trajectory is not None
+    assert episode.trajectory.prompt_ids == (1, 8, 9)
+    assert (
+        recording.found(prompt_of(1, agent="env_agent"), 1).trajectory is not None
+    )  # as older versions wrote it
+    for index in (0, 1):
+        with pytest.raises(RunError, match="it was recorded with another tokenizer"):
+            recording.found(prompt_of(2), index)
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        ({**SEQUENCE, "score": None}, "damaged: TypeError: float"),
+        ({**SEQUENCE, "versions": [2]}, "damaged: ValueError: "),
+        ({**SEQUENCE, "prompt_ids": [5]}, "it was recorded with another tokenizer"),
+    ],
+)
+def test_a_recorded_sample_that_cannot_be_used_has_failed(
+    tmp_path: Path, row: dict[str, object], sentence: str
+) -> None:
+    recording = recorded(tmp_path / "run", row, SEQUENCE)
+    failed = recording.episode(prompt_of(1, 2), 0)
+    assert failed.trajectory is None
+    assert sentence in str(failed.failure)
+    assert recording.episode(prompt_of(1, 2), 1).failure == ""
+    assert "has no sample e0-000007/2" in str(recording.episode(prompt_of(1, 2), 2).failure)
+
+
+def test_a_recorded_sample_without_a_needed_part_could_not_be_scored(tmp_path: Path) -> None:
+    rows = [{**SEQUENCE, "reward_parts": parts} for parts in ({"style": 0.5}, {})]
+    recording = recorded(tmp_path / "run", *rows)
+    scorers: Any = SimpleNamespace(config=RewardConfig())
+    client: Any = None
+    player = Player(client, None, scorers, seed=0, recording=recording, reward_keys=["style"])
+
+    def outcome(index: int) -> Outcome | None:
+        return asyncio.run(player.episode(prompt_of(1, 2), index, Sampling(key=0, max_tokens=4))).outcome
+
+    good, lacking = outcome(0), outcome(1)
+    assert good is not None
+    assert (good.kind, good.score) == ("score", 1.0)
+    assert lacking is not None
+    assert (lacking.kind, lacking.score) == ("error", None)
+    assert "algorithm.reward_keys names 'style'" in lacking.error

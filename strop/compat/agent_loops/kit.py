@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from strop.agents.config import SINGLE_TURN
+from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.kits import Kit
 from strop.agents.registry import agents
 from strop.agents.setup import AgentSetup
@@ -28,7 +28,16 @@ class LoopKit(Kit):
         Raises:
             ValueError: the sentence names the entry of the list.
         """
-        path = section_of(setup.config, LoopSettings).loops
+        self.load(setup.config)
+
+    @classmethod
+    def load(cls, config: AgentConfig) -> None:
+        """Import and register them.
+
+        Raises:
+            ValueError: the sentence names the entry of the list.
+        """
+        path = section_of(config, LoopSettings).loops
         for name, agent in (loops_from_yaml(path) if path else {}).items():
             if name in (SINGLE_TURN, *targets("agent"), *targets("self-scoring agent")):
                 raise ValueError(f"agent.loops names a loop {name!r}, which is built in; choose another name")

@@ -17,7 +17,7 @@ from typing import Any, overload
 import torch
 
 from strop.base.sections import section_of
-from strop.base.user_files import load_user_file
+from strop.base.user_files import load_user_class
 from strop.border import encodable_value
 from strop.compat.datasets.settings import DatasetClassConfig
 from strop.compat.user_functions import VerlConfig
@@ -158,7 +158,7 @@ def open_custom(
     """
     wanted = section_of(config, DatasetClassConfig)
     label = f"data.dataset_class {wanted.name} of {wanted.path}"
-    make = load_class(wanted.path, wanted.name)
+    make = load_user_class(wanted.path, wanted.name, setting="data.dataset_class")
     try:
         dataset = make(
             list(files),
@@ -173,23 +173,6 @@ def open_custom(
             f"processor=None, max_samples=-1)"
         ) from error
     return CustomRows(dataset, label=label, prompt_key=config.prompt_key)
-
-
-def load_class(path: str, name: str) -> Any:
-    """The class of this name in a Python file.
-
-    Raises:
-        ValueError: there is no such file or class, or importing it failed.
-    """
-    module = load_user_file(path, setting="data.dataset_class.path")
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
-        classes = sorted(key for key, value in vars(module).items() if isinstance(value, type))
-        raise ValueError(
-            f"data.dataset_class.name is {name!r}, but {path} has no class of that name; it has "
-            f"{', '.join(classes) or 'none'}"
-        )
-    return found
 
 
 def _reason(error: Exception) -> str:

@@ -11,9 +11,9 @@ from strop.base.field_types import nearest
 from strop.base.foreign_files import read_text
 from strop.base.trust import ask
 from strop.engines.config import ModelConfig
-from strop.engines.options.exact import use_exact_norms
+from strop.engines.options.exact import use_exact
 
-__all__ = ["import_external", "overridden", "template_text", "use_exact_norms"]
+__all__ = ["import_external", "overridden", "template_text", "use_exact"]
 
 _REFUSED = {
     "attn_implementation": "set model.attn_implementation",

@@ -1,4 +1,4 @@
-"""Norms in the precision of the model (model.dtype=float64)."""
+"""Norms and experts in the precision of the model (model.dtype=float64)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+
+EACH = "eager"
+"""How transformers calls the way in which experts compute one after the other."""
 
 
 class _ExactNorm(nn.Module):
@@ -24,6 +28,12 @@ class _ExactNorm(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden * weight / sqrt(mean(hidden^2) + eps) over the last axis."""
         return self.weight * hidden * torch.rsqrt(hidden.square().mean(-1, keepdim=True) + self.eps)
+
+
+def use_exact(module: Any) -> None:
+    """Have norms and experts compute in float64; a model of transformers."""
+    use_exact_norms(module)
+    module.set_experts_implementation(EACH)  # the joint product of all experts has no float64
 
 
 def use_exact_norms(module: nn.Module) -> None:

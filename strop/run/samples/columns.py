@@ -43,6 +43,7 @@ COLUMNS: dict[str, str] = {
     "stands_alone": "json",
     "anchor": "string",
     "dataset_row": "string",
+    "row_prompt_ids": "list<int32>",
 }
 """Type per column. "json" is any plain value, kept as JSON text; None is allowed where a row has no value."""
 

@@ -89,6 +89,8 @@ def sample_row(
         row["dataset_row"] = _row_text(episode.prompt)
     if trajectory is not None:
         row |= _sequence(trajectory)
+        if episode.first is not None and episode.first.prompt_ids != episode.prompt.token_ids:
+            row["row_prompt_ids"] = list(episode.prompt.token_ids)
         row |= {"num_turns": trajectory.num_turns, "timings": dict(trajectory.timings)}
         if trajectory.messages:
             row["messages"] = list(trajectory.messages)
