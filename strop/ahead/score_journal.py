@@ -45,6 +45,11 @@ class ScoreJournal:
         """Of what scores."""
         return self._pool.config
 
+    @property
+    def compares(self) -> bool:
+        """As of the pool."""
+        return self._pool.compares
+
     def follow(self, uid: str, given: ScoreNotes) -> None:
         """Keep the outcomes of this prompt from now on; `given` are those of an earlier process."""
         self._kept[uid] = {}
@@ -60,23 +65,30 @@ class ScoreJournal:
         """By uid, those of every prompt that is followed; with what was given and not asked for again yet."""
         return {uid: {**self._given[uid], **kept} for uid, kept in self._kept.items()}
 
-    async def score(self, prompt: Prompt, trajectory: Trajectory, solution_str: str) -> Outcome:
+    async def score(
+        self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
+    ) -> Outcome:
         """As the pool does; what the notes have is not scored again."""
         kept, number = self._kept.get(prompt.uid), str(trajectory.sample_index)
         if kept is None:
-            return await self._pool.score(prompt, trajectory, solution_str)
+            return await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
         scored = _digest(trajectory, solution_str)
         known = self._given[prompt.uid].get(number)
         if known is not None and known.scored == scored:
             outcome = known.outcome
         else:
-            outcome = await self._pool.score(prompt, trajectory, solution_str)
+            outcome = await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
         kept[number] = ScoreNote(scored=scored, outcome=outcome)
         return outcome
 
-    async def compare(self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]]) -> list[Outcome]:
+    async def compare(
+        self,
+        prompt: Prompt,
+        answers: Sequence[tuple[str, Outcome]],
+        trajectories: Sequence[Trajectory] = (),
+    ) -> list[Outcome]:
         """As the pool does. No note is kept of it: a run that goes on compares again what has not been trained."""
-        return await self._pool.compare(prompt, answers)
+        return await self._pool.compare(prompt, answers, trajectories)
 
 
 def _digest(trajectory: Trajectory, solution_str: str) -> str:

@@ -131,7 +131,9 @@ def _scored(
         )
         for probe in probes
     ]  # fmt: skip
-    return [one.outcome for one in rescore(samples, reward, tokenizer=tokenizer)] if samples else []
+    return (
+        [one.outcome for one in rescore(samples, reward, tokenizer=tokenizer, alone=True)] if samples else []
+    )
 
 
 def _best_right(row: int, probes: Sequence[Probe], outcomes: Sequence[Outcome]) -> Probe | None:
@@ -176,8 +178,8 @@ def _findings(tried: Sequence[_Tried], num_rows: int) -> Iterator[RewardFinding]
     if unknown:
         yield RewardFinding(
             level="doubtful", rule="ground truth", row=unknown[0], answer="",
-            sentence=f"{len(unknown)} of {num_rows} rows have no ground truth with a text or number in it, so no right answer "
-            f"could be tried: name its column with data.ground_truth_key, or look at saved answers with `strop score`",
+            sentence=f"{len(unknown)} of {num_rows} rows have no ground truth with a text or number in it, so no right "
+            f"answer could be tried: name its column with data.ground_truth_key, or look at saved answers with `strop score`",
         )  # fmt: skip
     low = [row for row, score in best.items() if score is not None and score <= floor[row]]
     if low:
@@ -189,7 +191,8 @@ def _findings(tried: Sequence[_Tried], num_rows: int) -> Iterator[RewardFinding]
             level="broken" if 2 * len(low) > known else "doubtful", rule="right answers", row=low[0],
             answer=right.probe.text[:_SHOWN_CHARS],
             sentence=f"in {len(low)} of {known} rows no form of the right answer scores above empty and senseless ones "
-            f"({floor[low[0]]:g}){nested}: compare the ground truth's format with what the function looks for in an answer",
+            f"({floor[low[0]]:g}){nested}: compare the ground truth's format with what the function looks for in an "
+            f"answer",
         )  # fmt: skip
     good = {row: score for row, score in best.items() if score is not None and row not in low}
     yield from _of_exploits([t for t in tried if t.probe.row in good], good, floor)

@@ -70,23 +70,38 @@ class Rescored:
         return not math.isclose(old, new, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
-def rescore(samples: Sequence[SavedSample], reward: RewardConfig, *, tokenizer: str = "") -> list[Rescored]:
-    """Score every sample, in order; `tokenizer` as in `RewardPool`.
+def rescore(
+    samples: Sequence[SavedSample], reward: RewardConfig, *, tokenizer: str = "", alone: bool = False
+) -> list[Rescored]:
+    """Score every sample, in order.
+
+    Args:
+        samples: with their groups.
+        reward: its settings.
+        tokenizer: as in `RewardPool`.
+        alone: functions that take lists get each answer by itself.
 
     Raises:
         RewardError: the reward cannot be loaded.
         ValueError: answers are to be compared, and rows do not say what they answer.
     """
-    groups = grouped(samples) if reward.compares else []
+    if reward.compares:
+        _check_known(samples)
 
     async def run() -> list[Outcome]:
         async with RewardPool(reward, tokenizer=tokenizer) as pool:
+            in_groups = pool.compares and (reward.compares or not alone)
             outcomes = await asyncio.gather(
-                *(pool.score(one.prompt, one.trajectory, one.response) for one in samples)
+                *(
+                    pool.score(one.prompt, one.trajectory, one.response, in_group=in_groups and not alone)
+                    for one in samples
+                )
             )
+            groups = grouped(samples) if in_groups else []
             answers = [[(samples[place].response, outcomes[place]) for place in group] for group in groups]
             prompts = [samples[group[0]].prompt for group in groups]
-            compared = await asyncio.gather(*map(pool.compare, prompts, answers))
+            played = [() if alone else [samples[place].trajectory for place in group] for group in groups]
+            compared = await asyncio.gather(*map(pool.compare, prompts, answers, played))
             for group, made in zip(groups, compared, strict=True):
                 for place, outcome in zip(group, made, strict=True):
                     outcomes[place] = outcome
@@ -100,17 +115,26 @@ def some_of(samples: Sequence[SavedSample], limit: int, reward: RewardConfig) ->
     """About so many samples at even distances; where answers are compared, all of some prompts.
 
     Raises:
-        ValueError: as `grouped`.
+        ValueError: as `rescore`.
     """
     if not reward.compares:
         return [samples[place] for place in spread(range(len(samples)), limit)]
+    _check_known(samples)
     groups = grouped(samples)
     chosen = spread(range(len(groups)), max(1, limit * len(groups) // max(1, len(samples))))
     return [samples[place] for number in chosen for place in groups[number]]
 
 
 def grouped(samples: Sequence[SavedSample]) -> list[list[int]]:
-    """Places of the answers to each prompt, see `SavedSample.group`.
+    """Places of the answers to each prompt, see `SavedSample.group`; one that does not say what it answers is alone."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, one in enumerate(samples):
+        groups.setdefault(one.group if one.prompt.messages else place, []).append(place)
+    return list(groups.values())
+
+
+def _check_known(samples: Sequence[SavedSample]) -> None:
+    """Refuse samples that a judge cannot compare.
 
     Raises:
         ValueError: a sample does not say what it answers.
@@ -121,10 +145,6 @@ def grouped(samples: Sequence[SavedSample]) -> list[list[int]]:
             f"reward.judge.compare compares the answers to a prompt, and {unknown.id} does not say what it answers: "
             f"name the column {', '.join(PROMPTS[:-1])} or {PROMPTS[-1]}"
         )
-    groups: dict[Hashable, list[int]] = {}
-    for place, one in enumerate(samples):
-        groups.setdefault(one.group, []).append(place)
-    return list(groups.values())
 
 
 def samples_of_run(

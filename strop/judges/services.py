@@ -111,18 +111,21 @@ class Services:
         for name, amount in run_spent.items():
             self._services[name].tell_spent(amount)
 
-    async def score(self, prompt: Prompt, trajectory: Trajectory, text: str, *, fresh: bool) -> Outcome:
+    async def score(
+        self, prompt: Prompt, trajectory: Trajectory, text: str, *, fresh: bool, with_functions: bool = True
+    ) -> Outcome:
         """What services and functions say of one answer, asked at the same time; the first of them that fails decides.
         What compares speaks once all answers to the prompt are there. `fresh`: nothing is taken from a cache."""
         services = [one for one in self._services.values() if not one.compares]
+        functions = self._functions if with_functions else None
         if not services:
-            if self._functions is None:
+            if functions is None:
                 return Outcome(kind="score", score=0.0)
-            return await self._functions.score(prompt, trajectory, text)
+            return await functions.score(prompt, trajectory, text)
         started = time.monotonic()
         asked: list[Coroutine[Any, Any, Outcome | tuple[Part, dict[str, float]]]] = []
-        if self._functions is not None:
-            asked.append(self._functions.score(prompt, trajectory, text))
+        if functions is not None:
+            asked.append(functions.score(prompt, trajectory, text))
         item = item_of(prompt, text)
         asked += [service.score(item, fresh=fresh) for service in services]
         said = await asyncio.gather(*asked, return_exceptions=True)

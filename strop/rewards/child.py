@@ -1,9 +1,9 @@
 """The worker process of the reward pool: loads the reward functions and scores what comes down the pipe.
 
-One sample at a time. The loop waits for its parent only; it ends when the parent closes the pipe. The
-parent kills it when a sample takes too long. When the parent dies, the kernel kills the whole process group
-(Linux: a signal asked for on the life line, a pipe that only the parent holds open), and a thread that
-waits on the same pipe does so on every other system.
+One sample, or all answers to a prompt, at a time. The loop waits for its parent only; it ends when the parent closes
+the pipe. The parent kills it when a sample takes too long. When the parent dies, the kernel kills the whole process
+group (Linux: a signal asked for on the life line, a pipe that only the parent holds open), and a thread that waits on
+the same pipe does so on every other system.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from strop.base.guests import joined, optional
 from strop.border import usable
@@ -35,6 +35,7 @@ from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
 if TYPE_CHECKING:
     import asyncio
 
+T = TypeVar("T")
 MAX_ERROR_CHARACTERS = 2000
 """Of the text of an exception, which may hold the whole answer."""
 _NOT_THE_ANSWER = (RewardUnavailable, ConnectionError)
@@ -91,30 +92,94 @@ class _OutOfMemory(Exception):
     """Memory ran out, as the text says: what filled it may still be there, so the process should be replaced."""
 
 
-def _score_one(functions: Sequence[RewardFunction], arguments: Mapping[str, Any]) -> Outcome:
-    """Call the functions one after the other; the first that fails decides, and whatever it does becomes an outcome.
+def _tried(function: RewardFunction, work: Callable[[], T]) -> T | Outcome:
+    """What work with a function gives; whatever else happens becomes an outcome.
 
     Raises:
-        _OutOfMemory: a function has used it up.
+        _OutOfMemory: the function has used it up.
+    """
+    label, ran_out = function.label, ""
+    try:
+        return work()
+    except BadReturnError as error:
+        return Outcome(kind="error", error=str(error))
+    except MemoryError as error:
+        ran_out = f"{label} ran out of memory: {_described(error, function)}"
+    except _NOT_THE_ANSWER as error:
+        return Outcome(kind="infrastructure", error=f"{label} could not score: {_described(error, function)}")
+    except BaseException as error:  # noqa: BLE001 (the declared boundary: user code may raise anything)
+        with contextlib.suppress(BaseException):  # an exception whose own text cannot be made
+            traceback.print_exc()
+        return Outcome(kind="error", error=f"{label} raised {_described(error, function)}")
+    raise _OutOfMemory(ran_out)  # here nothing holds what the function has filled
+
+
+def _score_one(functions: Sequence[RewardFunction], arguments: Mapping[str, Any]) -> Outcome:
+    """Call the functions one after the other; the first that fails decides.
+
+    Raises:
+        _OutOfMemory: as `_tried`.
     """
     parts: list[Part] = []
     for function in functions:
-        label, ran_out = function.label, ""
-        try:
-            parts.append(function.read(_awaited(function(arguments))))
-        except BadReturnError as error:
-            return Outcome(kind="error", error=str(error))
-        except MemoryError as error:
-            ran_out = f"{label} ran out of memory: {_described(error, function)}"
-        except _NOT_THE_ANSWER as error:
-            sentence = f"{label} could not score: {_described(error, function)}"
-            return Outcome(kind="infrastructure", error=sentence)
-        except BaseException as error:  # noqa: BLE001 (the declared boundary: user code may raise anything)
-            with contextlib.suppress(BaseException):  # an exception whose own text cannot be made
-                traceback.print_exc()
-            return Outcome(kind="error", error=f"{label} raised {_described(error, function)}")
-        if ran_out:  # here nothing holds what the function has filled
-            raise _OutOfMemory(ran_out)
+        said = _tried(function, partial(_read_one, function, arguments))
+        if isinstance(said, Outcome):
+            return said
+        parts.append(said)
+    return _combined(functions, parts, arguments)
+
+
+def _score_all(
+    functions: Sequence[RewardFunction], calls: Sequence[Mapping[str, Any]]
+) -> Outcome | list[Outcome]:
+    """The outcomes of all answers to a prompt, which functions that take groups get at once; a single one where such a
+    function failed as a whole.
+
+    Raises:
+        _OutOfMemory: as `_tried`.
+    """
+    together: list[list[Part | BadReturnError] | None] = []
+    for function in functions:
+        if not function.takes_groups:
+            together.append(None)
+            continue
+        said = _tried(function, partial(_read_all, function, calls))
+        if isinstance(said, Outcome):
+            return said
+        together.append(said)
+    return [_one_of_all(functions, together, place, call) for place, call in enumerate(calls)]
+
+
+def _read_all(function: RewardFunction, calls: Sequence[Mapping[str, Any]]) -> list[Part | BadReturnError]:
+    return function.read_all(_awaited(function.call_all(calls)), len(calls))
+
+
+def _read_one(function: RewardFunction, call: Mapping[str, Any]) -> Part:
+    return function.read(_awaited(function(call)))
+
+
+def _one_of_all(
+    functions: Sequence[RewardFunction],
+    together: Sequence[list[Part | BadReturnError] | None],
+    place: int,
+    call: Mapping[str, Any],
+) -> Outcome:
+    """The outcome of the answer at this place among those to its prompt."""
+    parts: list[Part] = []
+    for function, of_group in zip(functions, together, strict=True):
+        said = _tried(function, partial(_read_one, function, call)) if of_group is None else of_group[place]
+        if isinstance(said, BadReturnError):
+            return Outcome(kind="error", error=str(said))
+        if isinstance(said, Outcome):
+            return said
+        parts.append(said)
+    return _combined(functions, parts, call)
+
+
+def _combined(
+    functions: Sequence[RewardFunction], parts: Sequence[Part], arguments: Mapping[str, Any]
+) -> Outcome:
+    """The outcome of a sample of which every function has said something."""
     score, merged = combine(parts)
     label = functions[0].label if len(functions) == 1 else f"all {len(functions)} reward functions"
     if score is None:
@@ -159,8 +224,8 @@ def _serve(
     )
     prepared: set[str] = set()
     for line in commands:
-        arguments, *hopeless = decode(line)
-        source = str(arguments["data_source"])
+        asked, *hopeless = decode(line)
+        source = str((asked[0] if isinstance(asked, list) else asked)["data_source"])
         if source not in prepared:
             for function in functions:
                 with contextlib.suppress(Exception):  # the call itself will say it, as this sample's error
@@ -172,12 +237,16 @@ def _serve(
             limits.use(guard)
         started, is_spent = time.perf_counter(), False
         try:
-            made = _score_one(functions, arguments)
+            made = _score_all(functions, asked) if isinstance(asked, list) else _score_one(functions, asked)
         except _OutOfMemory as error:
             made, is_spent = Outcome(kind="error", error=f"{error}{setup['memory_limit']}"), True
         if os.getpid() != own_pid:
             os._exit(0)
-        tell("done", made.kind, made.score, made.parts, made.error, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        if isinstance(made, list):
+            tell("all", [[one.kind, one.score, one.parts, one.error] for one in made], seconds)
+        else:
+            tell("done", made.kind, made.score, made.parts, made.error, seconds)
         if is_spent or (guard is not None and guard.has_interrupted):
             os._exit(0)
 
@@ -208,7 +277,8 @@ def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
         limit = setup["memory_limit"] if _is_out_of_memory(error.__cause__) else ""
         _say(results, ["failed", f"{error}{limit}"])
         return
-    _say(results, ["ready", any(function.wants_conversation for function in functions)])
+    wants_conversation = any(function.wants_conversation for function in functions)
+    _say(results, ["ready", wants_conversation, any(function.takes_groups for function in functions)])
     try:
         _serve(commands, results, functions, setup)
     except BaseException:  # noqa: BLE001 (the pipes are gone; threads that a function left behind must not keep the process)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from strop.base.guests import joined, targets
 from strop.base.user_files import modules_beside
@@ -62,6 +62,8 @@ class RewardFunction:
     """Of its score, where there are several functions."""
     wants_conversation: bool = False
     """It is sent prompt, answer and columns of the row as such, too."""
+    takes_groups: ClassVar[bool] = False
+    """It is called once for all answers to a prompt (`call_all`, `read_all`)."""
 
     def prepare(self, data_source: str) -> None:
         """Import what scoring this data source needs, before the clock of a sample runs. A user's function needs
@@ -71,6 +73,14 @@ class RewardFunction:
         """What the function returns for one call, as it is; possibly a coroutine."""
         given = {name: call[name] for name in SINGLE if self.takes_any or name in self.parameters}
         return self.function(**given, **self.kwargs)
+
+    def call_all(self, calls: Sequence[Mapping[str, Any]]) -> Any:
+        """What the function returns for all answers to a prompt, where it takes them at once."""
+        raise NotImplementedError
+
+    def read_all(self, returned: Any, count: int) -> list[Part | BadReturnError]:
+        """Of each of so many answers, its part of what was returned, or why there is none."""
+        raise NotImplementedError
 
     def read(self, returned: Any) -> Part:
         """Score and parts of a returned value.

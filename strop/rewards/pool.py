@@ -131,41 +131,110 @@ class RewardPool:
         bare = Trajectory(uid=prompt.uid, sample_index=0, prompt_ids=prompt.token_ids)
         return await self.score(prompt, bare, solution_str)
 
-    async def score(self, prompt: Prompt, trajectory: Trajectory, solution_str: str) -> Outcome:
+    @property
+    def compares(self) -> bool:
+        """Answers to a prompt are scored together, once all of them are there (`compare`): a service compares them, or
+        a function takes lists. Known from the start on."""
+        return self.config.compares or self._takes_groups
+
+    @property
+    def _takes_groups(self) -> bool:
+        return self._workers is not None and self._workers.takes_groups
+
+    async def score(
+        self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
+    ) -> Outcome:
         """Score one trajectory.
 
         Args:
             prompt: the row it answers; its ground truth, columns and extra_info reach the function.
             trajectory: its turn count and extra facts are added to extra_info.
             solution_str: the decoded response.
+            in_group: `compare` follows: what functions that take lists say is left to it.
         """
         if not self._is_running:
             raise RuntimeError("the reward pool is not running; use `async with RewardPool(config) as pool:`")
-        on_failure, usage = self.config.on_failure, dict[str, float]()
+        waits = in_group and self._takes_groups
+        usage: dict[str, float] = {}
         for attempt in range(self.config.retries + 1):
             if self._services is not None:
                 outcome: Outcome = await self._services.score(
-                    prompt, trajectory, solution_str, fresh=attempt > 0
+                    prompt, trajectory, solution_str, fresh=attempt > 0, with_functions=not waits
                 )
+            elif waits:
+                return Outcome(kind="score", score=0.0)
             else:
                 assert self._workers is not None, "functions score where no service does"
                 outcome = await self._workers.score(prompt, trajectory, solution_str)
             for name, value in outcome.usage.items():
                 usage[name] = usage.get(name, 0.0) + value
-            then = "" if outcome.kind == "score" else getattr(on_failure, outcome.kind)
-            if then != "retry" or not self._is_running:
+            if self._then(outcome) != "retry" or not self._is_running:
                 break
-        stand_in = self.config.failed_score if then == "fixed" else None
-        return with_verdict(replace(outcome, stand_in=stand_in, usage=usage), self.config)
+        outcome = replace(self._with_stand_in(outcome), usage=usage)
+        return outcome if waits else with_verdict(outcome, self.config)
 
-    async def compare(self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]]) -> list[Outcome]:
-        """The outcomes of all answers to a prompt with what comparisons add; as they are where nothing compares.
+    async def compare(
+        self,
+        prompt: Prompt,
+        answers: Sequence[tuple[str, Outcome]],
+        trajectories: Sequence[Trajectory] = (),
+    ) -> list[Outcome]:
+        """The outcomes of all answers to a prompt with what is found by looking at them together; as they are where
+        nothing does.
 
         Args:
             prompt: the row.
-            answers: the decoded response of each, and its outcome so far.
+            answers: the decoded response of each, and its outcome so far (`score`, with in_group).
+            trajectories: of each, for functions that take lists.
         """
-        if self._services is None:
-            return [outcome for _, outcome in answers]
-        compared: list[Outcome] = await self._services.compare(prompt, answers)
-        return [with_verdict(outcome, self.config) for outcome in compared]
+        outcomes = [outcome for _, outcome in answers]
+        if self._takes_groups and trajectories:
+            outcomes = await self._scored_together(prompt, answers, trajectories)
+        if self._services is not None:
+            texts = [text for text, _ in answers]
+            outcomes = await self._services.compare(prompt, list(zip(texts, outcomes, strict=True)))
+        by_agents = {place for place, one in enumerate(trajectories) if one.reward_score is not None}
+        return [
+            outcome if place in by_agents else with_verdict(outcome, self.config)
+            for place, outcome in enumerate(outcomes)
+        ]
+
+    async def _scored_together(
+        self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]], trajectories: Sequence[Trajectory]
+    ) -> list[Outcome]:
+        """What the functions say of all answers to a prompt, added to what is known of each. Those that their agent has
+        scored, and those that could not be scored, stay as they are."""
+        assert self._workers is not None, "functions take the answers"
+        outcomes = [outcome for _, outcome in answers]
+        places = [
+            place
+            for place, trajectory in enumerate(trajectories)
+            if trajectory.reward_score is None and outcomes[place].kind == "score"
+        ]
+        if not places:
+            return outcomes
+        group = [(trajectories[place], answers[place][0]) for place in places]
+        for _ in range(self.config.retries + 1):
+            said = await self._workers.score_group(prompt, group)
+            if not any(self._then(one) == "retry" for one in said) or not self._is_running:
+                break
+        for place, one in zip(places, said, strict=True):
+            outcomes[place] = self._joined(outcomes[place], self._with_stand_in(one))
+        return outcomes
+
+    def _joined(self, known: Outcome, said: Outcome) -> Outcome:
+        """What services have said of an answer, and functions of the same."""
+        if said.score is None or self._services is None:
+            return replace(said, usage=known.usage)
+        named = {} if self.config.functions else {self.config.part: said.score}
+        score = (known.score or 0.0) + said.score
+        return replace(said, score=score, parts={**known.parts, **named, **said.parts}, usage=known.usage)
+
+    def _then(self, outcome: Outcome) -> str:
+        """What reward.on_failure says of an outcome; empty where it has a score."""
+        return "" if outcome.kind == "score" else str(getattr(self.config.on_failure, outcome.kind))
+
+    def _with_stand_in(self, outcome: Outcome) -> Outcome:
+        is_fixed = self._then(outcome) == "fixed"
+        return replace(outcome, stand_in=self.config.failed_score if is_fixed else None)
+

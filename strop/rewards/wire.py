@@ -4,13 +4,15 @@ Nothing is pickled: what a worker says is data that its parent checks, whatever 
 reward function made of it. A message is one line: a JSON array without line breaks. `call_of` makes the calls.
 
     to the worker      [call, *comparisons]                     score this; these comparisons have ended a process
-    from the worker    ["ready", wants_conversation]            the functions are loaded
+                       [[call, ...], *comparisons]              the same of all answers to a prompt
+    from the worker    ["ready", wants_conversation, takes_groups]  the functions are loaded
                        ["failed", sentence]                     the function cannot be loaded
                        ["start"]                                the deadline of the oldest call counts from here
                        ["grading", comparison]                  a comparison of it begins; null: it ended
                        ["away", seconds]                        the deadline stands still, for at most so long
                        ["back"]                                 it counts again
                        ["done", kind, score, parts, error, s]   its result
+                       ["all", [[kind, score, parts, error], ...], s]  that of all answers to a prompt
 """
 
 from __future__ import annotations
@@ -194,3 +196,17 @@ def outcome_of(message: list[Any]) -> Outcome:
             if kind == "score" and not error and usable(score) is not None:
                 return Outcome(kind="score", score=float(score), parts=parts, seconds=seconds)
     raise ValueError(f"not the result of a reward worker: {str(message)[:200]}")
+
+
+def outcomes_of(message: list[Any]) -> list[Outcome]:
+    """The outcomes in an "all" message, as `outcome_of` checks them; each took its share of the time.
+
+    Raises:
+        ValueError: as there.
+    """
+    match message:
+        case ["all", [_, *_] as results, int() | float() as seconds] if all(
+            isinstance(one, list) for one in results
+        ):
+            return [outcome_of(["done", *one, seconds / len(results)]) for one in results]
+    raise ValueError(f"not the results of a reward worker: {str(message)[:200]}")

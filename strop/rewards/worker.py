@@ -22,7 +22,7 @@ from typing import Any
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.printed import Lines, Printed
-from strop.rewards.wire import decode, encode, outcome_of
+from strop.rewards.wire import decode, encode, outcome_of, outcomes_of
 
 REAP_S = 1.0
 """How long a process that closed its pipes may take to exit before it is killed, and what it has forked to be gone
@@ -102,8 +102,9 @@ class WorkerProcess:
         else:
             self._transports[1].close()
 
-    async def load(self, setup: bytes) -> bool:
-        """Have it load the functions; whether one of them wants the conversation as such (`call_of`).
+    async def load(self, setup: bytes) -> tuple[bool, bool]:
+        """Have it load the functions; whether one of them wants the conversation as such (`call_of`), and whether one
+        takes all answers to a prompt at once.
 
         Raises:
             RewardError: they cannot be used; the sentence says why.
@@ -111,9 +112,9 @@ class WorkerProcess:
         """
         self.send(setup)
         match await self._message(asyncio.get_running_loop().time() + self._config.start_timeout_s):
-            case ["ready", bool(wants_conversation)]:
+            case ["ready", bool(wants_conversation), bool(takes_groups)]:
                 self.is_loaded = True
-                return wants_conversation
+                return wants_conversation, takes_groups
             case ["failed", str(sentence)]:
                 raise RewardError(sentence)
             case message:
@@ -123,8 +124,12 @@ class WorkerProcess:
         """Hand over calls, a line each."""
         self._commands.write(lines)
 
-    async def score(self) -> Outcome:
-        """What became of the oldest call that it was sent.
+    async def score(self, num_answers: int = 1) -> Outcome | list[Outcome]:
+        """What became of the oldest call that it was sent; of one with all answers to a prompt, that of each, unless it
+        failed as a whole.
+
+        Args:
+            num_answers: in the call, each of which adds to its time.
 
         Raises:
             TimeoutError: it takes too long to get ready (`since` is None then), or to score.
@@ -141,7 +146,7 @@ class WorkerProcess:
             match message:
                 case ["start"] if self.since is None:
                     self.since, self.grading = now, None
-                    until = now + self._config.timeout_s
+                    until = now + self._config.timeout_s * num_answers
                 case ["away", float() | int() as at_most_s]:
                     if self.since is not None:  # else it gets ready, which has a deadline of its own
                         if not is_away:
@@ -153,11 +158,11 @@ class WorkerProcess:
                         is_away, until = False, now + left_s
                 case ["grading", (int() | None) as comparison]:
                     self.grading = comparison
-                case ["done", *_] if self.since is not None:
-                    outcome = outcome_of(message)
+                case ["done" | "all", *_] if self.since is not None:
+                    made = outcome_of(message) if message[0] == "done" else outcomes_of(message)
                     self.since = None
                     self.calls_done += 1
-                    return outcome
+                    return made
                 case _:
                     raise ValueError(f"no message of a reward worker: {str(message)[:200]}")
 

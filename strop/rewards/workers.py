@@ -1,4 +1,5 @@
-"""The reward functions of a run in worker processes: one call per answer, in a thread that owns the processes.
+"""The reward functions of a run in worker processes: one call per answer, or per group where a function takes lists,
+in a thread that owns the processes.
 
 It has its own thread so that deadlines hold, and results are taken, while the caller's event loop is busy with a
 training step. Its event loop has a task for each worker, which keeps one process after the other (worker.py), takes
@@ -39,8 +40,11 @@ from strop.trajectory import Prompt, Trajectory
 
 log = logging.getLogger(__name__)
 
-Call = tuple[int, bytes, asyncio.Future[Outcome]]
-"""One answer to score: its place in the queue, its line for the pipe (wire.py), and what its caller waits for."""
+Made = Outcome | list[Outcome]
+"""Of one answer, or of a group that failed as a whole; of each answer of a group."""
+Call = tuple[int, bytes, asyncio.Future[Made], int]
+"""One answer, or a group of them, to score: its place in the queue, its line for the pipe (wire.py), what its caller
+waits for, and how many answers are in it."""
 _CLOSE_S = 10.0
 """Limit for ending the worker processes, in seconds; they are killed after a tenth of it."""
 _AHEAD_S = 0.02
@@ -74,13 +78,15 @@ class Workers:
         self._calls: asyncio.PriorityQueue[Call] = asyncio.PriorityQueue()
         self._numbers = itertools.count()
         self._incoming: list[Call] = []
-        self._done: list[tuple[asyncio.Future[Outcome], Outcome]] = []
+        self._done: list[tuple[asyncio.Future[Made], Made]] = []
         self._processes: set[WorkerProcess] = set()
         self._lock = threading.Lock()
         self._stopped = "the reward pool was closed"
         self._mean_s = _AHEAD_S
         self._idle_deaths, self._last_death = 0, ""
         self._has_given_up = False
+        self.takes_groups = False
+        """A function is called once for all answers to a prompt (`score_group`); known from the start on."""
 
     def check_files(self) -> None:
         """Refuse files that are missing or no Python, before anything is started.
@@ -112,13 +118,13 @@ class Workers:
         }])  # fmt: skip
         self._printed = Printed(self._log_file, shows=self._shows)
         self._loaded: set[int] = set()
-        self._ready: concurrent.futures.Future[bool] = concurrent.futures.Future()
+        self._ready: concurrent.futures.Future[tuple[bool, bool]] = concurrent.futures.Future()
         self._stopped = ""
         self._loop = asyncio.new_event_loop()
         self._keeping = self._loop.create_task(self._keep())
         self._thread = threading.Thread(target=self._run, name="reward-workers", daemon=True)
         self._thread.start()
-        self._wants_conversation = await asyncio.wrap_future(self._ready)
+        self._wants_conversation, self.takes_groups = await asyncio.wrap_future(self._ready)
 
     async def close(self) -> None:
         """End the processes. What is still being scored gets an outcome without a score."""
@@ -133,16 +139,53 @@ class Workers:
 
     async def score(self, prompt: Prompt, trajectory: Trajectory, text: str) -> Outcome:
         """What the functions say about an answer; arguments as `call_of`."""
+        call = self._call_of(prompt, trajectory, text)
+        if isinstance(call, Outcome):
+            return call
+        made = await self._made_of(call, num_answers=1)
+        assert isinstance(made, Outcome), "a call of one answer has one outcome"
+        return made
+
+    async def score_group(self, prompt: Prompt, answers: Sequence[tuple[Trajectory, str]]) -> list[Outcome]:
+        """What the functions say about all answers to a prompt, which those that take lists get at once.
+
+        Where that fails as a whole, each is tried alone: those that fail by themselves are left out, and the others
+        scored together.
+        """
+        calls = [self._call_of(prompt, trajectory, text) for trajectory, text in answers]
+        outcomes = {place: call for place, call in enumerate(calls) if isinstance(call, Outcome)}
+        sent = {place: call for place, call in enumerate(calls) if not isinstance(call, Outcome)}
+        made = await self._all_of(sent)
+        if isinstance(made, Outcome) and len(sent) > 1:
+            alone = await asyncio.gather(*(self._all_of({place: call}) for place, call in sent.items()))
+            for place, one in zip(list(sent), alone, strict=True):
+                if isinstance(one, Outcome):
+                    outcomes[place] = one
+                    del sent[place]
+            made = await self._all_of(sent) if len(sent) < len(calls) else made
+        for number, place in enumerate(sent):
+            outcomes[place] = made if isinstance(made, Outcome) else made[number]
+        return [outcomes[place] for place in range(len(calls))]
+
+    def _call_of(self, prompt: Prompt, trajectory: Trajectory, text: str) -> dict[str, Any] | Outcome:
+        """What is sent of an answer, or why nothing can be."""
         call = call_of(prompt, trajectory, text, wants_conversation=self._wants_conversation)
         try:
-            line = encode([call])
+            encode([call])
         except (TypeError, ValueError) as error:
             return Outcome(kind="error", error=refusal(call, prompt.row, error))
-        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        return call
+
+    async def _all_of(self, sent: Mapping[int, Mapping[str, Any]]) -> Made:
+        """The outcomes of these answers, scored together."""
+        return await self._made_of(list(sent.values()), num_answers=len(sent)) if sent else []
+
+    async def _made_of(self, call: Any, *, num_answers: int) -> Made:
+        future: asyncio.Future[Made] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._stopped:
                 return _unscored(self._stopped)
-            self._incoming.append((next(self._numbers), line, future))
+            self._incoming.append((next(self._numbers), encode([call]), future, num_answers))
             if len(self._incoming) == 1:
                 self._loop.call_soon_threadsafe(self._take_in)
         return await future
@@ -228,10 +271,10 @@ class Workers:
                 self._count(death, is_chance=is_chance)
 
     async def _load(self, worker: int, process: WorkerProcess) -> None:
-        wants_conversation = await process.load(self._setup)
+        wanted = await process.load(self._setup)
         self._loaded.add(worker)
         if len(self._loaded) == self._config.num_workers and not self._ready.done():
-            self._ready.set_result(wants_conversation)
+            self._ready.set_result(wanted)
 
     async def _score_next(self, process: WorkerProcess, calls: deque[Call]) -> None:
         """Have the process score the next calls, which are left in `calls` until they have an outcome."""
@@ -246,12 +289,13 @@ class Workers:
         calls.extend(self._calls.get_nowait() for _ in range(ahead))
         for call in [call for call in calls if call[2].cancelled()]:
             calls.remove(call)
-        process.send(b"".join(line for _, line, _ in calls))
+        process.send(b"".join(line for _, line, _, _ in calls))
         while calls:
-            outcome = await process.score()
-            self._resolve(calls.popleft(), outcome)
+            made = await process.score(calls[0][3])
+            self._resolve(calls.popleft(), made)
             self._idle_deaths, self._last_death = 0, ""
-            self._mean_s += 0.1 * (outcome.seconds - self._mean_s)
+            seconds = made.seconds if isinstance(made, Outcome) else sum(one.seconds for one in made)
+            self._mean_s += 0.1 * (seconds - self._mean_s)
 
     async def _hangs(self, process: WorkerProcess, calls: deque[Call]) -> str:
         """A limit was exceeded: the outcome of the call that did so, or what is to be said of a process that does not
@@ -261,7 +305,9 @@ class Workers:
         if since is None:
             limit = f"within {self._config.start_timeout_s:g} s (reward.start_timeout_s)"
             return f"{self._label} could not be loaded {limit}: its imports hang{where}"
-        limit = f"{self._config.timeout_s:g} s (reward.timeout_s)"
+        num_answers = calls[0][3]
+        each = f", for each of {num_answers} answers" if num_answers > 1 else ""
+        limit = f"{self._config.timeout_s * num_answers:g} s (reward.timeout_s{each})"
         sentence = f"{self._label} did not finish in {limit}{where}"
         outcome = Outcome(kind="timeout", seconds=time.monotonic() - since, error=sentence)
         self._resolve(calls.popleft(), outcome)
@@ -272,10 +318,10 @@ class Workers:
         sentence = f"the worker process {death_sentence(status)}"
         where = process.where()
         if process.since is not None:
-            call = number, line, future = calls.popleft()
+            call = number, line, future, num_answers = calls.popleft()
             message = decode(line)
             if status in _OVERTAXED and process.grading is not None and len(message) <= _MAX_LEFT_OUT:
-                calls.appendleft((number, encode([*message, process.grading]), future))
+                calls.appendleft((number, encode([*message, process.grading]), future, num_answers))
             else:
                 seconds = time.monotonic() - process.since
                 error = f"{sentence} in {self._label}{where}"
@@ -310,7 +356,7 @@ class Workers:
         while not self._calls.empty():
             self._resolve(self._calls.get_nowait(), _unscored(reason))
 
-    def _resolve(self, call: Call, outcome: Outcome) -> None:
+    def _resolve(self, call: Call, outcome: Made) -> None:
         """Have its caller told of an outcome, together with all that come before this thread waits again."""
         if not self._done:
             self._loop.call_soon(self._deliver)
@@ -328,7 +374,7 @@ def _unscored(reason: str) -> Outcome:
     return Outcome(kind="infrastructure", error=f"not scored: {reason}")
 
 
-def _give(done: Sequence[tuple[asyncio.Future[Outcome], Outcome]]) -> None:
+def _give(done: Sequence[tuple[asyncio.Future[Made], Made]]) -> None:
     for future, outcome in done:
         if not future.done():
             future.set_result(outcome)

@@ -75,11 +75,23 @@ class Scorers(Protocol):
         """Of the reward."""
         ...
 
-    async def score(self, prompt: Prompt, trajectory: Trajectory, solution_str: str) -> Outcome:
+    @property
+    def compares(self) -> bool:
+        """As of RewardPool."""
+        ...
+
+    async def score(
+        self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
+    ) -> Outcome:
         """As RewardPool.score."""
         ...
 
-    async def compare(self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]]) -> list[Outcome]:
+    async def compare(
+        self,
+        prompt: Prompt,
+        answers: Sequence[tuple[str, Outcome]],
+        trajectories: Sequence[Trajectory] = (),
+    ) -> list[Outcome]:
         """As RewardPool.compare."""
         ...
 
@@ -197,7 +209,7 @@ class Player:
         """
 
         async def sample(index: int) -> Episode:
-            episode = await self.episode(prompt, index, sampling, keeps_failure=True)
+            episode = await self.episode(prompt, index, sampling, keeps_failure=True, in_group=True)
             if after is not None:
                 await after(episode)
             on_episode(episode)
@@ -208,15 +220,24 @@ class Player:
         episodes = tuple(one.result() for one in samples)
         scorers = self._scorers
         is_recorded = self._recording is not None and is_visit(prompt.uid)
-        if scorers is None or is_recorded or not scorers.config.compares:
+        if scorers is None or is_recorded or not scorers.compares:
             return episodes
         outcomes = [(one.text, one.outcome) for one in episodes if one.outcome is not None]
-        compared = await scorers.compare(prompt, outcomes)
+        trajectories = [
+            one.trajectory for one in episodes if one.outcome is not None and one.trajectory is not None
+        ]
+        compared = await scorers.compare(prompt, outcomes, trajectories)
         made = iter([self._with_parts(prompt, outcome) for outcome in compared])
         return tuple(one if one.outcome is None else replace(one, outcome=next(made)) for one in episodes)
 
     async def episode(
-        self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool = False
+        self,
+        prompt: Prompt,
+        sample_index: int,
+        sampling: Sampling,
+        *,
+        keeps_failure: bool = False,
+        in_group: bool = False,
     ) -> Episode:
         """One sample of one prompt, played and scored.
 
@@ -224,6 +245,7 @@ class Player:
             prompt, sample_index: whose sample it is.
             sampling: as in `play`.
             keeps_failure: an agent that fails gives an episode that says why, and raises nothing.
+            in_group: what looks at all answers to the prompt together speaks later.
 
         Raises:
             EpisodeTimeout, RolloutTimeout, ValueError and whatever an agent raises: the episode failed.
@@ -250,7 +272,7 @@ class Player:
                     failure = str(error) if isinstance(error, EpisodeFailed) else described(error)
                 if sequences:
                     now("scored")
-                    episode = await self._scored(prompt, sequences)
+                    episode = await self._scored(prompt, sequences, in_group=in_group)
                 elif failure is None:
                     nothing = Trajectory(
                         uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids
@@ -267,7 +289,7 @@ class Player:
             observer.ended(episode, spans, start, time.time())
         return episode
 
-    async def _scored(self, prompt: Prompt, sequences: tuple[Trajectory, ...]) -> Episode:
+    async def _scored(self, prompt: Prompt, sequences: tuple[Trajectory, ...], *, in_group: bool) -> Episode:
         trajectory = sequences[-1]
         text = encodable(
             "".join(self._tokenizer.decode(one.response_ids, skip_special_tokens=True) for one in sequences)
@@ -279,7 +301,7 @@ class Player:
             outcome = self._with_parts(prompt, _given(trajectory))
         elif trajectory.stop_reason != "aborted" and self._scorers is not None:
             start = time.perf_counter()
-            outcome = await self._score(self._scorers, prompt, trajectory, text)
+            outcome = await self._score(self._scorers, prompt, trajectory, text, in_group=in_group)
             seconds = time.perf_counter() - start
             add_span(SPANS.get(), "reward", "", seconds, outcome=outcome.kind, score=outcome.score)
         return Episode(
@@ -302,11 +324,15 @@ class Player:
             stand_in=reward.failed_score if reward is not None and is_fixed else None,
         )
 
-    async def _score(self, scorers: Scorers, prompt: Prompt, trajectory: Trajectory, text: str) -> Outcome:
+    async def _score(
+        self, scorers: Scorers, prompt: Prompt, trajectory: Trajectory, text: str, *, in_group: bool
+    ) -> Outcome:
         """Score one trajectory; again where a part that is needed is missing and reward.on_failure.error is retry."""
         config = scorers.config
+        if in_group and scorers.compares:  # some parts come later
+            return await scorers.score(prompt, trajectory, text, in_group=True)
         outcome = await scorers.score(prompt, trajectory, text)
-        if config.compares:  # parts of what compares come later
+        if config.compares:
             return outcome
         for _ in range(config.retries if config.on_failure.error == "retry" else 0):
             if outcome.score is None or self._with_parts(prompt, outcome).score is not None:

@@ -54,7 +54,7 @@ def test_two_modules_of_one_name_beside_two_files_are_not_mixed_up(tmp_path: Pat
     first = write(tmp_path / "first", own="from beside_c import x\n", beside_c="x = 1")
     second = write(tmp_path / "second", own="from beside_c import x\n", beside_c="x = 2")
     assert load_user_file(str(first / "own.py"), setting="agent.files").x == 1
-    sentence = f"imports beside_c, which is {second}/beside_c.py, but another .* from {first}/beside_c.py before: rename"
+    sentence = f"imports beside_c, which is {second}/beside_c.py, but another .* from {first}/beside_c.py before: "
     with pytest.raises(ValueError, match=sentence):
         load_user_file(str(second / "own.py"), setting="agent.files")
     assert load_user_file(str(first / "own.py"), setting="agent.files").x == 1

@@ -44,6 +44,7 @@ class Pool:
     """Scores an answer with its length, or raises."""
 
     config = RewardConfig()
+    compares = False
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error

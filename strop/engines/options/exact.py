@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-
 EACH = "eager"
 """How transformers calls the way in which experts compute one after the other."""
 

@@ -1,0 +1,207 @@
+"""Functions that take lists: all answers to a prompt at once, in lists, arrays and tensors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reward_cases import make_prompt, write_reward
+
+from strop.rewards import Outcome, RewardConfig, RewardPool
+from strop.rewards.config import FunctionConfig, OnFailureConfig
+from strop.trajectory import Trajectory
+
+LONGEST = """
+def longest(completions, **columns):
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    most = max(map(len, texts))
+    return [float(len(text) == most) for text in texts]
+
+
+def longest_of_batch(data_sources, solution_strs, ground_truths, extra_infos):
+    most = max(map(len, solution_strs))
+    return [{"score": float(len(text) == most), "of": len(solution_strs)} for text in solution_strs]
+"""
+
+
+def scored_together(config: RewardConfig, texts: Sequence[str]) -> list[Outcome]:
+    """The outcomes of these answers to one prompt, as the player asks for them."""
+    prompt = make_prompt()
+
+    async def run() -> list[Outcome]:
+        async with RewardPool(config) as pool:
+            assert pool.compares
+            played = [
+                Trajectory(uid=prompt.uid, sample_index=number, prompt_ids=prompt.token_ids)
+                for number in range(len(texts))
+            ]
+            alone = [
+                await pool.score(prompt, one, text, in_group=True)
+                for one, text in zip(played, texts, strict=True)
+            ]
+            return await pool.compare(prompt, list(zip(texts, alone, strict=True)), played)
+
+    return asyncio.run(run())
+
+
+def scores(outcomes: Sequence[Outcome]) -> list[float | None]:
+    return [one.score for one in outcomes]
+
+
+@pytest.mark.parametrize("name", ["longest", "longest_of_batch"])
+def test_a_function_that_compares_gets_all_answers_to_the_prompt(tmp_path: Path, name: str) -> None:
+    config = RewardConfig(path=write_reward(tmp_path, LONGEST), name=name)
+    outcomes = scored_together(config, ["a", "abc", "ab"])
+    assert scores(outcomes) == [0.0, 1.0, 0.0]
+    assert [one.parts["acc"] for one in outcomes] == [0.0, 1.0, 0.0], (
+        "a single reward of 0 or 1 is its own verdict"
+    )
+    if name == "longest_of_batch":
+        assert [one.parts["of"] for one in outcomes] == [3, 3, 3]
+
+
+RETURNED = {
+    "array": "import numpy as np\nmade = np.array",
+    "array of one column": "import numpy as np\nmade = lambda x: np.array(x).reshape(-1, 1)",
+    "half precision": "import numpy as np\nmade = lambda x: np.array(x, dtype=np.float16)",
+    "truth values": "import numpy as np\nmade = lambda x: np.array(x) > 0.5",
+    "column": "import pandas\nmade = pandas.Series",
+    "tensor": "import torch\nmade = torch.tensor",
+    "list of tensors": "import torch\nmade = lambda x: [torch.tensor(one) for one in x]",
+    "list of one-element tensors": "import torch\nmade = lambda x: [torch.tensor([one]) for one in x]",
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [*((kind, "longest") for kind in RETURNED), ("tensor", "longest_of_batch")]
+)
+def test_lists_may_be_arrays_and_tensors(tmp_path: Path, kind: str, name: str) -> None:
+    source = f"{LONGEST}\n{RETURNED[kind]}\ndef numbers(found): return [one['score'] if isinstance(one, dict) else one "
+    source += (
+        f"for one in found]\ndef f{_signature(name)}:\n    return made(numbers({name}{_passed(name)}))\n"
+    )
+    config = RewardConfig(path=write_reward(tmp_path, source), name="f", max_memory_gib=None, num_workers=1)
+    assert scores(scored_together(config, ["a", "abc", "ab"])) == [0.0, 1.0, 0.0]
+
+
+def _signature(name: str) -> str:
+    return (
+        "(completions)" if name == "longest" else "(data_sources, solution_strs, ground_truths, extra_infos)"
+    )
+
+
+def _passed(name: str) -> str:
+    return "(completions)" if name == "longest" else "([], solution_strs, [], [])"
+
+
+def test_queries_of_openrlhf_are_those_of_the_whole_group(tmp_path: Path) -> None:
+    """Places by length, from the shortest, with a number to log of each, and one of all."""
+    source = """
+    def reward_func(queries, prompts, labels):
+        order = sorted(map(len, queries))
+        places = [float(order.index(len(one))) for one in queries]
+        return {"rewards": places, "scores": places, "extra_logs": {"length": list(map(len, queries)), "all": 7.0}}
+    """
+    config = RewardConfig(path=write_reward(tmp_path, source), name="reward_func", num_workers=1)
+    outcomes = scored_together(config, ["a", "abc", "ab"])
+    assert scores(outcomes) == [0.0, 2.0, 1.0]
+    asked = len("7 + 5 = ?")
+    assert [one.parts["length"] for one in outcomes] == [asked + 1, asked + 3, asked + 2]
+    assert [one.parts["all"] for one in outcomes] == [7.0] * 3
+
+
+BAD = """
+import os
+import time
+
+def f(completions, **columns):
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    for text in texts:
+        if "raises" in text:
+            raise ZeroDivisionError("by this answer")
+        if "hangs" in text:
+            time.sleep(600)
+        if "dies" in text:
+            os._exit(3)
+    most = max(map(len, texts))
+    return [
+        None if "none" in text else float("nan") if "nan" in text else float(len(text) == most) for text in texts
+    ]
+"""
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind", "sentence"),
+    [
+        ("raises " * 9, "error", "ZeroDivisionError: by this answer"),
+        ("hangs " * 9, "timeout", "did not finish in 1 s (reward.timeout_s)"),
+        ("dies " * 9, "error", "exited with status 3"),
+        ("none " * 9, "error", "returned None"),
+        ("nan", "error", "returned nan"),
+    ],
+)
+def test_one_bad_answer_costs_only_itself_and_the_others_are_compared(
+    tmp_path: Path, bad: str, kind: str, sentence: str
+) -> None:
+    """The bad one is the longest where it is not scored at all; the longest of the others then is "abc"."""
+    config = RewardConfig(path=write_reward(tmp_path, BAD), name="f", timeout_s=1.0, num_workers=1)
+    outcomes = scored_together(config, ["a", bad, "abc", "abcd" if bad == "nan" else "ab"])
+    expected = [0.0, None, 0.0, 1.0] if bad == "nan" else [0.0, None, 1.0, 0.0]
+    if bad.startswith("none"):  # the function has seen it, and it was the longest
+        expected = [0.0, None, 0.0, 0.0]
+    assert scores(outcomes) == expected
+    assert outcomes[1].kind == kind
+    assert sentence in outcomes[1].error
+
+
+def test_a_function_that_fails_on_groups_alone_says_so_of_each(tmp_path: Path) -> None:
+    source = "def f(completions):\n    return [1.0]\n"
+    config = RewardConfig(
+        path=write_reward(tmp_path, source),
+        name="f",
+        on_failure=OnFailureConfig(error="fixed"),
+        failed_score=-1.0,
+    )
+    outcomes = scored_together(config, ["a", "b"])  # alone, each of them has its one score
+    assert [(one.kind, one.stand_in) for one in outcomes] == [("error", -1.0)] * 2
+    assert "returned the list [1.0] for 2 samples; this kind of function returns a list" in outcomes[0].error
+
+
+def test_functions_of_both_kinds_are_added(tmp_path: Path) -> None:
+    """1 for the right answer, and half a point for the longest: the truth is "abc", and "abcd" is longer."""
+    right = "def compute_score(solution_str):\n    ok = solution_str == 'abc'\n    return {'score': ok, 'acc': ok}\n"
+    path = write_reward(tmp_path, LONGEST + right)
+    functions = (FunctionConfig(path=path), FunctionConfig(path=path, name="longest", weight=0.5))
+    outcomes = scored_together(RewardConfig(functions=functions), ["abc", "abcd", "x"])
+    assert scores(outcomes) == [1.0, 0.5, 0.0]
+    assert [one.parts["acc"] for one in outcomes] == [True, False, False]
+    assert [one.parts["longest"] for one in outcomes] == [0.0, 1.0, 0.0]
+
+
+def test_what_an_agent_has_scored_and_what_failed_before_stays(tmp_path: Path) -> None:
+    config = RewardConfig(path=write_reward(tmp_path, LONGEST), name="longest", num_workers=1)
+    prompt = make_prompt()
+    given: Mapping[str, Any] = {"uid": prompt.uid, "prompt_ids": prompt.token_ids}
+
+    async def run() -> list[Outcome]:
+        async with RewardPool(config) as pool:
+            played = [
+                Trajectory(**given, sample_index=0),
+                Trajectory(**given, sample_index=1, reward_score=0.25),
+                Trajectory(**given, sample_index=2),
+            ]
+            known = [
+                Outcome(kind="score", score=0.0),
+                Outcome(kind="score", score=0.25),
+                Outcome(kind="infrastructure", error="a service failed"),
+            ]
+            texts = ["a", "much longer", "longer still, but without a score"]
+            return await pool.compare(prompt, list(zip(texts, known, strict=True)), played)
+
+    outcomes = asyncio.run(run())
+    assert scores(outcomes) == [1.0, 0.25, None]
+    assert outcomes[2].error == "a service failed"
+    assert "acc" not in outcomes[1].parts
