@@ -179,7 +179,8 @@ def _findings(tried: Sequence[_Tried], num_rows: int) -> Iterator[RewardFinding]
         yield RewardFinding(
             level="doubtful", rule="ground truth", row=unknown[0], answer="",
             sentence=f"{len(unknown)} of {num_rows} rows have no ground truth with a text or number in it, so no right "
-            f"answer could be tried: name its column with data.ground_truth_key, or look at saved answers with `strop score`",
+            f"answer could be tried: name its column with data.ground_truth_key, or look at saved answers with "
+            f"`strop score`",
         )  # fmt: skip
     low = [row for row, score in best.items() if score is not None and score <= floor[row]]
     if low:
