@@ -17,6 +17,7 @@ from strop.base.device import device_name
 from strop.base.elsewhere import fetch_copy
 from strop.base.guests import needed, optional
 from strop.chat_template import asks_for_time, render_with, stop_clock
+from strop.chat_template.answers import keep_special_tokens
 from strop.engines.adapters import adapters
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
@@ -72,6 +73,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
         render_with(tokenizer, family.written_template(shape, tokenizer.chat_template))
     if asks_for_time(tokenizer.chat_template):
         stop_clock(tokenizer, config.template_date)
+    keep_special_tokens(tokenizer, config.keep_special_tokens)
     return tokenizer
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from strop.chat_template.answers import answer_text
 from strop.cli.output import UsageError
 
 if TYPE_CHECKING:
@@ -85,9 +86,7 @@ def given_answers(
                 "row": number,
                 "sample_index": 0,
                 "prompt": row.get(config.data.prompt_key),
-                "response": tokenizer.decode(response_ids, skip_special_tokens=True)
-                if text is None
-                else text,
+                "response": answer_text(tokenizer, response_ids) if text is None else text,
                 "stop_reason": "stop" if response_ids[-1] in stops else "length",
                 "num_tokens": len(response_ids),
                 "prompt_ids": prompt_ids,

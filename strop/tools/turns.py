@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from strop.agents.context import AgentContext
 from strop.agents.registry import Generate
+from strop.chat_template.answers import answer_text
 from strop.rollout.types import TokenOutput
 from strop.tools.answers import AnswerParser, ParsedTurn, split_thinking
 from strop.tools.conversation import Conversation
@@ -128,6 +129,6 @@ async def _read(output: TokenOutput, context: AgentContext) -> ParsedTurn:
         return await parser.parse(
             output.token_ids, context.tool_schemas, begins_in_thinking=context.begins_in_thinking
         )
-    text = str(context.tokenizer.decode(list(output.token_ids), skip_special_tokens=True))
+    text = answer_text(context.tokenizer, output.token_ids)
     reasoning, content = split_thinking(text, begins_in_thinking=context.begins_in_thinking)
     return ParsedTurn(content, (), reasoning)

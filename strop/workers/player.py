@@ -28,6 +28,7 @@ from strop.base.heartbeat import item
 from strop.base.sections import guest_sections
 from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
+from strop.chat_template.answers import answer_text
 from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
 from strop.rewards.config import RewardConfig
@@ -291,9 +292,7 @@ class Player:
 
     async def _scored(self, prompt: Prompt, sequences: tuple[Trajectory, ...], *, in_group: bool) -> Episode:
         trajectory = sequences[-1]
-        text = encodable(
-            "".join(self._tokenizer.decode(one.response_ids, skip_special_tokens=True) for one in sequences)
-        )
+        text = encodable("".join(answer_text(self._tokenizer, one.response_ids) for one in sequences))
         outcome = None
         if self._scores_text_alone and any(one.media for one in sequences):
             outcome = self._unseen()

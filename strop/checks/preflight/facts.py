@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from strop.chat_template.answers import kept_special_tokens
 from strop.checks.preflight.tokens import AnswerEnd, TokenFacts
 from strop.data.chat import Chat, render
 from strop.engines.model import read_shape
@@ -44,6 +45,7 @@ def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> To
         end=AnswerEnd("unknown") if answered is None else _end(config, tokenizer, answered),
         num_tokens=len(tokenizer),
         num_embeddings=num_embeddings,
+        kept=kept_special_tokens(tokenizer),
         num_unused=len(unused_token_ids(tokenizer, num_embeddings, config.model.path)),
         largest_id=max(max(one) for one in ids),
     )

@@ -39,6 +39,8 @@ class TokenFacts:
     """Size of the tokenizer's vocabulary."""
     num_embeddings: int
     """Rows of the model's embedding; 0 when its configuration does not say."""
+    kept: tuple[str, ...] = ()
+    """Special tokens that stay in the text of answers."""
     num_unused: int = 0
     """Rows of the embedding for which the tokenizer has no token."""
     largest_id: int
@@ -47,7 +49,11 @@ class TokenFacts:
 
 def examine_tokens(facts: TokenFacts) -> list[Check]:
     """The checks that need no sample."""
-    return [_vocabulary(facts), _template(facts), _stop(facts)]
+    checks = [_vocabulary(facts), _template(facts), _stop(facts)]
+    if facts.kept:
+        text = f"{', '.join(facts.kept)} stay in the text of answers, which rewards get"
+        checks.append(Check(name="special tokens", text=f"{text}; model.keep_special_tokens=[] takes them away"))
+    return checks
 
 
 def _vocabulary(facts: TokenFacts) -> Check:

@@ -20,6 +20,7 @@ from torch import Tensor
 from strop.agents.setup import AgentSetup
 from strop.algorithms.declarations import adv_estimator_declaration
 from strop.base.device import device_name
+from strop.chat_template.answers import answer_text
 from strop.checks.preflight.facts import token_facts
 from strop.checks.preflight.rules import Agreement, Probe, can_teach, examine
 from strop.checks.preflight.tokens import TokenFacts, examine_tokens
@@ -288,11 +289,7 @@ class _Trial:
 
     def _sample(self, report: EpisodeReport, ground_truth: object) -> dict[str, Any]:
         response = self._responses.get(report.id)
-        text = (
-            None
-            if response is None
-            else str(self._tokenizer.decode(response.tolist(), skip_special_tokens=True))
-        )
+        text = None if response is None else answer_text(self._tokenizer, response.tolist())
         return _shown_sample(report, ground_truth, text, self._rewards.get(report.id, (None,))[0])
 
 
