@@ -51,6 +51,7 @@ OF_ANOTHER_COMMAND = {
     ("supervised/rows.py", "run.save_samples"): "of the run whose samples are imitated",
     ("evaluation/eval_command.py", "model.path"): "with --config, which names the model then",
     ("data/readers.py", "data.streaming"): "rows of `strop train` alone",
+    ("data/chat.py", "data.continue_final_message"): "prompts of `strop train` and of answers alone",
     ("engines/memory.py", "actor.engine.max_tokens_per_device"): "said at the start of `strop train` alone",
     ("engines/training.py", "resources.offload_idle"): "it is set",
 }

@@ -42,7 +42,9 @@ def build_config(root: type[T], layers: Layers) -> T:
 def _with_place(sentence: str, key: str, place: str) -> str:
     """The sentence of a section with the keys of its place: one that stands at several places, such as optim or
     model.lora, knows only the key that it was declared with."""
-    return re.sub(rf"(?<![\w.]){re.escape(key)}\.(?=[a-z])", f"{place}.", sentence) if key else sentence
+    if not key or not place:
+        return sentence
+    return re.sub(rf"(?<![\w.]){re.escape(key)}\.(?=[a-z])", f"{place}.", sentence)
 
 
 class _Builder:
