@@ -40,6 +40,23 @@ _KINDS: dict[str, DeviceKind] = {
 }
 
 
+def check_device_name(name: str, key: str) -> None:
+    """Refuse what is the name of no kind of device, whatever this machine has.
+
+    Args:
+        name: that was asked for; `auto` too.
+        key: of the setting.
+
+    Raises:
+        ValueError: the sentence names the devices.
+    """
+    kind = name.partition(":")[0]
+    if name != "auto" and kind not in _KINDS:
+        accelerator = next(iter(_KINDS))
+        meant = f"; did you mean {accelerator}?" if kind == "gpu" else ""
+        raise ValueError(f"{key} is {name!r}, but the devices are auto, {', '.join(_KINDS)}{meant}")
+
+
 def device_name(requested: str = "auto") -> str:
     """The torch device type to compute on: `requested`, or with `auto` an accelerator if there is one.
 

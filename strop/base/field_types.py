@@ -118,7 +118,9 @@ def type_name(hint: Any) -> str:
         return f"list of {len(args)}: {', '.join(map(type_name, args))}"
     if is_mapping(hint):
         return f"mapping of names to {type_name(args[1])}"
-    return "section" if is_section(hint) else _WORDS.get(hint, str(hint))
+    if is_section(hint):
+        return f"a mapping with some of the keys {', '.join(field_hints(hint))}"
+    return _WORDS.get(hint, str(hint))
 
 
 def _bounded_name(hint: Any) -> str:
@@ -143,8 +145,8 @@ def nearest(key: str, keys: Iterable[str]) -> str | None:
     best, best_score = None, 0.0
     section, _, name = key.rpartition(".")
     for candidate in keys:
-        whole = difflib.SequenceMatcher(None, key, candidate).ratio()
-        last = difflib.SequenceMatcher(None, name, candidate.rpartition(".")[2]).ratio()
+        whole = difflib.SequenceMatcher(None, key.lower(), candidate.lower()).ratio()
+        last = difflib.SequenceMatcher(None, name.lower(), candidate.lower().rpartition(".")[2]).ratio()
         is_near = _SAME_SECTION if section and candidate.rpartition(".")[0] == section else 0.0
         if (whole >= 0.7 or last >= 0.8) and whole + last + is_near > best_score:
             best, best_score = candidate, whole + last + is_near

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, get_origin
+from typing import Any, get_args, get_origin
 
 from strop.base.field_types import (
+    field_hints,
     fits,
     is_mapping,
+    is_section,
     literals,
     nearest,
     type_name,
@@ -25,6 +27,11 @@ from strop.base.field_types import (
 _TRUE = ("true", "yes", "on", "y", "t", "1", "enable", "enabled")
 _FALSE = ("false", "no", "off", "n", "f", "0", "disable", "disabled")
 _NONE = ("none", "null", "nil", "~")
+_OTHER_NAMES = {
+    "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32", "fp64": "float64",
+    "double": "float64",
+}  # fmt: skip
+"""What torch and other libraries call values of ours."""
 _NUMBER = re.compile(r"[-+]?(0|[1-9]\d*)(\.\d*)?(e[-+]?\d+)?")
 _INFINITY = ("inf", "infinity", ".inf", "+inf", "+.inf")
 
@@ -69,11 +76,15 @@ def _plain(value: Any) -> str:
 def _way_out(key: str, hint: Any, value: Any, typed: str, written: Written | None) -> str:
     """What to write instead, where the value suggests it."""
     kinds = [without_bounds(member) for member in union_members(hint)]
-    is_list = any(get_origin(kind) is tuple for kind in kinds)
+    lists = [kind for kind in kinds if get_origin(kind) is tuple]
     if str in kinds and isinstance(value, bool | int | float):
         return _as_text(key, typed, written)
-    if is_list and not isinstance(value, list | tuple):
-        return _as_list(key, value, written)
+    if lists and not isinstance(value, list | tuple):
+        return _as_list(key, lists[0], value, written)
+    if str in kinds and isinstance(value, list | tuple) and len(value) == 1 and fits(hint, value[0]):
+        return f"write {value[0]}, without the brackets"
+    if isinstance(value, str) and is_section(hint):
+        return f"write {_in_section(hint, value, in_file=written is None or not written.in_shell)}"
     if value is None:
         empty = '""' if fits(hint, "") else "{}" if any(map(is_mapping, kinds)) else ""
         return f"for none, write {empty}" if empty else "leave it out for its default"
@@ -85,8 +96,15 @@ def _way_out(key: str, hint: Any, value: Any, typed: str, written: Written | Non
         return f"write {value} without quotes"
     for other in _meant(hint, value):
         return f"{'for none, ' if other is None else ''}write {_shown(other)}"
-    near = nearest(value, map(str, literals(hint))) if isinstance(value, str) else None
+    near = _nearest_word(value, [str(word) for word in literals(hint)]) if isinstance(value, str) else None
     return f"did you mean {near}?" if near else ""
+
+
+def _nearest_word(value: str, words: Sequence[str]) -> str | None:
+    """The word of a closed list that somebody means who is used to another library's."""
+    word = _OTHER_NAMES.get(value.lower().removeprefix("torch."), value)
+    begins = [one for one in words if value.lower().startswith(f"{one}_")]
+    return word if word in words else nearest(value, words) or next(iter(begins), None)
 
 
 def _as_text(key: str, typed: str, written: Written | None) -> str:
@@ -96,10 +114,13 @@ def _as_text(key: str, typed: str, written: Written | None) -> str:
     return f"to make it text, put it in quotes, inside those of the shell: '{whole}'"
 
 
-def _as_list(key: str, value: Any, written: Written | None) -> str:
+def _as_list(key: str, hint: Any, value: Any, written: Written | None) -> str:
     """For a value where a list is needed."""
     in_file = written is not None and not written.in_shell
     before = "" if in_file else f"{key}="
+    items = get_args(hint)
+    if items[-1] is not Ellipsis and (isinstance(value, bool | int | float) or value is None):
+        return f"write {before}[{'...' if value is None else _plain(value)},...]"
     if value is None or (isinstance(value, str) and value.lower() in ("", *_NONE)):
         return f"for none, write {before}[]"
     if isinstance(value, str) and value.strip().startswith("[") and value.strip().endswith("]"):
@@ -107,7 +128,15 @@ def _as_list(key: str, value: Any, written: Written | None) -> str:
     if isinstance(value, str) and "," in value:
         parts = [part.strip() for part in value.split(",") if part.strip()]
         return f"for a list, write {before}[{', '.join(parts) if in_file else ','.join(parts)}]"
-    return f"for a list of one, write {before}[{value if isinstance(value, str) else _plain(value)}]"
+    entry = value if isinstance(value, str) else _plain(value)
+    if is_section(items[0]) and isinstance(value, str):
+        entry = _in_section(items[0], value, in_file=in_file)
+    return f"for a list of one, write {before}[{entry}]"
+
+
+def _in_section(section: type, value: str, *, in_file: bool) -> str:
+    """A value as the first key of a section, such as {path:reward.py}."""
+    return f"{{{next(iter(field_hints(section)))}:{' ' if in_file else ''}{value}}}"
 
 
 def _meant(hint: Any, value: Any) -> Iterator[Any]:

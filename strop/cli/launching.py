@@ -78,6 +78,9 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
     settings = optional("beginning of a run")
     config, beginning = (load_settings(args), None) if settings is None else settings(args, kind)
     _refuse_unread(args, reads)
+    from strop.trainer.trackers import check_trackers
+
+    check_trackers(config.trainer.trackers)
     _check_given(config, kind, args.command_line[1], begins=beginning is not None)
     from strop.trainer.launch import start_run
 
@@ -119,9 +122,9 @@ def _check_given(config: Config, kind: str, command: str, *, begins: bool) -> No
         missing[f"{prefix}data.train_files"] = "a list of .parquet or .jsonl files"
     if missing:
         what = " and ".join(f"{key} ({text})" for key, text in missing.items())
-        verb = "is" if len(missing) == 1 else "are"
+        verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
         raise UsageError(
-            f"{what} {verb} not set: write them on the command line or into a file (--config FILE), as in "
+            f"{what} {verb} not set: write {them} on the command line or into a file (--config FILE), as in "
             f"`strop {command} {EXAMPLES[kind]}`; `strop quickstart` needs nothing and shows a whole run"
         )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +28,27 @@ class Override:
     """The plain value; None for a reset."""
     text: str
     """As it was typed."""
+
+
+def _way_to_write(key: str, value: str) -> str:
+    """How to write a value that the grammar does not take."""
+    if value.endswith(","):
+        return "leave out the comma at its end"
+    if value[:1] in ("{", "["):
+        with contextlib.suppress(ValueError):
+            return f"names have no quotes here, as in '{key}={_in_grammar(json.loads(value))}'"
+    if re.fullmatch(r"\w+=[^=]+", value):
+        return f"an entry of a mapping is written {key}.{value}"
+    return f"put a value with special characters in quotes, inside the quotes of the shell: '{key}=\"...\"'"
+
+
+def _in_grammar(value: Any) -> str:
+    """A value of JSON in Hydra's grammar."""
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{name}:{_in_grammar(part)}' for name, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_in_grammar, value))}]"
+    return json.dumps(value)
 
 
 _KINDS: dict[OverrideType, Literal["set", "add", "reset"]] = {
@@ -53,11 +77,9 @@ def parse_override(text: str) -> Override:
     try:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"the override {text!r} cannot be read ({reason}): put a value with special characters "
-            f"in quotes, inside the quotes of the shell: '{key}=\"...\"'"
-        ) from error
+        reason = str(error).splitlines()[0].partition(" expecting ")[0]
+        way = _way_to_write(key, text.partition("=")[2].strip())
+        raise ValueError(f"the override {text!r} cannot be read ({reason}): {way}") from error
     if parsed.is_sweep_override():
         raise ValueError(
             f"the override {text!r} is a sweep over several runs: give it to `strop sweep`; for a list, write "

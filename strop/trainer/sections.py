@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from strop.base.device import OF_EACH_PROCESS
+from strop.base.device import OF_EACH_PROCESS, check_device_name
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
 from strop.base.guests import targets
 from strop.base.sections import section
@@ -154,6 +154,7 @@ class ResourcesConfig:
                 f"resources.nodes"
             )
         check_env(self.env)
+        check_device_name(self.device, "resources.device")
         for role in self.apart:
             if role not in APART_ROLES:
                 raise ValueError(

@@ -190,8 +190,13 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
     the chat template ends an answer, and `extra`.
 
     Raises:
-        ValueError: there is none, so every response would run into its length limit.
+        ValueError: there is none, so every response would run into its length limit; or one of `extra` is no token.
     """
+    if strange := [token for token in extra if not 0 <= token < len(tokenizer)]:
+        raise ValueError(
+            f"rollout.stop_token_ids has {strange[0]}, but the tokenizer of {model.path!r} has the ids 0 to "
+            f"{len(tokenizer) - 1}"
+        )
     found = {int(token) for token in extra}
     if tokenizer.eos_token_id is not None:
         found.add(int(tokenizer.eos_token_id))

@@ -122,3 +122,21 @@ def test_what_is_missing_is_said_without_loading_torch(tmp_path: Path, kind: str
         in run.stderr
     )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tracker_that_is_not_there_is_said_before_torch_is_loaded(tmp_path: Path) -> None:
+    code = (
+        "import sys; from strop.cli.main import main; "
+        "code = main(['train', 'trainer.trackers=[wandB]']); print(code, 'torch' in sys.modules)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout.split() == ["2", "False"]
+    assert "unknown tracker 'wandB'" in run.stderr
+    assert "Did you mean wandb?" in run.stderr
+
+
+def test_a_stop_token_that_the_model_has_not_is_refused(project: Project, tmp_path: Path) -> None:
+    sentence = train(project, tmp_path, "rollout.stop_token_ids=[99999]").sentence
+    assert "rollout.stop_token_ids has 99999, but the tokenizer of" in sentence

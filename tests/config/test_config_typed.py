@@ -148,3 +148,46 @@ def test_the_place_of_a_key_in_a_file() -> None:
     assert place_of(text, "a") == (1, "")
     assert place_of(text, "a.z") is None
     assert place_of("a: [", "a") is None
+
+
+@pytest.mark.parametrize(
+    ("override", "advice"),
+    [
+        ("model.dtype=bf16", "; did you mean bfloat16?"),
+        ("model.dtype=torch.float16", "; did you mean float16?"),
+        ("actor.optim.name=AdamW", "; did you mean adamw?"),
+        ("actor.optim.schedule=cosine_with_warmup", "; did you mean cosine?"),
+        ("algorithm=GRPO", "; did you mean grpo?"),
+        ("algorithm.adv_estimator=GRPO", "Did you mean grpo? "),
+        ("resources.device=gpu", "the devices are auto, cuda, npu, cpu; did you mean cuda?"),
+        ("actor.optim.betas=0.9", "; write actor.optim.betas=[0.9,...]"),
+        ("reward.path=[reward.py]", "; write reward.py, without the brackets"),
+        ("reward.functions=a.py", "; for a list of one, write reward.functions=[{path:a.py}]"),
+        ("reward.functions=[a.py]", "; write {path:a.py}"),
+        ("actor.optim.lr=1e-6,", ": leave out the comma at its end"),
+        (
+            "data.chat_template_kwargs=enable_thinking=false",
+            ": an entry of a mapping is written data.chat_template_kwargs.enable_thinking=false",
+        ),
+        (
+            'data.chat_template_kwargs={"enable_thinking": false, "a": ["b", null]}',
+            """: names have no quotes here, as in 'data.chat_template_kwargs={enable_thinking:false,a:["b",null]}'""",
+        ),
+        ("rollout.n=4", "it is verl's, here rollout.samples_per_prompt (`strop"),
+        ("rollout.name=vllm", "it is verl's, here rollout.engine (`strop"),
+        ("trainer.logger=wandb", "it is verl's, here trainer.trackers (`strop"),
+        ("num_generations=4", "is TRL's, here rollout.samples_per_prompt (`strop"),
+        ("n_samples_per_prompt=4", "is OpenRLHF's, here rollout.samples_per_prompt (`strop"),
+        ("prompt_max_len=64", "is OpenRLHF's, here data.max_prompt_tokens (`strop"),
+    ],
+)
+def test_habits_from_other_libraries_are_answered_with_what_is_written_here(
+    override: str, advice: str
+) -> None:
+    assert advice in refused(override)
+
+
+def test_what_is_advised_for_json_is_taken() -> None:
+    advised = 'data.chat_template_kwargs={enable_thinking:false,a:["b",null]}'
+    config = load_config(Config, overrides=[advised])
+    assert config.data.chat_template_kwargs == {"enable_thinking": False, "a": ["b", None]}
