@@ -141,6 +141,7 @@ def _in_section(section: type, value: str, *, in_file: bool) -> str:
 
 def _meant(hint: Any, value: Any) -> Iterator[Any]:
     """Values of the right type that this one may stand for."""
+    guesses: list[Any]
     if isinstance(value, str):
         word = value.strip().lower()
         guesses = [True] if word in _TRUE else [False] if word in _FALSE else []

@@ -90,7 +90,7 @@ def parse_override(text: str) -> Override:
     kind = _KINDS[parsed.type]
     value = parsed.value()
     if text.partition("=")[2].strip().lower() in (".inf", "+.inf", "-.inf"):  # as in YAML
-        value = float(value.replace(".", ""))
+        value = float(text.partition("=")[2].strip().lower().replace(".", ""))
     if kind == "reset" and "=" in text:
         raise ValueError(f"the override {text!r} goes back to the default: write it without a value, {key}")
     key = current_key(parsed.key_or_group.replace("/", "."))
