@@ -124,6 +124,17 @@ def end_tokens(folder: Path) -> list[int]:
     return tokens
 
 
+def named_ends(model: ModelConfig, tokenizer: Any) -> frozenset[int]:
+    """The end-of-sequence tokens that the tokenizer and the generation settings of the model folder name, at which
+    every program stops.
+
+    Raises:
+        ValueError: as `end_tokens`.
+    """
+    eos = tokenizer.eos_token_id
+    return frozenset({*end_tokens(Path(model.path)), *(() if eos is None else (int(eos),))})
+
+
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if not lines:

@@ -25,6 +25,7 @@ from strop.data.chat import (
 )
 from strop.data.media import has_media
 from strop.preferences.config import Loss, PreferDataConfig
+from strop.supervised.answer_ends import AnswerEnds
 from strop.supervised.conversations import tokenize_chat
 from strop.supervised.kept import SftExample
 
@@ -82,6 +83,9 @@ class PreferenceDataset:
         made = self._rated(rows, bad) if loss == "kto" else self._all_compared(rows, bad)
         limit = config.max_tokens + (loss == "reward")  # one more is read behind a scored one
         self._examples = [one for one in made if max(len(side.token_ids) for side in one.pair) <= limit]
+        self.ends = AnswerEnds(tokenizer)
+        for side in (side for one in self._examples for side in one.pair if loss != "reward"):
+            self.ends.add(side.token_ids, side.loss_mask)
         if not self._examples:
             raise ValueError(
                 f"no {split} comparison is left: all {len(rows)} have an answer with more than prefer.data.max_tokens="
@@ -114,6 +118,8 @@ class PreferenceDataset:
         if dropped := self._num_rows - len(self):
             share = 100 * dropped / self._num_rows
             line += f"; dropped {dropped} ({share:.1f} %) longer than prefer.data.max_tokens={self._config.max_tokens}"
+        if warning := self.ends.warning():
+            line += f"; {warning}"
         return line
 
     def _all_compared(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[Compared]:

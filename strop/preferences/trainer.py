@@ -59,7 +59,7 @@ class PreferenceTrainer(SupervisedTrainer):
     def _load(self, data: Any, files: Sequence[str], split: str) -> PreferenceDataset:
         rows = read_rows(files, self._config.data.cache_dir)
         dataset = PreferenceDataset(rows, self._tokenizer, data, loss=self._sft.loss, split=split)
-        self._say(dataset.report())
+        self._tell(dataset, split)
         return dataset
 
     def _role(self, learning: Learning) -> RoleSpec[Any]:

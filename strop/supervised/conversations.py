@@ -11,6 +11,7 @@ cut differently if prompt and answer were encoded in one piece.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -47,11 +48,14 @@ def tokenize_chat(
         ValueError: the template cannot render the messages, or is not append-only at one of the turns.
     """
     control = control_token_ids(tokenizer) if control_ids is None else control_ids
-    template = tokenizer.get_chat_template(tools=chat.tools)
     answers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
     wanted = [one for one in answers if one >= first_trained and (trained is None or one in trained)]
-    if wanted == answers and tokenizer.is_fast and _GENERATION_BLOCK.search(template):
-        ids, mask = _tokenize_marked(tokenizer, chat)
+    marked = _tokenize_marked(tokenizer, chat) if has_marks(tokenizer, chat.tools) else None
+    if marked is not None and wanted != answers:
+        kept = _marks_of(tokenizer, chat, marked[1], answers, wanted)
+        marked = None if kept is None else (marked[0], kept)
+    if marked is not None:
+        ids, mask = marked
     else:
         text = render(tokenizer, chat, add_generation_prompt=False)
         spans = _assistant_spans(tokenizer, chat, text, wanted)
@@ -84,6 +88,36 @@ def _tokenize_marked(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> tuple[li
     except TemplateRefused as error:
         raise ValueError(template_refused(chat, error)) from error
     return list(encoded["input_ids"]), [bool(flag) for flag in encoded["assistant_masks"]]
+
+
+def has_marks(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> bool:
+    """Whether the chat template marks the trained text with {% generation %} blocks; not known of slow tokenizers."""
+    return tokenizer.is_fast and bool(_GENERATION_BLOCK.search(tokenizer.get_chat_template(tools=tools)))
+
+
+def _marks_of(
+    tokenizer: PreTrainedTokenizerBase,
+    chat: Chat,
+    mask: Sequence[bool],
+    answers: Sequence[int],
+    wanted: Collection[int],
+) -> list[bool] | None:
+    """The marks that belong to the assistant turns of these numbers; None where it is not known which do.
+
+    A turn has as many marked pieces as the conversation has more when it goes up to this turn, and not only up to the
+    one before. A template that marks a turn only while it is the last one gives no such numbers.
+    """
+    marked, kept, before = runs(mask), [False] * len(mask), 0
+    for index in answers:
+        upto = dataclasses.replace(chat, messages=chat.messages[: index + 1])
+        after = len(runs(_tokenize_marked(tokenizer, upto)[1]))
+        if index in wanted:
+            if after <= before:
+                return None
+            for start, end in marked[before:after]:
+                kept[start:end] = [True] * (end - start)
+        before = after
+    return kept if before == len(marked) else None
 
 
 def _assistant_spans(

@@ -20,8 +20,9 @@ from strop.data.chat import (
 )
 from strop.data.media import MEDIA_COLUMNS, content_parts, media_reader
 from strop.data.rows import value_inside
+from strop.supervised.answer_ends import AnswerEnds
 from strop.supervised.config import SftDataConfig
-from strop.supervised.conversations import runs, tokenize_chat
+from strop.supervised.conversations import tokenize_chat
 from strop.supervised.kept import Kept, SftExample, cut, with_images
 from strop.supervised.rows import chosen_rows, has_tokens
 from strop.supervised.tokens import check_text, token_examples
@@ -66,7 +67,8 @@ class SftDataset:
         self._config, self._tokenizer = config, tokenizer
         self._control = control_token_ids(tokenizer)
         self._num_rows = len(rows)
-        self._num_open_ended = self._num_cut = self._num_dropped = 0
+        self._num_cut = self._num_dropped = 0
+        self.ends = AnswerEnds(tokenizer)
         self._examples: list[Kept] = []
         self._sources: list[str] = []
         chosen = chosen_rows(rows, config, split=split)
@@ -128,7 +130,7 @@ class SftDataset:
             self._num_cut += kept is not None
             self._num_dropped += kept is None
         if kept is not None:
-            self._num_open_ended += kept.ids[runs(list(map(bool, kept.mask)))[-1][1] - 1] not in self._control
+            self.ends.add(kept.ids, kept.mask)
             self._examples.append(kept)
             self._sources.append(source)
 
@@ -189,11 +191,8 @@ class SftDataset:
         counts = {"dropped": self._num_dropped, f"cut ({self._config.truncation})": self._num_cut}
         if said := [f"{what} {n} ({100 * n / self._num_chosen:.1f} %)" for what, n in counts.items() if n]:
             line += f"; {', '.join(said)} longer than sft.data.max_tokens={self._config.max_tokens}"
-        if self._num_open_ended:
-            line += (
-                f"; WARNING: {self._num_open_ended} answers end without a control token, so the model will "
-                f"not learn to stop: the chat template should close assistant turns"
-            )
+        if warning := self.ends.warning():
+            line += f"; {warning}"
         return line
 
     def _to_chat(self, number: int, row: Mapping[str, Any]) -> tuple[Chat, int, Sequence[int] | None]:

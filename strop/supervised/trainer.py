@@ -24,6 +24,7 @@ from strop.engines.flops.threads import set_threads_of_run
 from strop.engines.learning_rates import how_large, usual
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
+from strop.engines.model_folder import named_ends
 from strop.engines.ulysses.settings import check_ranks
 from strop.engines.ulysses.shards import check_sequence_parallel
 from strop.protocol import DataProto, columns
@@ -145,11 +146,17 @@ class SupervisedTrainer:
     def _load(self, data: Any, files: Sequence[str], split: str) -> Any:
         found = read_sft_rows(files, self._config.data.cache_dir)
         dataset = SftDataset(found.rows, self._tokenizer, data, split=split, sources=found.sources)
-        self._say(dataset.report())
+        self._tell(dataset, split)
         _check_media_tokens(dataset, self._config.model)
         if self._sft.distillation.is_on and split == "train":
             self._say(f"a teacher's {checked_top_k(dataset)} most likely tokens in each place")
         return dataset
+
+    def _tell(self, dataset: Any, split: str) -> None:
+        """Say what was read, and how its answers end."""
+        self._say(dataset.report())
+        if split == "train" and (note := dataset.ends.note(named_ends(self._config.model, self._tokenizer))):
+            self._say(note)
 
     def fit(self) -> SftResult:
         """Train to the last step and save it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from strop.agents.setup import AgentSetup
@@ -21,7 +20,7 @@ from strop.data.sampler import PromptSampler, val_uid
 from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer, read_shape
-from strop.engines.model_folder import end_tokens
+from strop.engines.model_folder import named_ends
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
@@ -197,10 +196,7 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
             f"rollout.stop_token_ids has {strange[0]}, but the tokenizer of {model.path!r} has the ids 0 to "
             f"{len(tokenizer) - 1}"
         )
-    found = {int(token) for token in extra}
-    if tokenizer.eos_token_id is not None:
-        found.add(int(tokenizer.eos_token_id))
-    found.update(end_tokens(Path(model.path)))
+    found = {*(int(token) for token in extra), *named_ends(model, tokenizer)}
     if (end := end_of_turn(tokenizer)) is not None:
         found.add(end)
     if not found:
