@@ -151,7 +151,7 @@ def _meant(hint: Any, value: Any) -> Iterator[Any]:
     """Values of the right type that this one may stand for."""
     if isinstance(value, str):
         word = value.strip().lower()
-        guesses = [True] if word in _TRUE else [False] if word in _FALSE else []
+        guesses: list[Any] = [True] if word in _TRUE else [False] if word in _FALSE else []
         guesses += [None] if word in _NONE else [math.inf] if word in _INFINITY else []
         guesses += list(_numbers(word))
     elif isinstance(value, bool):

@@ -88,8 +88,9 @@ def parse_override(text: str) -> Override:
         raise ValueError(f"the override {text!r} names a package after @; write the full key instead")
     kind = _KINDS[parsed.type]
     value = parsed.value()
-    if text.partition("=")[2].strip().lower() in (".inf", "+.inf", "-.inf"):  # as in YAML
-        value = float(value.replace(".", ""))
+    typed = text.partition("=")[2].strip().lower()
+    if typed in (".inf", "+.inf", "-.inf"):  # as in YAML
+        value = float(typed.replace(".", ""))
     if kind == "reset" and "=" in text:
         raise ValueError(f"the override {text!r} goes back to the default: write it without a value, {key}")
     key = current_key(parsed.key_or_group.replace("/", "."))

@@ -130,13 +130,13 @@ def unknown_key(root: type, key: str, origin: str = "", *, section: str = "") ->
     near = nearest(key, keys)
     if near is not None:
         return f"unknown key {key}{origin}; the nearest valid key is {near}"
-    section, where = root, "the top level"
+    above, where = root, "the top level"
     for part in key.split(".")[:-1]:
-        hint = field_hints(section).get(part)
+        hint = field_hints(above).get(part)
         if not is_section(hint):
             break
-        section, where = hint, part if section is root else f"{where}.{part}"
-    return f"unknown key {key}{origin}; {where} has the keys {', '.join(field_hints(section))}"
+        above, where = hint, part if above is root else f"{where}.{part}"
+    return f"unknown key {key}{origin}; {where} has the keys {', '.join(field_hints(above))}"
 
 
 def current_key(key: str) -> str:

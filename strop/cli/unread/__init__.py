@@ -124,8 +124,8 @@ def _reason(key: str, command: str, reads: Reads) -> str:
         if _is_below(key, replaced):
             return f"`strop {command}` does not read {replaced}; set {other}"
     section = _section(key)
-    if (other := _same_name(key, reads)) is not None:
-        return f"`strop {command}` does not read {key}; set {other}"
+    if (meant := _same_name(key, reads)) is not None:
+        return f"`strop {command}` does not read {key}; set {meant}"
     if reads.is_one_process and any(_is_below(key, known) for known in _OF_RANKS):
         return f"`strop {command}` is one process, so it does not read {key}; leave it out"
     known = [one for one in reads.keys if one and _is_below(one, section)]

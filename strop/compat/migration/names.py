@@ -37,7 +37,7 @@ def name_here(key: str, section: str = "") -> tuple[Sequence[str], str]:
         section: of the command that it was typed for, where it has one of its own.
     """
     of_verl, of_trl, of_openrlhf = _TABLES.get(section, _TABLES[""])
-    ours = () if section else _ANY_VALUE.get(key.removeprefix("actor_rollout_ref."), ())
+    ours: tuple[str, ...] = () if section else _ANY_VALUE.get(key.removeprefix("actor_rollout_ref."), ())
     if of_verl is not None:
         ours = ours or _ours(of_verl(), key) or _ours(of_verl(), f"actor_rollout_ref.{key}")
     if ours:
