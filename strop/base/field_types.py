@@ -118,9 +118,7 @@ def type_name(hint: Any) -> str:
         return f"list of {len(args)}: {', '.join(map(type_name, args))}"
     if is_mapping(hint):
         return f"mapping of names to {type_name(args[1])}"
-    if is_section(hint):
-        return f"a mapping with some of the keys {', '.join(field_hints(hint))}"
-    return _WORDS.get(hint, str(hint))
+    return "section" if is_section(hint) else _WORDS.get(hint, str(hint))
 
 
 def _bounded_name(hint: Any) -> str:

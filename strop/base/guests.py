@@ -41,7 +41,8 @@ HOOKS = {
     "and use(guard) (strop.scorers.budget)",
     "services of a reward": "a class, called as (config, functions, rank=, count=), that asks the sections of place "
     '"reward service" (strop.judges.services.Services)',
-    "key translation": "a function from a key of another library to our full keys and a sentence",
+    "key translation": "a function from a key of another library, and the section of the command that it was typed "
+    "for, to our full keys and a sentence",
     "class translation": "a function from a dotted path of another library's classes to ours; any other path as it is",
     "chat of agents": "a class (tokenizer, variables of the template) that tells which tokens a chat template puts "
     "between the answers of a conversation (AgentContext.template)",

@@ -64,9 +64,17 @@ def mismatch(key: str, hint: Any, value: Any, origin: str = "", written: Written
         for one in getattr(member, "__metadata__", ())
         if isinstance(one, str)
     ]
-    needed = ": ".join([type_name(hint), *reasons])
+    needed = ": ".join([_type_name(hint), *reasons])
     advice = _way_out(key, hint, value, typed, written)
     return f"{key} is {typed}{origin}, but it needs {needed}{f'; {advice}' if advice else ''}"
+
+
+def _type_name(hint: Any) -> str:
+    """As `type_name`, where a section names its keys."""
+    inner = next((part for part in (hint, *get_args(hint)) if is_section(part)), None)
+    if inner is None:
+        return type_name(hint)
+    return type_name(hint).replace("section", f"a mapping with some of the keys {', '.join(field_hints(inner))}")
 
 
 def _plain(value: Any) -> str:
@@ -144,7 +152,7 @@ def _meant(hint: Any, value: Any) -> Iterator[Any]:
     guesses: list[Any]
     if isinstance(value, str):
         word = value.strip().lower()
-        guesses = [True] if word in _TRUE else [False] if word in _FALSE else []
+        guesses: list[Any] = [True] if word in _TRUE else [False] if word in _FALSE else []
         guesses += [None] if word in _NONE else [math.inf] if word in _INFINITY else []
         guesses += list(_numbers(word))
     elif isinstance(value, bool):

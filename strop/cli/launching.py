@@ -76,7 +76,10 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
             args.resume, overrides=args.overrides, say=say, admit=admit, accept_changes=args.accept_changes
         )
     settings = optional("beginning of a run")
-    config, beginning = (load_settings(args), None) if settings is None else settings(args, kind)
+    if settings is None:
+        config, beginning = load_settings(args, section=_section(kind)), None
+    else:
+        config, beginning = settings(args, kind)
     _refuse_unread(args, reads)
     from strop.trainer.trackers import check_trackers
 
@@ -196,6 +199,11 @@ def check_kind(folder: Path, kind: str, *, needs_same: bool = True) -> None:
         made_by = "".join(run.info["command"][1:2])
     if _kind_of(made_by) not in ("", kind):
         raise UsageError(f"{folder} is a run of `strop {made_by}`; continue it with that command")
+
+
+def _section(kind: str) -> str:
+    """The section of the settings that belongs to a kind of run; empty for a training."""
+    return kind if kind in KINDS_OF_GUESTS else ""
 
 
 def _kind_of(word: str) -> str:

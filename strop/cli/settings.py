@@ -94,7 +94,11 @@ def is_setting(word: str) -> bool:
 
 
 def load_settings(
-    args: argparse.Namespace, *, source: Path | None = None, needs: Collection[str] = EVERYTHING
+    args: argparse.Namespace,
+    *,
+    source: Path | None = None,
+    needs: Collection[str] = EVERYTHING,
+    section: str = "",
 ) -> Config:
     """The configuration that the command line asks for; this process has the variables of `resources.env` from then on.
 
@@ -102,6 +106,7 @@ def load_settings(
         args: with `config`, `overrides` and `trust_code`.
         source: used when there is no --config; of a run folder.
         needs: beginnings of the keys whose code, commands and addresses the command has a use for.
+        section: of the command, where it has one: what an unknown key may mean is looked for there first.
 
     Raises:
         ConfigError: with every problem found.
@@ -114,7 +119,7 @@ def load_settings(
     path = Path(args.config) if args.config else source
     if path is None or args.trust_code or (args.config and not _lies_in_run(path)):
         # what the command line names is the user's word
-        config: Config = load(args.config or source, overrides=args.overrides)
+        config: Config = load(args.config or source, overrides=args.overrides, section=section)
     else:
         needs = (*needs, "resources.env")
         config = _received(path).load(path, read_settings(path), args.overrides, needs)

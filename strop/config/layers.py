@@ -23,8 +23,8 @@ from strop.config.sources import Layer, preset_names
 class Layers:
     """Values given so far for the tree of `root`, by full keys. Problems are collected in `problems`, not raised."""
 
-    def __init__(self, root: type, layers: Sequence[Layer] = ()) -> None:
-        self.root = root
+    def __init__(self, root: type, layers: Sequence[Layer] = (), *, section: str = "") -> None:
+        self.root, self._section = root, section
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
         self.presets: dict[str, str] = {}
@@ -88,7 +88,9 @@ class Layers:
             except ValueError as error:
                 self.problems.append(f"{layer.origin}: {error}")
         else:
-            self.problems.append(unknown_key(self.root, layer.section, _where(layer.origin)))
+            self.problems.append(
+                unknown_key(self.root, layer.section, _where(layer.origin), section=self._section)
+            )
 
     def replace_section(self, key: str, layers: Sequence[Layer]) -> None:
         """Forget what is there for a section and lay a preset's values over its defaults; what the preset says of other
@@ -101,7 +103,7 @@ class Layers:
         """Apply one override of the command line."""
         remember_secrets_in(override.value, override.key)
         try:
-            found, entry = locate(self.root, override.key)
+            found, entry = locate(self.root, override.key, self._section)
             if entry:
                 self._change_entry(found, entry, override)
             elif override.kind == "reset":
@@ -156,7 +158,9 @@ class Layers:
             if hint is None:
                 is_misspelt_section = isinstance(value, dict) and len(value) == 1  # the key in it tells more
                 full = join(key, str(next(iter(value)))) if is_misspelt_section else key
-                self.problems.append(unknown_key(self.root, full, _where_in(layer, full)))
+                self.problems.append(
+                    unknown_key(self.root, full, _where_in(layer, full), section=self._section)
+                )
             elif is_section(hint):
                 self.problems.append(_value_for_section(hint, key, value, _where_in(layer, key)))
             else:

@@ -12,7 +12,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
-from strop.base.shell import shell_word
 from strop.config.schema import current_key
 
 
@@ -69,7 +68,7 @@ def parse_override(text: str) -> Override:
     if "=" not in text and not text.startswith("~"):
         is_file = text.endswith((".yaml", ".yml"))
         hint = (
-            f"give a file of settings with --config {shell_word(text)}"
+            f"give a file of settings with --config {text}"
             if is_file
             else "write key=value, as in trainer.seed=1"
         )
@@ -89,8 +88,9 @@ def parse_override(text: str) -> Override:
         raise ValueError(f"the override {text!r} names a package after @; write the full key instead")
     kind = _KINDS[parsed.type]
     value = parsed.value()
-    if text.partition("=")[2].strip().lower() in (".inf", "+.inf", "-.inf"):  # as in YAML
-        value = float(text.partition("=")[2].strip().lower().replace(".", ""))
+    typed = text.partition("=")[2].strip().lower()
+    if typed in (".inf", "+.inf", "-.inf"):  # as in YAML
+        value = float(typed.replace(".", ""))
     if kind == "reset" and "=" in text:
         raise ValueError(f"the override {text!r} goes back to the default: write it without a value, {key}")
     key = current_key(parsed.key_or_group.replace("/", "."))

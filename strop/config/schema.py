@@ -86,8 +86,9 @@ def flat(cls: type, values: Mapping[Any, Any], prefix: str = "") -> Iterator[tup
             yield key, value, hint
 
 
-def locate(root: type, key: str) -> tuple[Key, tuple[str, ...]]:
-    """Where a full key leads, and what remains of it inside a free dict: nothing for the field itself.
+def locate(root: type, key: str, section: str = "") -> tuple[Key, tuple[str, ...]]:
+    """Where a full key leads, and what remains of it inside a free dict: nothing for the field itself. `section` is as
+    for `unknown_key`.
 
     Raises:
         ValueError: the tree has no such key; the message names the nearest one.
@@ -100,16 +101,28 @@ def locate(root: type, key: str) -> tuple[Key, tuple[str, ...]]:
         if found is not None and not found.is_section:
             kind = type_name(found.hint)
             raise ValueError(f"unknown key {key}: {found.key} is a value ({kind}) without keys of its own")
-    raise ValueError(unknown_key(root, key))
+    raise ValueError(unknown_key(root, key, section=section))
 
 
-def unknown_key(root: type, key: str, origin: str = "") -> str:
-    """The message for a key that the tree does not have."""
+def unknown_key(root: type, key: str, origin: str = "", *, section: str = "") -> str:
+    """The message for a key that the tree does not have.
+
+    Args:
+        root: at the top of the tree.
+        key: that is not there.
+        origin: where it was given.
+        section: of the command that reads the settings, where it has one of its own: keys there are meant first.
+    """
     keys = tree(root)
     of_this_name = [full for full in keys if full.rpartition(".")[2] == key.rpartition(".")[2]]
+    if section:
+        own = [full for full in of_this_name if full.startswith(f"{section}.")]
+        if f"{section}.{key}" in own or len(own) == 1:
+            meant = own[0] if len(own) == 1 else f"{section}.{key}"
+            return f"unknown key {key}{origin}; the nearest valid key is {meant}"
     if len(of_this_name) != 1:
         for translate in all_joined("key translation").values():
-            ours, sentence = translate(key)
+            ours, sentence = translate(key, section)
             if ours and set(ours) <= set(keys):
                 return f"unknown key {key}{origin}; {sentence}"
     if len(of_this_name) > 1 and "." not in key:
@@ -117,13 +130,13 @@ def unknown_key(root: type, key: str, origin: str = "") -> str:
     near = nearest(key, keys)
     if near is not None:
         return f"unknown key {key}{origin}; the nearest valid key is {near}"
-    section, where = root, "the top level"
+    above, where = root, "the top level"
     for part in key.split(".")[:-1]:
-        hint = field_hints(section).get(part)
+        hint = field_hints(above).get(part)
         if not is_section(hint):
             break
-        section, where = hint, part if section is root else f"{where}.{part}"
-    return f"unknown key {key}{origin}; {where} has the keys {', '.join(field_hints(section))}"
+        above, where = hint, part if above is root else f"{where}.{part}"
+    return f"unknown key {key}{origin}; {where} has the keys {', '.join(field_hints(above))}"
 
 
 def current_key(key: str) -> str:

@@ -12,21 +12,30 @@ from strop.trainer.config import Config
 
 
 def load(
-    source: str | Path | None = None, *, text: str | None = None, overrides: Sequence[str] = ()
+    source: str | Path | None = None,
+    *,
+    text: str | None = None,
+    overrides: Sequence[str] = (),
+    section: str = "",
 ) -> Config:
-    """As `strop.config.load_config`, for the configuration of a run.
+    """As `strop.config.load_config`, for the configuration of a run; `section` is that of the command, where it has
+    one.
 
     Raises:
         ConfigError: also where a file of algorithm.extensions cannot be imported.
     """
-    return load_and_tell(source, text=text, overrides=overrides)[0]
+    return load_and_tell(source, text=text, overrides=overrides, section=section)[0]
 
 
 def load_and_tell(
-    source: str | Path | None = None, *, text: str | None = None, overrides: Sequence[str] = ()
+    source: str | Path | None = None,
+    *,
+    text: str | None = None,
+    overrides: Sequence[str] = (),
+    section: str = "",
 ) -> tuple[Config, Callable[[str], str]]:
     """As `load`, with a function from a full key to where its value comes from."""
-    layers = load_layers(Config, source=source, text=text, overrides=overrides)
+    layers = load_layers(Config, source=source, text=text, overrides=overrides, section=section)
     return with_extensions(build_config(Config, layers)), layers.source_of
 
 

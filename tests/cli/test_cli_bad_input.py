@@ -140,3 +140,21 @@ def test_a_tracker_that_is_not_there_is_said_before_torch_is_loaded(tmp_path: Pa
 def test_a_stop_token_that_the_model_has_not_is_refused(project: Project, tmp_path: Path) -> None:
     sentence = train(project, tmp_path, "rollout.stop_token_ids=[99999]").sentence
     assert "rollout.stop_token_ids has 99999, but the tokenizer of" in sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "setting", "other"),
+    [
+        ("sft", "actor.optim.lr=1e-5", "sft.optim.lr"),
+        ("sft", "data.train_files=[a.jsonl]", "sft.data.train_files"),
+        ("sft", "trainer.num_epochs=2", "sft.num_epochs"),
+        ("dpo", "actor.optim.lr=1e-5", "prefer.optim.lr"),
+        ("reward-model", "trainer.max_steps=2", "prefer.max_steps"),
+    ],
+)
+def test_a_setting_of_training_is_answered_with_that_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, setting: str, other: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = setting.partition("=")[0]
+    assert cli(command, setting).sentence.endswith(f"`strop {command}` does not read {key}; set {other}")

@@ -10,7 +10,7 @@ from annotated_types import Ge, Gt
 
 from strop.base.field_types import fits, type_name, union_members, without_bounds
 from strop.base.wrong_values import mismatch
-from strop.config import ConfigError, load_config
+from strop.config import ConfigError, load_config, load_layers
 from strop.config.places import place_of
 from strop.config.schema import tree
 from strop.trainer.config import Config
@@ -185,6 +185,29 @@ def test_habits_from_other_libraries_are_answered_with_what_is_written_here(
     override: str, advice: str
 ) -> None:
     assert advice in refused(override)
+
+
+@pytest.mark.parametrize(
+    ("section", "override", "advice"),
+    [
+        ("sft", "optim.lr=1", "the nearest valid key is sft.optim.lr"),
+        ("sft", "lr=1", "the nearest valid key is sft.optim.lr"),
+        ("sft", "learning_rate=1e-5", "is TRL's, here sft.optim.lr (`strop"),
+        ("sft", "max_len=512", "is OpenRLHF's, here sft.data.max_tokens"),
+        ("sft", "data.max_length=512", "it is verl's, here sft.data.max_tokens (`strop"),
+        ("prefer", "beta=0.1", "the nearest valid key is prefer.beta"),
+        ("prefer", "learning_rate=1e-6", "is TRL's, here prefer.optim.lr (`strop"),
+        ("prefer", "loss_type=ipo", "is TRL's, here prefer.loss (`strop"),
+        ("", "optim.lr=1", "the nearest valid key is"),
+        ("", "learning_rate=1e-6", "is TRL's, here actor.optim.lr (`strop"),
+    ],
+)
+def test_an_unknown_key_is_looked_for_among_those_of_the_command(
+    section: str, override: str, advice: str
+) -> None:
+    layers = load_layers(Config, overrides=[override], section=section)
+    (problem,) = layers.problems
+    assert advice in problem
 
 
 def test_what_is_advised_for_json_is_taken() -> None:

@@ -7,6 +7,7 @@ several commands, so what it says to others is left alone, and named once.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -123,12 +124,29 @@ def _reason(key: str, command: str, reads: Reads) -> str:
         if _is_below(key, replaced):
             return f"`strop {command}` does not read {replaced}; set {other}"
     section = _section(key)
+    if (meant := _same_name(key, reads)) is not None:
+        return f"`strop {command}` does not read {key}; set {meant}"
     if reads.is_one_process and any(_is_below(key, known) for known in _OF_RANKS):
         return f"`strop {command}` is one process, so it does not read {key}; leave it out"
     known = [one for one in reads.keys if one and _is_below(one, section)]
     if not known or known == [section]:
         return f"`strop {command}` does not read {key}; leave it out, or put it into a file of settings"
     return f"of {section}, `strop {command}` reads {', '.join(known)} alone; leave it out"
+
+
+def _same_name(key: str, reads: Reads) -> str | None:
+    """The key that the command reads in place of one of a training: sft.optim.lr for actor.optim.lr."""
+    from strop.config.schema import tree
+    from strop.trainer.config import Config
+
+    def common(other: str) -> int:
+        pairs = zip(reversed(key.split(".")), reversed(other.split(".")), strict=False)
+        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    own = [kind for kind in KINDS_OF_GUESTS if kind in reads.keys]
+    known = [full for full, found in tree(Config).items() if _section(full) in own and not found.is_section]
+    best = max(known, key=common, default=None)
+    return best if best is not None and common(best) and reads.covers(best) else None
 
 
 def _leaves(key: str, value: Any) -> Iterator[str]:

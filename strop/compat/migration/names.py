@@ -9,34 +9,46 @@ from strop.compat.migration.openrlhf import openrlhf_table
 from strop.compat.migration.outcomes import Facts, UnreadableError
 from strop.compat.migration.tables import Table
 from strop.compat.migration.trl import trl_table
-from strop.compat.migration.verl import verl_table
+from strop.compat.migration.verl import verl_sft_table, verl_table
 
-_VALUES: tuple[Any, ...] = (4, "vllm", ["console"], True)
+_VALUES: tuple[Any, ...] = (4, "vllm", ["console"], True, "sigmoid")
 """Values of the kinds that rules read: which keys they answer is asked here, not what they make of it."""
 
 _ANY_VALUE = {"rollout.name": ("rollout.engine",)}
 """Keys of verl's whose rules answer with what is installed."""
 
 
-def name_here(key: str) -> tuple[Sequence[str], str]:
+_TABLES = {
+    "": (verl_table, "GRPO", "train_ppo_ray"),
+    "sft": (verl_sft_table, "SFT", "train_sft"),
+    "prefer": (None, "DPO", "train_dpo"),
+}
+"""By the section of a command: verl's table, and TRL's and OpenRLHF's names for such a training."""
+
+
+def name_here(key: str, section: str = "") -> tuple[Sequence[str], str]:
     """Our keys for one of verl's, TRL's or OpenRLHF's, and the sentence that says so; no keys for any other.
 
     A key is verl's as a whole (data.train_batch_size), also without actor_rollout_ref (rollout.n), TRL's and OpenRLHF's
     by its last name (actor.optim.learning_rate).
+
+    Args:
+        key: that was typed.
+        section: of the command that it was typed for, where it has one of its own.
     """
-    if (
-        ours := _ANY_VALUE.get(key.removeprefix("actor_rollout_ref."))
-        or _ours(verl_table(), key)
-        or _ours(verl_table(), f"actor_rollout_ref.{key}")
-    ):
+    of_verl, of_trl, of_openrlhf = _TABLES.get(section, _TABLES[""])
+    ours: tuple[str, ...] = () if section else _ANY_VALUE.get(key.removeprefix("actor_rollout_ref."), ())
+    if of_verl is not None:
+        ours = ours or _ours(of_verl(), key) or _ours(of_verl(), f"actor_rollout_ref.{key}")
+    if ours:
         return ours, f"it is verl's, here {', '.join(ours)} (`strop migrate verl` translates a whole script)"
     name = key.rpartition(".")[2]
-    if ours := _ours(trl_table("GRPO"), f"GRPOConfig.{name}"):
+    if ours := _ours(trl_table(of_trl), f"{of_trl}Config.{name}"):
         return (
             ours,
             f"{name} is TRL's, here {', '.join(ours)} (`strop migrate trl` translates a whole script)",
         )
-    ours = _ours(openrlhf_table(), name)
+    ours = _ours(openrlhf_table(of_openrlhf), name)
     return (
         ours,
         f"{name} is OpenRLHF's, here {', '.join(ours)} (`strop migrate openrlhf` translates a whole script)",

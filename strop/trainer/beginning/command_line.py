@@ -24,7 +24,7 @@ def settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | N
     if args.origin is None:
         if args.with_optimizer:
             raise UsageError("--with-optimizer belongs to --from RUN; leave it out, or name the run")
-        return load_settings(args), None
+        return load_settings(args, section="" if kind == "train" else kind), None
     folder, step = _run_and_step(args.origin)
     check_kind(folder, kind, needs_same=args.config is None)
     given = [word.lstrip("+~").split("=", 1)[0] for word in args.overrides]
