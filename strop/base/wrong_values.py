@@ -152,7 +152,7 @@ def _meant(hint: Any, value: Any) -> Iterator[Any]:
     guesses: list[Any]
     if isinstance(value, str):
         word = value.strip().lower()
-        guesses: list[Any] = [True] if word in _TRUE else [False] if word in _FALSE else []
+        guesses = [True] if word in _TRUE else [False] if word in _FALSE else []
         guesses += [None] if word in _NONE else [math.inf] if word in _INFINITY else []
         guesses += list(_numbers(word))
     elif isinstance(value, bool):
