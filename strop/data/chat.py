@@ -22,7 +22,7 @@ from strop.trajectory import continues
 
 NO_TEMPLATE = (
     "the tokenizer of {name} has no chat template, so chat messages cannot be turned into tokens; use an "
-    "instruct model, or set chat_template in the tokenizer_config.json of the model folder"
+    "instruct model, or name a Jinja template with model.chat_template (a file, or its text)"
 )
 
 
