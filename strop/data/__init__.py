@@ -1,5 +1,6 @@
 """Data in: rows from files, prompts from rows, and the order in which they are visited.
 
+    entries.py                           the files that settings name, and whether they are there
     readers.py                           rows from files and folders, all in memory
     rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media
     prompts.py, drawing.py               PromptDataset, with the token ids of all; the prompts of a step

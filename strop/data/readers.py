@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,10 +17,10 @@ from strop.base.guests import needed
 from strop.base.sections import section_on
 from strop.border import encodable_value
 from strop.data.config import DataConfig
+from strop.data.entries import SUFFIXES, missing, split_entry
 
 MAX_FILE_BYTES = 2**36
 """Of a file of JSON that is held in memory: more than machines have."""
-SUFFIXES = (".parquet", ".jsonl", ".json")
 
 
 def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[dict[str, Any]]:
@@ -142,19 +141,6 @@ def check_entries(files: Sequence[str | Path]) -> None:
         raise ValueError("no data file was named; give a list of .parquet or .jsonl files")
 
 
-def check_there(entries: Sequence[str | Path]) -> None:
-    """Refuse entries that name a file or folder of this machine that is not there.
-
-    Raises:
-        FileNotFoundError: the sentence names the nearest of those that are.
-    """
-    for entry in map(str, entries):
-        if not is_url(entry) and not is_hub(entry):
-            path, _ = split_entry(entry)
-            if not path.exists():
-                raise FileNotFoundError(_missing(path))
-
-
 def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
     """What an entry other than those of hubs means: files, and folders that `save_to_disk` wrote, in their order.
 
@@ -168,17 +154,8 @@ def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
             return _leaves(path, "")
     path, split = split_entry(entry)
     if not path.exists():
-        raise FileNotFoundError(_missing(path))
+        raise FileNotFoundError(missing(path))
     return _leaves(path, split)
-
-
-def split_entry(entry: str) -> tuple[Path, str]:
-    """The folder and split of `FOLDER@split`; the path and "" of all else."""
-    path = Path(entry).expanduser()
-    head, at, split = entry.rpartition("@")
-    if at and not path.exists() and split and "/" not in split and Path(head).expanduser().is_dir():
-        return Path(head).expanduser(), split
-    return path, ""
 
 
 @contextmanager
@@ -210,27 +187,6 @@ def _parquet(path: Path) -> pyarrow.Table:
         return pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise parquet_refused(path, error) from error
-
-
-def _missing(path: Path) -> str:
-    text = f"data file {path} does not exist"
-    if not path.is_absolute():
-        text += f" (looked in {Path.cwd()})"
-    folder = path.parent
-    if not folder.is_dir():
-        return f"{text}; nor does the folder {folder}: check the path"
-    others = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
-    if near := difflib.get_close_matches(path.name, others, n=1):
-        return f"{text}; did you mean {near[0]}? In that folder there are: {some_of(others)}"
-    if others:
-        return f"{text}; in that folder there are: {some_of(others)}"
-    return f"{text}; check the path"
-
-
-def some_of(names: Sequence[str], limit: int = 8) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def parquet_refused(path: Path, error: Exception) -> ValueError:

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow
 
 from strop.base.foreign_files import check_regular, read_text
-from strop.data.readers import parse_object, some_of
+from strop.data.entries import some_of
+from strop.data.readers import parse_object
 
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev|eval)(?=[-_.])")
 

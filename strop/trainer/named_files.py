@@ -10,7 +10,7 @@ from strop.base.guests import all_joined
 from strop.base.sections import section_on
 from strop.base.user_files import load_user_class, load_user_file
 from strop.data.config import DataConfig
-from strop.data.readers import check_there
+from strop.data.entries import check_there
 from strop.rewards import try_loading
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of

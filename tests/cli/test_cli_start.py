@@ -30,6 +30,7 @@ from strop.trainer.launch import start_run
 from strop.trainer.loading import load
 
 folder, heavy = Path(sys.argv[1]), set(json.loads(sys.argv[2]))
+(folder / "rows.jsonl").touch()
 for name, overrides in (("a", []), ("b", ["trainer.seed=2"])):
     config = load(overrides=["model.path=.", "data.train_files=[rows.jsonl]", *overrides])
     start_run(folder / name, config, command=["strop", "train"]).run.close()

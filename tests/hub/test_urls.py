@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from strop.data import read_rows
-from strop.data.readers import SUFFIXES
+from strop.data.entries import SUFFIXES
 from strop.data.streaming import open_rows
 from strop.hub.rows import fetch
 
