@@ -26,6 +26,7 @@ from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
 from strop.trainer.models import local_models, replaced
 from strop.trainer.named_files import check_named_files
+from strop.trainer.trackers import check_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ def start_run(
     if beginning is not None:
         config = beginning.configured(config, folder.absolute())
         taken = beginning.taken_keys(config)
+    check_trackers(config.trainer.trackers)
     check_named_files(config, "".join(command[1:2]))
     received, inputs = optional("received settings"), optional("inputs of a run")
     if inputs is None:
