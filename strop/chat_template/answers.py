@@ -57,8 +57,8 @@ def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
 def special_tokens(tokenizer: Any) -> dict[str, int]:
     """The special tokens of a tokenizer with their ids."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
-    named = zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)
-    return {**{str(token): index for index, token in added if token.special}, **dict(named)}
+    texts, ids = getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ())
+    return {**{str(token): index for index, token in added if token.special}, **dict(zip(texts, ids, strict=True))}
 
 
 def _kept(tokenizer: Any) -> dict[int, str]:
