@@ -432,7 +432,7 @@ PLAIN = {
     "rollout.engine", "trainer.skip_rollout", "trainer.clock_lengths", "trainer.clock_latencies",
     "trainer.project_name", "trainer.experiment_name", "data.datagen.name",
     "rollout.openai.model", "rollout.trace.experiment", "data.image_key", "data.video_key",
-    "model.revision", "model.chat_template", "model.template_date",
+    "model.revision", "model.chat_template", "model.template_date", "model.keep_special_tokens",
     "model.lora.target_modules", "data.dataset_class.name", "data.prompt_key",
     "data.data_source_key", "data.ground_truth_key", "data.default_data_source", "data.sampler",
     "sft.data.messages_key", "sft.data.prompt_key", "sft.data.completion_key", "sft.data.image_key",
