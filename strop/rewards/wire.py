@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 MAX_PARTS_BYTES = 1 << 20
 """Upper limit of one result; a reward function has no reason to return more than a megabyte."""
+_DIGITS_OF_A_FLOAT = 300
+"""Decimals of other sizes are sent as text: as numbers they would be 0, infinite, or of a million digits."""
 NOT_SENT = "which cannot be sent to the processes that score"
 """Said of a value of a row that no function can be given."""
 _BYTES_TAG = "__bytes__"
@@ -87,7 +89,7 @@ def _plain(value: Any) -> Any:
         return list(value)
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    if isinstance(value, decimal.Decimal) and value.is_finite():
+    if isinstance(value, decimal.Decimal) and value.is_finite() and abs(value.adjusted()) < _DIGITS_OF_A_FLOAT:
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, (PurePath, uuid.UUID, decimal.Decimal)):
         return str(value)
@@ -107,9 +109,10 @@ def refusal(call: Mapping[str, Any], row: int, error: Exception) -> str:
             try:
                 json.dumps(value, default=_plain_or_refused)
             except (TypeError, ValueError):
+                name = _type_name(value)
                 return (
-                    f"row {row} has a {_type_name(value)} in {place}, {NOT_SENT} ({describe_object(value):.80}): write "
-                    f"it as text or a number into the data, or leave it out"
+                    f"row {row} has {'an' if name[0] in 'aeiou' else 'a'} {name} in {place}, {NOT_SENT} "
+                    f"({describe_object(value):.80}): write it as text or a number into the data, or leave it out"
                 )
     return f"row {row} has a value {NOT_SENT}: {error}"
 
@@ -118,7 +121,8 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Every value that is no list or mapping, with its place: `extra_info.price`."""
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _leaves(item, f"{place}.{key}" if place else str(key))
+            name = key if isinstance(key, str) else describe_object(key)
+            yield from _leaves(item, f"{place}.{name}" if place else name)
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
             yield from _leaves(item, f"{place}[{number}]")

@@ -13,6 +13,7 @@ times out or ends its process goes back to where it was in the queue.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import concurrent.futures
 import contextlib
@@ -96,7 +97,7 @@ class Workers:
         """
         for setup in _setups(self._config, self._tokenizer):
             try:
-                compile(setup["source"], setup["path"], "exec")
+                ast.parse(setup["source"], setup["path"])
             except (SyntaxError, ValueError) as error:
                 raise RewardError(
                     f"reward file {setup['path']} cannot be imported: {describe(error, setup['path'])}"

@@ -144,7 +144,8 @@ def test_token_ids_of_our_own_server_give_the_answers_of_the_model(project: Proj
 def test_what_goes_with_no_server_is_refused(sums: list[str], project: Project) -> None:
     exact = openai("http://127.0.0.1:9", "rollout.openai.api=completions")
     assert "name MODEL_OR_RUN, whose tokenizer makes them" in cli("eval", *exact, *sums).sentence
-    train = cli("train", *openai("http://127.0.0.1:9"), *sums, "model.path=nowhere", "--out", "no-run")
+    remote = [*openai("http://127.0.0.1:9"), *sums]
+    train = cli("train", *remote, "model.path=nowhere", "data.train_files=[no.jsonl]", "--out", "no-run")
     assert "whose weights nobody here can train" in train.sentence
     serving = cli("serve", project.model, *openai("http://127.0.0.1:9"))
     assert "is a server already" in serving.sentence

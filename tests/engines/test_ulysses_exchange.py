@@ -295,6 +295,6 @@ def wrong_heads(ranks: Ranks) -> str:
 def test_heads_that_do_not_divide_are_named_before_anything_is_sent() -> None:
     for message in run_ranks(wrong_heads, 2):
         assert message == (
-            "layer 7 has 3 attention heads, which do not divide over the 2 ranks of engine.sequence_parallel; set it "
-            "to a divisor of 3"
+            "layer 7 has 3 attention heads, which do not divide over the 2 ranks of this role's "
+            "engine.sequence_parallel; set it to a divisor of 3"
         )

@@ -30,6 +30,8 @@ def scored(tmp_path: Path, value: Any) -> Outcome:
         (decimal.Decimal("72.50"), "72.5"),
         (decimal.Decimal("72.00"), "72"),
         (decimal.Decimal("NaN"), "'NaN'"),
+        (decimal.Decimal("1e9999999"), "'1E+9999999'"),  # as a number it would take minutes
+        (decimal.Decimal("1e-9999999"), "'1E-9999999'"),
         (uuid.UUID(int=1), "'00000000-0000-0000-0000-000000000001'"),
         (datetime.date(2024, 1, 2), "'2024-01-02'"),
         (datetime.datetime(2024, 1, 2, 3, 4), "'2024-01-02T03:04:00'"),

@@ -158,7 +158,8 @@ def test_what_cannot_run_is_said_before_the_model_is_loaded(project: Project, tm
             "unknown tracker 'wandbb'; known: .*console, jsonl, .*tensorboard",
         ),
     ):
-        config = project.config(setting, "sft.data.train_files=[no-such-file.jsonl]")
+        (tmp_path / "none.jsonl").touch()
+        config = project.config(setting, f"sft.data.train_files=['{tmp_path / 'none.jsonl'}']")
         with pytest.raises(ValueError, match=sentence):
             tune(tmp_path / setting[:4], config)
 
@@ -296,11 +297,12 @@ def test_two_ranks_learn_what_one_does_whatever_a_pass_takes(
 
 def test_a_learning_rate_that_destroys_the_model_is_said_at_the_start(project: Project, tmp_path: Path) -> None:
     # Weights are about 0.05 in size, and AdamW's first update moves each by the learning rate.
-    words = [f"model.path='{project.model}'", "sft.optim.lr=1", "sft.data.train_files=[nowhere.jsonl]"]
+    (tmp_path / "none.jsonl").touch()
+    words = [f"model.path='{project.model}'", "sft.optim.lr=1", f"sft.data.train_files=['{tmp_path / 'none.jsonl'}']"]
     said: list[str] = []
     with (
         start_run(tmp_path / "run", load_config(Config, overrides=words), command=["strop", "sft"]).run as run,
-        pytest.raises(FileNotFoundError),
+        pytest.raises(ValueError, match="has no rows"),
     ):
         fine_tune(load_config(Config, overrides=words), run, say=said.append)
     (line,) = [line for line in said if line.startswith("WARNING: sft.optim.lr=1 moves every weight")]

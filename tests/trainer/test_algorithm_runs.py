@@ -154,9 +154,10 @@ def test_a_sample_without_a_part_is_an_outcome_and_a_resume_can_change_what_fail
     run = cut_after(done.folder, tmp_path / "again", step=1)
     file.write_text(PARTS.format(value="None"))
     with pytest.raises(RewardError, match="of 16 samples could not be scored"):
-        resume_in(run)
+        resume_in(run, accept_changes=True)
     file.write_text(PARTS.format(value="1.0"))
-    repaired = resume_in(run, "reward.on_failure.error=fixed", "reward.failed_score=-2")
+    anew = ["reward.on_failure.error=fixed", "reward.failed_score=-2"]
+    repaired = resume_in(run, *anew, accept_changes=True)
     assert [record.step for record in repaired.records] == [2]
     assert all(one.score is not None for one in repaired.records[0].reports)
     check_records(run, num_steps=2)

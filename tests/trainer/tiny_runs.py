@@ -147,11 +147,11 @@ def train_in(folder: Path, config: Config) -> Done:
     return Done(folder, result, records, said)
 
 
-def resume_in(folder: Path, *overrides: str) -> Done:
+def resume_in(folder: Path, *overrides: str, accept_changes: bool = False) -> Done:
     """Continue a run with this process as its controller, perhaps on other resources."""
     said: list[str] = []
     records: list[SeenStep] = []
-    start = resume_run(folder, overrides=overrides, say=said.append)
+    start = resume_run(folder, overrides=overrides, say=said.append, accept_changes=accept_changes)
     with start.run as run:
         trainer = RecordingTrainer(start.config, run, checkpoint=start.checkpoint, say=said.append)
         result = trainer.keep(records).fit()
