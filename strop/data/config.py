@@ -115,14 +115,9 @@ def check_template_kwargs(section: str, options: Mapping[str, Any]) -> None:
     taken = ("add_generation_prompt", "continue_final_message", "tokenize", "tools", "return_dict")
     for name in taken:
         if name in options:
-            how = (
-                "data.continue_final_message says so"
-                if name == "continue_final_message"
-                else "each prompt is rendered up to its answer"
-                if name == "add_generation_prompt"
-                else "strop sets it"
-            )
+            own = "data.continue_final_message says so"
+            who = own if (section, name) == ("data", "continue_final_message") else "strop sets it"
             raise ValueError(
                 f"{section}.chat_template_kwargs has {name}, which is no variable of a template but an argument of "
-                f"apply_chat_template: leave it out, {how}"
+                f"apply_chat_template: leave it out, {who}"
             )
