@@ -70,10 +70,12 @@ def run(args: argparse.Namespace) -> int:
         config = dataclasses.replace(config, data=data)
     from strop.checks.rewards import inspect_reward
 
-    asyncio.run(try_loading(config.reward))
+    in_groups = asyncio.run(try_loading(config.reward))
     prompts = _prompts(args, config.data)
     say(f"trying {args.reward} with {len(prompts)} rows")
-    certificate = inspect_reward(args.reward, config.reward, prompts, tokenizer=config.model.path)
+    certificate = inspect_reward(
+        args.reward, config.reward, prompts, tokenizer=config.model.path, in_groups=in_groups
+    )
     if args.save:
         from strop.checks.rewards_of_run import save_certificate
 

@@ -79,7 +79,7 @@ class _Tried:
 
 
 def inspect_reward(
-    name: str, reward: RewardConfig, prompts: Sequence[Prompt], *, tokenizer: str = ""
+    name: str, reward: RewardConfig, prompts: Sequence[Prompt], *, tokenizer: str = "", in_groups: bool = False
 ) -> Certificate:
     """Try a reward with answers to these rows.
 
@@ -88,6 +88,7 @@ def inspect_reward(
         reward: its settings.
         prompts: at least one row.
         tokenizer: as in `RewardPool`.
+        in_groups: a function takes all answers to a prompt at once.
 
     Raises:
         RewardError: the reward cannot be loaded.
@@ -101,7 +102,10 @@ def inspect_reward(
     best = [_best_right(row, first, known) for row in range(len(prompts))]
     second = second_probes(prompts, best)
     probes = [*first, *second]
-    outcomes = [*known, *_scored(second, prompts, reward, tokenizer)]
+    if in_groups:  # a score may depend on what else is in the group
+        outcomes = _scored(probes, prompts, reward, tokenizer)
+    else:
+        outcomes = [*known, *_scored(second, prompts, reward, tokenizer)]
     again = _scored(probes[::-1], prompts, reward, tokenizer)[::-1]
     tried = [
         _Tried(probe=probe, first=first, again=second)
@@ -132,7 +136,7 @@ def _scored(
         for probe in probes
     ]  # fmt: skip
     return (
-        [one.outcome for one in rescore(samples, reward, tokenizer=tokenizer, alone=True)] if samples else []
+        [one.outcome for one in rescore(samples, reward, tokenizer=tokenizer)] if samples else []
     )
 
 

@@ -71,7 +71,7 @@ class Rescored:
 
 
 def rescore(
-    samples: Sequence[SavedSample], reward: RewardConfig, *, tokenizer: str = "", alone: bool = False
+    samples: Sequence[SavedSample], reward: RewardConfig, *, tokenizer: str = ""
 ) -> list[Rescored]:
     """Score every sample, in order.
 
@@ -79,7 +79,6 @@ def rescore(
         samples: with their groups.
         reward: its settings.
         tokenizer: as in `RewardPool`.
-        alone: functions that take lists get each answer by itself.
 
     Raises:
         RewardError: the reward cannot be loaded.
@@ -90,17 +89,16 @@ def rescore(
 
     async def run() -> list[Outcome]:
         async with RewardPool(reward, tokenizer=tokenizer) as pool:
-            in_groups = pool.compares and (reward.compares or not alone)
             outcomes = await asyncio.gather(
                 *(
-                    pool.score(one.prompt, one.trajectory, one.response, in_group=in_groups and not alone)
+                    pool.score(one.prompt, one.trajectory, one.response, in_group=pool.compares)
                     for one in samples
                 )
             )
-            groups = grouped(samples) if in_groups else []
+            groups = grouped(samples) if pool.compares else []
             answers = [[(samples[place].response, outcomes[place]) for place in group] for group in groups]
             prompts = [samples[group[0]].prompt for group in groups]
-            played = [() if alone else [samples[place].trajectory for place in group] for group in groups]
+            played = [[samples[place].trajectory for place in group] for group in groups]
             compared = await asyncio.gather(*map(pool.compare, prompts, answers, played))
             for group, made in zip(groups, compared, strict=True):
                 for place, outcome in zip(group, made, strict=True):

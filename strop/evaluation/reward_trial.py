@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +16,7 @@ from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
 from strop.trainer.setup import TrainingData
-from strop.trajectory import Prompt
+from strop.trajectory import Prompt, Trajectory
 
 NUM_PROBES = 2
 """Prompts on which scorers are tried."""
@@ -33,7 +35,7 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
     Raises:
         RewardError: every probe failed.
     """
-    rows = data.train.row_numbers[:NUM_PROBES]
+    rows, group_size = data.train.row_numbers[:NUM_PROBES], config.rollout.samples_per_prompt
     visited = [data.train.prompt(row, visit_uid(0, row)) for row in rows]
 
     async def probe() -> None:
@@ -42,7 +44,7 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
             if costs is not None:
                 pool.tell_spent(costs.totals)
             try:
-                await probe_scorers(pool, visited, say)
+                await probe_scorers(pool, visited, say, group_size=group_size)
             finally:
                 if costs is not None:
                     costs.add(pool.spent())
@@ -50,13 +52,16 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
     asyncio.run(probe())
 
 
-async def probe_scorers(scorers: RewardPool, prompts: Sequence[Prompt], say: Say) -> None:
+async def probe_scorers(
+    scorers: RewardPool, prompts: Sequence[Prompt], say: Say, *, group_size: int
+) -> None:
     """Score the right answer and an empty one to each of a few prompts; what failed of it is said.
 
     Args:
         scorers: they run.
         prompts: the first ones count; those of agents that score episodes themselves are left out.
         say: takes the line.
+        group_size: answers to a prompt that functions which take lists will be given.
 
     Raises:
         RewardError: every probe failed.
@@ -65,15 +70,22 @@ async def probe_scorers(scorers: RewardPool, prompts: Sequence[Prompt], say: Say
     if not probed:
         return
     answers = [str(prompt.ground_truth) for prompt in probed]
-    outcomes = await probe_answers(scorers, [*probed, *probed], [*answers, *["" for _ in probed]])
+    outcomes = await probe_answers(
+        scorers, [*probed, *probed], [*answers, *["" for _ in probed]], group_size=group_size
+    )
     if any(outcome.kind != "score" for outcome in outcomes):
         say(f"reward preflight: {summarize(outcomes, timeout_s=scorers.config.timeout_s)}")
 
 
 async def probe_answers(
-    scorers: RewardPool, prompts: Sequence[Prompt], solutions: Sequence[str]
+    scorers: RewardPool, prompts: Sequence[Prompt], solutions: Sequence[str], *, group_size: int = 1
 ) -> list[Outcome]:
     """Score a few answers before training; at most four are used.
+
+    Args:
+        scorers: they run.
+        prompts, solutions: a prompt for each answer.
+        group_size: answers to a prompt that functions which take lists are given: those here, over and over.
 
     Returns:
         The outcomes; one that failed among others that did not is the caller's to report.
@@ -84,10 +96,48 @@ async def probe_answers(
     probes = list(zip(prompts, solutions, strict=True))[:_MAX_PROBES]
     if not probes:
         raise ValueError("the reward preflight needs at least one prompt and one answer")
-    outcomes = await asyncio.gather(*(scorers.score_text(prompt, text) for prompt, text in probes))
+    if scorers.takes_groups and group_size > 1:
+        outcomes = await _scored_in_groups(scorers, probes, group_size)
+    else:
+        outcomes = await asyncio.gather(*(scorers.score_text(prompt, text) for prompt, text in probes))
     if all(outcome.kind != "score" for outcome in outcomes):
         raise RewardError(_verdict(outcomes, scorers.config.path))
     return list(outcomes)
+
+
+async def _scored_in_groups(
+    scorers: RewardPool, probes: Sequence[tuple[Prompt, str]], group_size: int
+) -> list[Outcome]:
+    """An outcome for each probe. Those of one prompt are repeated until they are a group; those that fail in it, each by
+    itself."""
+    places: dict[str, list[int]] = {}
+    for place, (prompt, _) in enumerate(probes):
+        places.setdefault(prompt.uid, []).append(place)
+    outcomes: dict[int, Outcome] = {}
+    for together in places.values():
+        outcomes |= await _scored_together(scorers, probes, together, group_size)
+        for place in [place for place in together if outcomes[place].kind != "score"]:
+            outcomes |= await _scored_together(scorers, probes, [place], group_size)
+    return [outcomes[place] for place in range(len(probes))]
+
+
+async def _scored_together(
+    scorers: RewardPool, probes: Sequence[tuple[Prompt, str]], places: Sequence[int], group_size: int
+) -> dict[int, Outcome]:
+    """The outcomes of these probes to one prompt in a group of so many answers."""
+    group = list(itertools.islice(itertools.cycle(places), max(group_size, len(places))))
+    prompt = probes[places[0]][0]
+    played = [
+        Trajectory(uid=prompt.uid, sample_index=number, prompt_ids=prompt.token_ids)
+        for number in range(len(group))
+    ]
+    texts = [probes[place][1] for place in group]
+    known = [
+        await scorers.score(prompt, one, text, in_group=True)
+        for one, text in zip(played, texts, strict=True)
+    ]
+    made = await scorers.compare(prompt, list(zip(texts, known, strict=True)), played)
+    return dict(zip(group, made, strict=True))
 
 
 def _verdict(outcomes: Sequence[Outcome], path: str) -> str:

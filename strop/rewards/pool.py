@@ -23,9 +23,12 @@ from strop.rewards.workers import Workers
 from strop.trajectory import Prompt, Trajectory
 
 
-async def try_loading(config: RewardConfig) -> None:
+async def try_loading(config: RewardConfig) -> bool:
     """Load the functions of a reward in a process that ends at once. Of a reward manager, which needs a tokenizer, the
     file is looked at alone.
+
+    Returns:
+        Whether a function takes lists, and so all answers to a prompt at once.
 
     Raises:
         RewardError: a file is missing, cannot be imported, or has no such function.
@@ -36,9 +39,10 @@ async def try_loading(config: RewardConfig) -> None:
     workers = Workers(replace(config, num_workers=1), tokenizer="", log_file=None, shows=False)
     if config.manager:
         workers.check_files()
-        return
+        return False
     await workers.start()
     await workers.close()
+    return workers.takes_groups
 
 
 class RewardPool:
@@ -135,10 +139,11 @@ class RewardPool:
     def compares(self) -> bool:
         """Answers to a prompt are scored together, once all of them are there (`compare`): a service compares them, or
         a function takes lists. Known from the start on."""
-        return self.config.compares or self._takes_groups
+        return self.config.compares or self.takes_groups
 
     @property
-    def _takes_groups(self) -> bool:
+    def takes_groups(self) -> bool:
+        """A function takes lists, and so all answers to a prompt at once. Known from the start on."""
         return self._workers is not None and self._workers.takes_groups
 
     async def score(
@@ -154,7 +159,7 @@ class RewardPool:
         """
         if not self._is_running:
             raise RuntimeError("the reward pool is not running; use `async with RewardPool(config) as pool:`")
-        waits = in_group and self._takes_groups
+        waits = in_group and self.takes_groups
         usage: dict[str, float] = {}
         for attempt in range(self.config.retries + 1):
             if self._services is not None:
@@ -188,7 +193,7 @@ class RewardPool:
             trajectories: of each, for functions that take lists.
         """
         outcomes = [outcome for _, outcome in answers]
-        if self._takes_groups and trajectories:
+        if self.takes_groups and trajectories:
             outcomes = await self._scored_together(prompt, answers, trajectories)
         if self._services is not None:
             texts = [text for text, _ in answers]

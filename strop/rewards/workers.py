@@ -150,23 +150,40 @@ class Workers:
     async def score_group(self, prompt: Prompt, answers: Sequence[tuple[Trajectory, str]]) -> list[Outcome]:
         """What the functions say about all answers to a prompt, which those that take lists get at once.
 
-        Where that fails as a whole, each is tried alone: those that fail by themselves are left out, and the others
-        scored together.
+        Where that fails as a whole, the answers that it fails for are left out, and the others scored together.
         """
         calls = [self._call_of(prompt, trajectory, text) for trajectory, text in answers]
         outcomes = {place: call for place, call in enumerate(calls) if isinstance(call, Outcome)}
         sent = {place: call for place, call in enumerate(calls) if not isinstance(call, Outcome)}
         made = await self._all_of(sent)
         if isinstance(made, Outcome) and len(sent) > 1:
-            alone = await asyncio.gather(*(self._all_of({place: call}) for place, call in sent.items()))
-            for place, one in zip(list(sent), alone, strict=True):
-                if isinstance(one, Outcome):
-                    outcomes[place] = one
-                    del sent[place]
-            made = await self._all_of(sent) if len(sent) < len(calls) else made
+            left_out, made = await self._without_bad(sent, made)
+            outcomes |= left_out
+            sent = {place: call for place, call in sent.items() if place not in left_out}
         for number, place in enumerate(sent):
             outcomes[place] = made if isinstance(made, Outcome) else made[number]
         return [outcomes[place] for place in range(len(calls))]
+
+    async def _without_bad(
+        self, sent: Mapping[int, Mapping[str, Any]], failed: Outcome
+    ) -> tuple[dict[int, Outcome], Made]:
+        """The answers that a call of all of them fails for, each with what became of it, and what is made of the others.
+
+        Each is tried alone. Where several fail so, or none, the function may need more than one answer: then the call is
+        made without one after the other of these. What no such try can tell apart failed as a whole.
+        """
+
+        def but(*places: int) -> dict[int, Mapping[str, Any]]:
+            return {place: call for place, call in sent.items() if place not in places}
+
+        alone = await asyncio.gather(*(self._all_of({place: call}) for place, call in sent.items()))
+        bad = {place: one for place, one in zip(sent, alone, strict=True) if isinstance(one, Outcome)}
+        if len(bad) != 1 and len(sent) > 2 and failed.kind != "timeout":
+            for place in bad or sent:
+                made = await self._all_of(but(place))
+                if not isinstance(made, Outcome):
+                    return {place: failed}, made
+        return (bad, await self._all_of(but(*bad))) if 0 < len(bad) < len(sent) else ({}, failed)
 
     def _call_of(self, prompt: Prompt, trajectory: Trajectory, text: str) -> dict[str, Any] | Outcome:
         """What is sent of an answer, or why nothing can be."""

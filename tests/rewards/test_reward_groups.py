@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from reward_cases import make_prompt, write_reward
 
-from strop.rewards import Outcome, RewardConfig, RewardPool
+from strop.checks.rewards import inspect_reward
+from strop.evaluation.reward_trial import probe_answers
+from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool, try_loading
 from strop.rewards.config import FunctionConfig, OnFailureConfig
 from strop.trajectory import Trajectory
 
@@ -205,3 +208,77 @@ def test_what_an_agent_has_scored_and_what_failed_before_stays(tmp_path: Path) -
     assert scores(outcomes) == [1.0, 0.25, None]
     assert outcomes[2].error == "a service failed"
     assert "acc" not in outcomes[1].parts
+
+
+STANDARD = """
+import statistics
+
+def standard(completions, **columns):
+    texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+    values = [float(text) for text in texts]
+    spread = statistics.stdev(values)  # raises for one answer
+    return [(value - statistics.mean(values)) / (spread or 1.0) for value in values]
+"""
+
+
+def test_a_bad_answer_is_found_for_a_function_that_needs_several(tmp_path: Path) -> None:
+    """Of 1, 2 and 3 the mean is 2 and the standard deviation 1. One answer alone always fails."""
+    config = RewardConfig(path=write_reward(tmp_path, STANDARD), name="standard", num_workers=1)
+    outcomes = scored_together(config, ["1", "2", "none", "3"])
+    assert scores(outcomes) == [-1.0, 0.0, None, 1.0]
+    assert "could not convert string to float: 'none'" in outcomes[2].error
+
+
+def test_where_no_answer_can_be_blamed_all_have_the_error_of_the_group(tmp_path: Path) -> None:
+    config = RewardConfig(path=write_reward(tmp_path, STANDARD), name="standard", num_workers=1)
+    outcomes = scored_together(config, ["1", "none", "nothing", "3"])
+    assert scores(outcomes) == [None] * 4
+    assert {"could not convert string to float: 'none'" in one.error for one in outcomes} == {True}
+
+
+def test_an_answer_that_is_good_alone_may_be_what_the_group_fails_for(tmp_path: Path) -> None:
+    source = """
+    def once(solution_strs, data_sources, ground_truths, extra_infos):
+        assert solution_strs.count("b") < 2, "twice"
+        return [float(len(one)) for one in solution_strs]
+    """
+    config = RewardConfig(path=write_reward(tmp_path, source), name="once", num_workers=1)
+    outcomes = scored_together(config, ["aa", "b", "b", "ccc"])
+    assert scores(outcomes) == [2.0, None, 1.0, 3.0]
+    assert "twice" in outcomes[1].error
+
+
+@pytest.mark.parametrize("truth", ["7", "none"])
+def test_the_look_before_the_start_gives_groups(tmp_path: Path, truth: str) -> None:
+    """A right answer that is no number fails in a group with others, and in one of its own."""
+
+    async def probe(group_size: int) -> list[Outcome]:
+        config = RewardConfig(path=write_reward(tmp_path, STANDARD), name="standard", num_workers=1)
+        async with RewardPool(config) as pool:
+            prompt = make_prompt()
+            return await probe_answers(pool, [prompt] * 2, [truth, "5"], group_size=group_size)
+
+    outcomes = asyncio.run(probe(4))
+    expected = -(3**0.5) / 2  # 7, 5, 7, 5: one from the mean each, and a deviation of sqrt(4 / 3)
+    assert scores(outcomes) == ([pytest.approx(-expected), pytest.approx(expected)] if truth == "7" else [None, 0.0])
+    with pytest.raises(RewardError, match="the reward function failed on all 2 probes"):
+        asyncio.run(probe(1))
+
+
+def test_a_certificate_of_a_function_that_needs_several(tmp_path: Path) -> None:
+    """All answers to a row are one group, in both orders."""
+    source = """
+    import statistics
+
+    def near(completions, ground_truth):
+        texts = [one[-1]["content"] for one in completions]
+        statistics.stdev(map(len, texts))  # raises for one answer
+        return [float(text.strip() == truth) for text, truth in zip(texts, ground_truth)]
+    """
+    config = RewardConfig(path=write_reward(tmp_path, source), name="near", num_workers=2)
+    prompts = [replace(make_prompt(ground_truth=truth), row=row) for row, truth in enumerate(["12", "345"])]
+    assert asyncio.run(try_loading(config))
+    certificate = inspect_reward("near", config, prompts, in_groups=True)
+    assert certificate.right_mean == 1.0
+    assert certificate.junk_mean == 0.0
+    assert not [one for one in certificate.findings if one.rule in ("failures", "deterministic", "right answers")]
