@@ -79,7 +79,12 @@ class _Tried:
 
 
 def inspect_reward(
-    name: str, reward: RewardConfig, prompts: Sequence[Prompt], *, tokenizer: str = "", in_groups: bool = False
+    name: str,
+    reward: RewardConfig,
+    prompts: Sequence[Prompt],
+    *,
+    tokenizer: str = "",
+    in_groups: bool = False,
 ) -> Certificate:
     """Try a reward with answers to these rows.
 
@@ -135,9 +140,7 @@ def _scored(
         )
         for probe in probes
     ]  # fmt: skip
-    return (
-        [one.outcome for one in rescore(samples, reward, tokenizer=tokenizer)] if samples else []
-    )
+    return [one.outcome for one in rescore(samples, reward, tokenizer=tokenizer)] if samples else []
 
 
 def _best_right(row: int, probes: Sequence[Probe], outcomes: Sequence[Outcome]) -> Probe | None:

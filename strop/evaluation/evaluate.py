@@ -52,7 +52,9 @@ class Evaluation:
     """What was asked of a server (rollout.engine=openai): requests, retries, input_tokens, output_tokens."""
 
     def __repr__(self) -> str:
-        sources = {name: one.describe() for name, one in self.by_source.items()} if len(self.by_source) > 1 else {}
+        sources = (
+            {name: one.describe() for name, one in self.by_source.items()} if len(self.by_source) > 1 else {}
+        )
         parts = [self.total.describe(), *(f"{name}: {text}" for name, text in sources.items())]
         return f"Evaluation({'; '.join(parts)}; {self.seconds:.1f} s)"
 

@@ -70,9 +70,7 @@ class Rescored:
         return not math.isclose(old, new, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
 
 
-def rescore(
-    samples: Sequence[SavedSample], reward: RewardConfig, *, tokenizer: str = ""
-) -> list[Rescored]:
+def rescore(samples: Sequence[SavedSample], reward: RewardConfig, *, tokenizer: str = "") -> list[Rescored]:
     """Score every sample, in order.
 
     Args:

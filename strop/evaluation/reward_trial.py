@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,9 +51,7 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
     asyncio.run(probe())
 
 
-async def probe_scorers(
-    scorers: RewardPool, prompts: Sequence[Prompt], say: Say, *, group_size: int
-) -> None:
+async def probe_scorers(scorers: RewardPool, prompts: Sequence[Prompt], say: Say, *, group_size: int) -> None:
     """Score the right answer and an empty one to each of a few prompts; what failed of it is said.
 
     Args:
@@ -108,8 +105,8 @@ async def probe_answers(
 async def _scored_in_groups(
     scorers: RewardPool, probes: Sequence[tuple[Prompt, str]], group_size: int
 ) -> list[Outcome]:
-    """An outcome for each probe. Those of one prompt are repeated until they are a group; those that fail in it, each by
-    itself."""
+    """An outcome for each probe. Those of one prompt are repeated until they are a group; one that fails in it is then
+    repeated alone."""
     places: dict[str, list[int]] = {}
     for place, (prompt, _) in enumerate(probes):
         places.setdefault(prompt.uid, []).append(place)
@@ -133,8 +130,7 @@ async def _scored_together(
     ]
     texts = [probes[place][1] for place in group]
     known = [
-        await scorers.score(prompt, one, text, in_group=True)
-        for one, text in zip(played, texts, strict=True)
+        await scorers.score(prompt, one, text, in_group=True) for one, text in zip(played, texts, strict=True)
     ]
     made = await scorers.compare(prompt, list(zip(texts, known, strict=True)), played)
     return dict(zip(group, made, strict=True))

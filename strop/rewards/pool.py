@@ -242,4 +242,3 @@ class RewardPool:
     def _with_stand_in(self, outcome: Outcome) -> Outcome:
         is_fixed = self._then(outcome) == "fixed"
         return replace(outcome, stand_in=self.config.failed_score if is_fixed else None)
-

@@ -167,10 +167,10 @@ class Workers:
     async def _without_bad(
         self, sent: Mapping[int, Mapping[str, Any]], failed: Outcome
     ) -> tuple[dict[int, Outcome], Made]:
-        """The answers that a call of all of them fails for, each with what became of it, and what is made of the others.
+        """The answers that a call of all fails for, each with what became of it, and what is made of the others.
 
-        Each is tried alone. Where several fail so, or none, the function may need more than one answer: then the call is
-        made without one after the other of these. What no such try can tell apart failed as a whole.
+        Each is tried alone. Where several fail so, or none, the function may need more than one answer: then the call
+        is made without one after the other of these. What no such try can tell apart failed as a whole.
         """
 
         def but(*places: int) -> dict[int, Mapping[str, Any]]:

@@ -41,28 +41,40 @@ def facts_of(path: Path, known: Mapping[str, Facts] | None = None) -> dict[str, 
     files = files_of(path)
     if len(files) > MAX_FILES:
         return {LISTING: _facts_of_listing(files)}
-    share, before = max(MIN_BYTES, MAX_BYTES // max(1, len(files))), known or {}
+    share, before = _share(len(files)), known or {}
     return {
-        at: before[at] if at in before and _is_same(file, before[at]) else _facts(file, share)
+        at: before[at] if "read" in before.get(at, {}) and _is_same(file, before[at]) else _facts(file, share)
         for at, file in files.items()
     }
 
 
 def differences(path: Path, before: Mapping[str, Facts]) -> Iterator[str]:
-    """A clause for each file of an input that is not what it was."""
+    """A clause for each file of an input that is not what it was.
+
+    Facts of the first form do not say how much of a file was read, and know nothing of what a file takes in.
+    """
     now = files_of(path)
     if LISTING in before or len(now) > MAX_FILES:
-        if before != {LISTING: _facts_of_listing(now)}:
+        if before.get(LISTING, {}).get("digest") != _facts_of_listing(now)["digest"]:
             yield f"other files, or of other sizes ({len(now)} now)"
         return
+    is_first = any("read" not in facts for facts in before.values())
     for at, facts in before.items():
+        share = facts.get("read", _share(len(before)))
         where = f"{at} " if at else ""
         if at not in now:
             yield f"{where}is gone"
-        elif not _is_same(now[at], facts) and _facts(now[at], facts["read"])["digest"] != facts["digest"]:
+        elif not _is_same(now[at], facts) and _facts(now[at], share)["digest"] != facts["digest"]:
             yield f"{where}has another content"
+    if is_first and not path.is_dir():
+        return
     for at in sorted(now.keys() - before.keys()):
         yield f"{at} is new"
+
+
+def _share(num_files: int) -> int:
+    """What is read of each of so many files."""
+    return max(MIN_BYTES, MAX_BYTES // max(1, num_files))
 
 
 def files_of(path: Path) -> dict[str, Path]:

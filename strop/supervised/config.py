@@ -50,7 +50,8 @@ class SftDataConfig:
     """The same for validation; empty means no validation."""
     source_weights: dict[str, NonNegativeFloat] = field(default_factory=dict)
     """Visits per epoch of the rows of a source, 1 where it is not named. The source is their column `data_source`, else
-    the name of the file or folder without its suffix, or the whole entry of train_files where several have it."""
+    the name of the file or folder without its suffix; where several have it, the path from the folder that has them
+    all. The whole entry of train_files names it too."""
     source_shares: dict[str, NonNegativeFloat] = field(default_factory=dict)
     """In place of weights: the share that each source has of all visits, whatever they add up to. The source with the
     smallest share for its number of rows is visited once per epoch, others more often."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,11 +14,14 @@ from strop.data import DataConfig
 from strop.data.mixing import (
     by_entry,
     check_source_weights,
+    entry_names,
     visits_per_epoch,
     weighted_epochs,
     weights_of_sources,
 )
 from strop.data.sampler import PromptSampler, visit_uid
+from strop.run.paths import with_absolute_paths
+from strop.supervised.config import SftDataConfig
 
 SOURCES = {0: "a", 1: "a", 2: "b", 5: "b", 7: "b", 8: "c"}
 
@@ -142,3 +146,44 @@ def test_a_file_is_a_source_where_no_row_has_one_of_the_names() -> None:
     assert found == {0: "m", 2: "n"}
     assert by_entry(rows, ["x"], list(sizes), sizes.__getitem__) == rows
     assert by_entry(rows, ["m", "y"], list(sizes), sizes.__getitem__) == rows
+
+
+def test_files_of_one_name_are_called_by_where_they_lie(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    entries = ["d/a/train.jsonl", "d/b/train.jsonl", "d/a/more.jsonl", "hub:me/train"]
+    names = ["a/train.jsonl", "b/train.jsonl", "more", "hub:me/train"]
+    assert list(entry_names(entries).values()) == names
+    absolute = [f"{tmp_path}/{entry}" if entry.startswith("d/") else entry for entry in entries]
+    assert list(entry_names(absolute).values()) == names
+    monkeypatch.chdir("/")
+    assert list(entry_names(["../d/a/train.jsonl", "../d/b/train.jsonl"]).values()) == names[:2]
+
+
+def test_a_whole_entry_names_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was typed; a run folder holds absolute paths."""
+    monkeypatch.chdir(tmp_path)
+    entries = ("a/train.jsonl", "b/train.jsonl", "c/other.jsonl")
+    weights = {"a/train.jsonl": 2.0, "b/train.jsonl": 1.0, "c/other.jsonl": 0.5}
+    expected = {"a/train.jsonl": 2.0, "b/train.jsonl": 1.0, "other": 0.5}
+    for entry in entries:
+        (tmp_path / entry).parent.mkdir()
+        (tmp_path / entry).touch()
+    for made in (
+        DataConfig(train_files=entries, source_weights=weights),
+        SftDataConfig(train_files=entries, source_weights=weights),
+    ):
+        assert made.source_weights == expected
+        kept = with_absolute_paths(made)
+        assert kept.source_weights == expected
+        assert list(entry_names(kept.train_files).values()) == list(expected)
+    beside = tuple(f"../{tmp_path.name}/{entry}" for entry in entries[:2])
+    assert SftDataConfig(
+        train_files=beside, source_shares={beside[0]: 0.3, beside[1]: 0.7}
+    ).source_shares == {
+        "a/train.jsonl": 0.3,
+        "b/train.jsonl": 0.7,
+    }
+    with pytest.raises(ValueError, match="data.source_weights names a source twice"):
+        DataConfig(train_files=entries, source_weights={"other": 1.0, "c/other.jsonl": 2.0})

@@ -260,7 +260,9 @@ def test_the_look_before_the_start_gives_groups(tmp_path: Path, truth: str) -> N
 
     outcomes = asyncio.run(probe(4))
     expected = -(3**0.5) / 2  # 7, 5, 7, 5: one from the mean each, and a deviation of sqrt(4 / 3)
-    assert scores(outcomes) == ([pytest.approx(-expected), pytest.approx(expected)] if truth == "7" else [None, 0.0])
+    assert scores(outcomes) == (
+        [pytest.approx(-expected), pytest.approx(expected)] if truth == "7" else [None, 0.0]
+    )
     with pytest.raises(RewardError, match="the reward function failed on all 2 probes"):
         asyncio.run(probe(1))
 
@@ -281,4 +283,6 @@ def test_a_certificate_of_a_function_that_needs_several(tmp_path: Path) -> None:
     certificate = inspect_reward("near", config, prompts, in_groups=True)
     assert certificate.right_mean == 1.0
     assert certificate.junk_mean == 0.0
-    assert not [one for one in certificate.findings if one.rule in ("failures", "deterministic", "right answers")]
+    assert not [
+        one for one in certificate.findings if one.rule in ("failures", "deterministic", "right answers")
+    ]

@@ -221,3 +221,33 @@ def test_what_was_not_written_since_is_not_read_again(
     assert read == ["reward.py"] * 2, "which two settings name"
     write_inputs(run, kept)
     assert changes_since(run, settings) == []
+
+
+def test_inputs_of_the_first_form_are_compared_as_they_were_kept(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    """They do not say how much of a file was read, and nothing of the modules that a file imports."""
+    (tmp_path / "helper.py").write_text("X = 1\n")
+    (tmp_path / "reward.py").write_text("import helper\n\ndef compute_score(**_): return 1.0\n")
+    first = inputs_of(settings)
+    for one in first.values():
+        one["files"].pop("helper.py", None)
+        for facts in one["files"].values():
+            del facts["read"]
+    write_inputs(tmp_path / "run", first)
+    for name in ("train.jsonl", "model/model.safetensors", "reward.py"):
+        os.utime(tmp_path / name)
+    assert changes_since(tmp_path / "run", settings) == []
+    (tmp_path / "model/added.json").write_text("{}")
+    (tmp_path / "reward.py").write_text("import helper\n\ndef compute_score(**_): return 0.0\n")
+    assert [
+        change.partition("=")[0] + change.rpartition(":")[2]
+        for change in changes_since(tmp_path / "run", settings)
+    ] == [
+        "model.path added.json is new",
+        "reward.path has another content",
+        "reward.functions[0].path has another content",
+    ]
+    write_inputs(tmp_path / "run", kept_inputs(tmp_path / "run", settings))
+    (tmp_path / "helper.py").write_text("X = 2\n")
+    assert len(changes_since(tmp_path / "run", settings)) == 2, "now they are known"

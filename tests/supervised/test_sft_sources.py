@@ -78,7 +78,7 @@ def test_an_entry_is_a_source_by_its_name_where_no_other_has_it(tmp_path: Path) 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text('{"prompt": "a", "completion": "b"}\n')
     files = [str(tmp_path / name) for name in ("one/train.jsonl", "two/train.jsonl", "three.jsonl")]
-    assert read_sft_rows(files).sources == [*files[:2], "three"]
+    assert read_sft_rows(files).sources == ["one/train.jsonl", "two/train.jsonl", "three"]
     (tmp_path / "three.jsonl").write_text('{"prompt": "a", "completion": "b", "data_source": "own"}\n')
     assert read_sft_rows(files[2:]).sources == ["own"]
 

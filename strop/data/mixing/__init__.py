@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import os.path
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from strop.base.elsewhere import is_hub
+from strop.base.elsewhere import is_hub, is_url
 from strop.base.randomness import permutation, random_key, uniforms
 
 
@@ -129,13 +130,24 @@ def by_entry(
 
 
 def entry_names(entries: Sequence[str]) -> dict[str, str]:
-    """What each entry is called: its last part without a suffix, or the whole entry where others have that name too."""
+    """What each entry is called: its last part without a suffix. Where others have that name too, a file is called by
+    its path from the folder that has them all, and what is fetched by the whole entry."""
     named = {entry: entry.partition("#")[0] if is_hub(entry) else entry for entry in entries}
     short = {entry: Path(name).stem for entry, name in named.items()}
-    return {
-        entry: name if list(short.values()).count(name) == 1 else named[entry]
-        for entry, name in short.items()
-    }
+    called = {}
+    for entry, name in short.items():
+        same = [_path(one) for one in short if short[one] == name and not is_hub(one) and not is_url(one)]
+        if list(short.values()).count(name) == 1:
+            called[entry] = name
+        elif (path := _path(entry)) in same:
+            called[entry] = path.relative_to(os.path.commonpath([one.parent for one in same])).as_posix()
+        else:
+            called[entry] = named[entry]
+    return called
+
+
+def _path(entry: str) -> Path:
+    return Path(os.path.normpath(Path(entry).expanduser().absolute()))
 
 
 def check_source_weights(

@@ -7,6 +7,7 @@ from typing import Any
 
 from strop.base.field_types import NonNegativeFloat
 from strop.base.sections import section_on
+from strop.data.mixing import entry_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,7 +15,8 @@ class MixtureSettings:
     source_weights: dict[str, NonNegativeFloat] = field(default_factory=dict)
     """How often the training rows of a data source are visited per epoch, by its name: 2 is twice, 0.5 in every
     other epoch, 0 never. 1 for sources that are not named. Where no row has a data source of these names, they are
-    those of the files: the last part without its suffix, or the whole entry of train_files where several have it."""
+    those of the files: the last part without its suffix; where several have it, the path from the folder that has them
+    all. The whole entry of train_files names it too."""
     source_shares: dict[str, NonNegativeFloat] = field(default_factory=dict)
     """In place of weights: the share that each source has of all visits, {math: 0.7, code: 0.3}, whatever they add up
     to. The source with the smallest share for its number of rows is visited once per epoch, others more often."""
@@ -39,9 +41,25 @@ class MixtureSettings:
 
 
 def check_mixture(data: Any, section: str) -> None:
-    """Refuse weights and shares of sources together."""
+    """Call sources that are named by a whole entry of train_files as `entry_names` does, which holds wherever the files
+    are named from.
+
+    Raises:
+        ValueError: weights and shares of sources together, or two for one source.
+    """
     if data.source_weights and data.source_shares:
         raise ValueError(
             f"{section}.source_weights and {section}.source_shares both say how often the rows of a source are "
             f"visited: set one of the two"
         )
+    for key in ("source_weights", "source_shares"):
+        given: dict[str, float] = getattr(data, key)
+        if not given.keys() & set(data.train_files):
+            continue
+        called = entry_names(data.train_files)
+        named = {called.get(name, name): weight for name, weight in given.items()}
+        if len(named) < len(given):
+            raise ValueError(
+                f"{section}.{key} names a source twice, by its name and by its entry: {', '.join(given)}"
+            )
+        object.__setattr__(data, key, named)
