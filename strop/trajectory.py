@@ -100,6 +100,14 @@ def with_answer(messages: Sequence[Mapping[str, Any]], text: str) -> tuple[Mappi
     return (*before, {**last, "content": whole})
 
 
+def words_of(message: Mapping[str, Any]) -> str:
+    """The text of a message, of which each part may be text."""
+    given = message.get("content") or ""
+    if isinstance(given, str):
+        return given
+    return "".join(str(part.get("text", "")) for part in given if part.get("type") == "text")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prompt:
     """One visit of a dataset row: what is asked, as token ids, and what the scorer needs."""

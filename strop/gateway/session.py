@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.chat_template import TemplateRefused
+from strop.chat_template.answers import answer_text
 from strop.gateway.errors import ApiError, wrong
 from strop.gateway.messages import Message, Trail, as_template, trail_of
 from strop.rollout.types import TokenOutput
@@ -84,8 +85,8 @@ class ChatModel:
         return self._parser
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """The tokens as text, without control tokens."""
-        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        """The tokens as the text of an answer."""
+        return answer_text(self.tokenizer, token_ids)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from strop.chat_template.answers import answer_text
+
 _UNFINISHED = "\ufffd"
 """What a character is shown as before all of its bytes are there."""
 _WINDOW = 6
@@ -36,8 +38,8 @@ class StreamedText:
             return True
         self.num_tokens += 1
         self._ids.append(token)
-        before = self._decode(self._ids[self._begin : self._done])
-        grown = self._decode(self._ids[self._begin :])
+        before = answer_text(self._tokenizer, self._ids[self._begin : self._done])
+        grown = answer_text(self._tokenizer, self._ids[self._begin :])
         if grown.endswith(_UNFINISHED) and len(self._ids) - self._done < _WINDOW:
             return False
         searched = max(0, len(self.text) - max(map(len, self._stops), default=0))
@@ -57,6 +59,3 @@ class StreamedText:
                     held = length
                     break
         return self.text[: len(self.text) - held]
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))

@@ -15,10 +15,10 @@ from strop.agents.context import AgentContext
 from strop.border import encodable, read_json
 from strop.chat_template import TemplateRefused
 from strop.rollout.types import TokenOutput
-from strop.tools.answers import CLOSE, FunctionCall, ParsedTurn, split_thinking
+from strop.tools.answers import CLOSE, OPEN, FunctionCall, ParsedTurn, split_thinking
 from strop.tools.images import ImageEncoder, as_read
 from strop.tools.templates import MAX_CHARS_PER_TOKEN
-from strop.trajectory import Media, MediaTokens, Prompt, Trajectory, continues
+from strop.trajectory import Media, MediaTokens, Prompt, Trajectory, continues, with_answer, words_of
 
 CONTINUED = "continued"
 """Stop reason of a sequence after which the conversation went on in another one."""
@@ -63,6 +63,14 @@ class Conversation:
         used = sum(len(t.response_ids) for t in (*self._done, self._current))
         return min(self._context.sampling.max_tokens - used, self._max_row - len(self.token_ids))
 
+    @property
+    def begins_in_thinking(self) -> bool:
+        """The next answer begins inside thinking, which the template has opened, or the message that it continues."""
+        if not self._is_continued:
+            return self._context.begins_in_thinking
+        _, opened, thought = words_of(self._messages[-1]).rpartition(OPEN)
+        return bool(opened) and CLOSE not in thought
+
     def add_answer(self, output: TokenOutput, parsed: ParsedTurn) -> None:
         """Append what the model said."""
         start = len(self._current.response_ids)
@@ -76,11 +84,11 @@ class Conversation:
             self._call_names,
             [call.tool_call_id if isinstance(call, FunctionCall) else None for call in parsed.calls],
         )
-        message = self._as_message(output, parsed)
         if self._is_continued:  # one message, begun by the row
-            message = {**message, "content": f"{self._messages.pop()['content']}{message['content']}"}
+            self._messages[-1] = self._as_end_of_message(output, parsed)
             self._is_continued = False
-        self._messages.append(message)
+        else:
+            self._messages.append(self._as_message(output, parsed))
         entry: dict[str, Any] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning:
             entry["reasoning"] = parsed.reasoning
@@ -216,10 +224,7 @@ class Conversation:
         """An answer for the template: as it was written, or in its parts where the template wants these."""
         profile = self._context.template.profile
         if profile.takes_raw_answers:
-            ids = list(output.token_ids)
-            if ids and ids[-1] in self._context.stop_ids & self._context.template.control_ids:
-                ids.pop()
-            text = str(self._context.tokenizer.decode(ids))
+            text = self._as_written(output)
             if not (profile.knows_thinking and CLOSE in text):
                 text = profile.thinking_opening + text.removeprefix(profile.before_text)
                 return {"role": "assistant", "content": text}
@@ -229,8 +234,29 @@ class Conversation:
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if parsed.reasoning:
             message |= _as_fields(parsed.reasoning)
-        if parsed.calls:
-            message["tool_calls"] = [
+        return message | self._calls_for_template(parsed)
+
+    def _as_end_of_message(self, output: TokenOutput, parsed: ParsedTurn) -> dict[str, Any]:
+        """The last message, whose words the answer continues, with these behind them."""
+        if self._context.template.profile.takes_raw_answers:
+            return dict(with_answer(self._messages, self._as_written(output))[-1])
+        thought = f"{parsed.reasoning}{CLOSE}" if self.begins_in_thinking else ""
+        message = with_answer(self._messages, f"{thought}{parsed.content}")[-1]
+        return {**message, **self._calls_for_template(parsed)}
+
+    def _as_written(self, output: TokenOutput) -> str:
+        """The text of an answer with its control tokens, but for the one that ends it."""
+        ids = list(output.token_ids)
+        if ids and ids[-1] in self._context.stop_ids & self._context.template.control_ids:
+            ids.pop()
+        return str(self._context.tokenizer.decode(ids))
+
+    def _calls_for_template(self, parsed: ParsedTurn) -> dict[str, Any]:
+        """The calls of an answer as part of its message; nothing where it has none."""
+        if not parsed.calls:
+            return {}
+        return {
+            "tool_calls": [
                 {
                     "id": self._call_ids[number],
                     "type": "function",
@@ -238,7 +264,7 @@ class Conversation:
                 }
                 for number, call in enumerate(parsed.calls)
             ]
-        return message
+        }
 
     def _note(self, entry: Mapping[str, Any], start: int) -> None:
         stop = len(self._current.response_ids)

@@ -95,7 +95,7 @@ async def _turns(
     while True:
         output = await generate(conversation.token_ids, stop_token_ids=stops, max_tokens=conversation.room)
         num_answers += 1
-        turn = await _read(output, context)
+        turn = await _read(output, context, begins_in_thinking=conversation.begins_in_thinking)
         conversation.add_answer(output, turn)
         if output.stop_reason != "stop":
             return output.stop_reason
@@ -122,13 +122,13 @@ def _limit(context: AgentContext, num_answers: int, num_sequences: int) -> str:
     return ""
 
 
-async def _read(output: TokenOutput, context: AgentContext) -> ParsedTurn:
+async def _read(output: TokenOutput, context: AgentContext, *, begins_in_thinking: bool) -> ParsedTurn:
     """The answer without thinking and control tokens, and its calls."""
     parser: AnswerParser | None = context.parser
     if parser is not None:
         return await parser.parse(
-            output.token_ids, context.tool_schemas, begins_in_thinking=context.begins_in_thinking
+            output.token_ids, context.tool_schemas, begins_in_thinking=begins_in_thinking
         )
     text = answer_text(context.tokenizer, output.token_ids)
-    reasoning, content = split_thinking(text, begins_in_thinking=context.begins_in_thinking)
+    reasoning, content = split_thinking(text, begins_in_thinking=begins_in_thinking)
     return ParsedTurn(content, (), reasoning)

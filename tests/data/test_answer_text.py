@@ -13,6 +13,7 @@ from references.chat_templates import CHATML, make_tokenizer
 from strop.chat_template.answers import answer_text, keep_special_tokens, kept_special_tokens
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
+from strop.supervised.tokens import check_text
 
 CONTROL = (
     "<s>", "</s>", "<|im_start|>", "<think>", "</think>", "[THINK]", "[/THINK]", "[INST]", "[/INST]", "<alone>",
@@ -70,3 +71,12 @@ def test_the_setting_reaches_the_tokenizer_of_a_model(tiny_model: Path, tmp_path
     assert answer_text(load_tokenizer(ModelConfig(path=str(folder))), ids) == "<think>a</think>b"
     without = ModelConfig(path=str(folder), keep_special_tokens=())
     assert answer_text(load_tokenizer(without), ids) == "ab"
+
+
+def test_tokens_of_a_sample_say_its_text_whatever_tokens_stayed_in_it() -> None:
+    tokenizer = tokenizer_of()
+    ids = ids_of(tokenizer, ANSWER)
+    for text in ("<think>3 + 4</think>[THINK]or[/THINK] 7", "3 + 4or 7"):
+        check_text(tokenizer, {"response": text, "response_ids": ids}, "row 0")
+    with pytest.raises(ValueError, match="they are those of another tokenizer"):
+        check_text(tokenizer, {"response": "3 + 4 or 7", "response_ids": ids}, "row 0")

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 from gateway_cases import TOKENIZER, Open, ScriptedEngine, served
-from template_family import BY_NAME, family_tokenizer
+from template_family import BY_NAME, family_tokenizer, tokenizer_of
 
 from strop.gateway.asking import read_completion
 from strop.gateway.errors import ApiError
@@ -445,3 +445,27 @@ def test_options_reach_the_engine_and_neutral_ones_pass() -> None:
     first, second = engine.samplings
     assert (first.temperature, first.top_p, first.max_tokens) == (0.5, 0.9, 9)
     assert first.key == second.key, "a seed fixes the random stream"
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("name", ["qwen3", "deepseek"])
+def test_thinking_between_special_tokens_is_told_apart(name: str, streams: bool) -> None:
+    """One template begins answers with the special token itself."""
+    family = BY_NAME[name]
+    control = (*family.control, "<think>", "</think>")
+    tokenizer = tokenizer_of(family.template, control=control, end=family.end)
+    opening = "" if name == "deepseek" else "<think>\n"
+    engine = ScriptedEngine(tokenizer, [f"{opening}Hm.\n</think>\n\n3{family.end}"])
+
+    def work(opened: Open) -> tuple[str, str]:
+        create: Any = opened.client().chat.completions.create
+        made = create(model="any", messages=[QUESTION], stream=streams)
+        if not streams:
+            message = made.choices[0].message
+            return message.content, message.model_extra["reasoning_content"]
+        deltas = [event.choices[0].delta for event in made]
+        thoughts = [(delta.model_extra or {}).get("reasoning_content", "") for delta in deltas]
+        return "".join(delta.content or "" for delta in deltas), "".join(thoughts)
+
+    (content, thought), _ = served(engine, work, tokenizer=tokenizer)
+    assert (content.strip(), thought.strip()) == ("3", "Hm.")

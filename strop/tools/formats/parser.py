@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
+from strop.chat_template.answers import answer_text
 from strop.tools.answers import FunctionCall, MalformedCall, ParsedTurn, split_thinking
 from strop.tools.formats.calls import Read, ToolSchemas
 from strop.tools.schemas import schema_mapping
@@ -168,7 +169,7 @@ class FormatParser(ToolParser):
         ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         if not self._control.intersection(ids):
             return text
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return answer_text(self.tokenizer, ids)
 
 
 def parser_for_template(example: CallExample | None, tokenizer: Any) -> ToolParser:
