@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -46,6 +46,15 @@ logger = logging.getLogger(__name__)
 
 class EpisodeFailed(RuntimeError):
     """An episode failed in another process; the text says with which exception."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Times:
+    """When an episode was played, in seconds since the epoch, and what happened in it; None where nobody looked."""
+
+    spans: list[Span] | None = None
+    start_s: float = 0.0
+    end_s: float = 0.0
 
 
 PlayEpisode = Callable[[Prompt, int, Sampling], Awaitable[tuple[Trajectory, ...]]]
@@ -209,20 +218,38 @@ class Player:
         A sample ends when `after` lets it.
         """
 
-        async def sample(index: int) -> Episode:
-            episode = await self.episode(prompt, index, sampling, keeps_failure=True, in_group=True)
+        scorers = self._scorers
+        is_recorded = self._recording is not None and is_visit(prompt.uid)
+        compares = scorers is not None and scorers.compares and not is_recorded
+
+        async def sample(index: int) -> tuple[Episode, _Times]:
+            episode, times = await self._observed(prompt, index, sampling, keeps_failure=True, in_group=True)
+            if not compares:
+                self._tell(episode, times)
             if after is not None:
                 await after(episode)
             on_episode(episode)
-            return episode
+            return episode, times
 
         async with _tasks() as tasks:
             samples = [tasks.create_task(sample(index)) for index in range(samples_per_prompt)]
-        episodes = tuple(one.result() for one in samples)
-        scorers = self._scorers
-        is_recorded = self._recording is not None and is_visit(prompt.uid)
-        if scorers is None or is_recorded or not scorers.compares:
+        episodes = tuple(one.result()[0] for one in samples)
+        if scorers is None or not compares:
             return episodes
+        start = time.perf_counter()
+        episodes = await self._compared(scorers, prompt, episodes)
+        seconds = time.perf_counter() - start
+        for episode, (_, times) in zip(episodes, (one.result() for one in samples), strict=True):
+            if (outcome := episode.outcome) is not None:
+                facts = {"outcome": outcome.kind, "score": outcome.score}
+                add_span(times.spans, "reward", "comparison", seconds, **facts)
+            self._tell(episode, replace(times, end_s=time.time()))
+        return episodes
+
+    async def _compared(
+        self, scorers: Scorers, prompt: Prompt, episodes: Sequence[Episode]
+    ) -> tuple[Episode, ...]:
+        """The episodes of a prompt, with what is found by looking at their answers together."""
         outcomes = [(one.text, one.outcome) for one in episodes if one.outcome is not None]
         trajectories = [
             one.trajectory for one in episodes if one.outcome is not None and one.trajectory is not None
@@ -238,7 +265,6 @@ class Player:
         sampling: Sampling,
         *,
         keeps_failure: bool = False,
-        in_group: bool = False,
     ) -> Episode:
         """One sample of one prompt, played and scored.
 
@@ -246,17 +272,30 @@ class Player:
             prompt, sample_index: whose sample it is.
             sampling: as in `play`.
             keeps_failure: an agent that fails gives an episode that says why, and raises nothing.
-            in_group: what looks at all answers to the prompt together speaks later.
 
         Raises:
             EpisodeTimeout, RolloutTimeout, ValueError and whatever an agent raises: the episode failed.
             RewardError: the scorers cannot go on.
         """
+        episode, times = await self._observed(
+            prompt, sample_index, sampling, keeps_failure=keeps_failure, in_group=False
+        )
+        self._tell(episode, times)
+        return episode
+
+    def _tell(self, episode: Episode, times: _Times) -> None:
+        for observer in self._observers if times.spans is not None else ():
+            observer.ended(episode, times.spans, times.start_s, times.end_s)
+
+    async def _observed(
+        self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool, in_group: bool
+    ) -> tuple[Episode, _Times]:
+        """As `episode`, with what happened in it. In a group, what looks at all answers together speaks later."""
         if self._recording is not None and is_visit(prompt.uid):
             recorded: Episode = self._recording.episode(prompt, sample_index)
-            if recorded.outcome is None:
-                return recorded
-            return replace(recorded, outcome=self._with_parts(prompt, recorded.outcome))
+            if recorded.outcome is not None:
+                recorded = replace(recorded, outcome=self._with_parts(prompt, recorded.outcome))
+            return recorded, _Times()
         spans, start, failure = list[Span](), time.time(), None
         sequences: tuple[Trajectory, ...] = ()
         token = SPANS.set(spans if self._observers else None)
@@ -286,9 +325,7 @@ class Player:
                     )
         finally:
             SPANS.reset(token)
-        for observer in self._observers:
-            observer.ended(episode, spans, start, time.time())
-        return episode
+        return episode, _Times(spans=spans, start_s=start, end_s=time.time())
 
     async def _scored(self, prompt: Prompt, sequences: tuple[Trajectory, ...], *, in_group: bool) -> Episode:
         trajectory = sequences[-1]
@@ -302,7 +339,9 @@ class Player:
             start = time.perf_counter()
             outcome = await self._score(self._scorers, prompt, trajectory, text, in_group=in_group)
             seconds = time.perf_counter() - start
-            add_span(SPANS.get(), "reward", "", seconds, outcome=outcome.kind, score=outcome.score)
+            is_whole = not (in_group and self._scorers.compares)
+            score = outcome.score if is_whole else None
+            add_span(SPANS.get(), "reward", "", seconds, outcome=outcome.kind, score=score)
         return Episode(
             prompt=prompt,
             sample_index=trajectory.sample_index,

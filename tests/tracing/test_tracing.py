@@ -89,14 +89,29 @@ class Pool:
         return Outcome(kind="score", score=0.5, parts={"acc": 1.0})
 
 
-def played(trace: TraceConfig, *, samples: int = 1) -> list[Episode]:
+class Comparing(Pool):
+    """Knows nothing of an answer alone; of a group, the first is the best."""
+
+    compares = True
+
+    async def score(
+        self, prompt: Prompt, trajectory: Trajectory, text: str, *, in_group: bool = False
+    ) -> Outcome:
+        assert in_group
+        return Outcome(kind="score", score=0.0)
+
+    async def compare(self, prompt: Prompt, answers: Any, trajectories: Any = ()) -> list[Outcome]:
+        return [Outcome(kind="score", score=float(number == 0)) for number in range(len(answers))]
+
+
+def played(trace: TraceConfig, *, samples: int = 1, pool: Pool | None = None) -> list[Episode]:
     """Episodes that call a tool once, listened to as `trace` says."""
     answers = [[*TOKENIZER(text)["input_ids"], END] for text in (CALL, "It is 3.")]
     model = ScriptedModel(answers)
     player = Player(
         model,  # type: ignore[arg-type]
         TOKENIZER,
-        Pool(),  # type: ignore[arg-type]
+        pool or Pool(),  # type: ignore[arg-type]
         seed=0,
         setup=setup_with(TOKENIZER, [CalculatorTool()]),
         observers=observers_of(RolloutConfig(trace=trace), TOKENIZER),  # type: ignore[call-arg]
@@ -146,6 +161,17 @@ def test_an_episode_is_a_span_with_its_answers_calls_and_score(collector: Collec
 def test_so_many_episodes_are_traced_as_are_asked_for(collector: Collector) -> None:
     assert len(played(TraceConfig(backend="otlp", endpoint=collector.address, max_samples=2), samples=5)) == 5
     assert len(collector.named("episode")) == 2
+
+
+def test_answers_that_are_compared_are_traced_with_what_came_of_it(collector: Collector) -> None:
+    made = played(TraceConfig(backend="otlp", endpoint=collector.address), samples=2, pool=Comparing())
+    assert [one.outcome and one.outcome.score for one in made] == [1.0, 0.0]
+    told = [attributes(span) for span in collector.named("episode")]
+    assert {one["strop.sample_index"]: one["strop.score"] for one in told} == {0: 1.0, 1: 0.0}
+    scores = [attributes(span).get("strop.score") for span in collector.named("reward comparison")]
+    assert sorted(scores) == [0.0, 1.0]
+    alone = [span for span in collector.named("reward") if span.name == "reward"]
+    assert [attributes(span).get("strop.score") for span in alone] == [None, None]
 
 
 @pytest.mark.slow
