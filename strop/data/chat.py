@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -85,10 +86,18 @@ def from_json_text(value: object, how: JsonMessages, *, where: str, key: str, se
         setting: full key of `how`.
 
     Raises:
-        ValueError: it is refused.
+        ValueError: it is refused, or looks like messages and cannot be read.
     """
-    messages = messages_in(value) if how != "text" and isinstance(value, str) else None
+    if how == "text" or not isinstance(value, str):
+        return value
+    messages = messages_in(value)
     if messages is None:
+        if _LIKE_MESSAGES.match(value):
+            raise ValueError(
+                f"{where}: column {key!r} holds a text that looks like messages and cannot be read as such "
+                f'({_shown(value)}): store a list of {{"role": ..., "content": ...}} or its JSON; {setting}=text takes '
+                f"the text itself as one message"
+            )
         return value
     if how == "refuse":
         raise ValueError(
@@ -98,15 +107,32 @@ def from_json_text(value: object, how: JsonMessages, *, where: str, key: str, se
     return messages
 
 
+_LIKE_MESSAGES = re.compile(
+    r"""(?s:(?=.*["'](content|value)\\?["']\s*:))
+    \s*["']?                                                  # a text in a text
+    (\{\s*\\?["'](messages|conversations?|prompt)\\?["']\s*:\s*)?
+    (array\(\s*)?\[?\s*\{[^{}]*?
+    \\?["'](role|from)\\?["']\s*:\s*
+    \\?["'](system|developer|user|human|assistant|gpt|model|tool|function)\\?["']""",
+    re.VERBOSE,
+)
+"""The beginning of messages as somebody's program printed them: a first object with a role."""
+
+
 def messages_in(text: str) -> list[Any] | None:
-    """The messages of a text that is a list of them, as JSON or as Python prints it; None for any other."""
-    if not text.lstrip().startswith("[") or "role" not in text:
+    """The messages of a text that is a list of them, as JSON or as Python prints it, or one message, or an object that
+    has them as `messages`, or one of these encoded twice; None for any other."""
+    if text.lstrip()[:1] not in ("[", "{", '"') or "role" not in text:
         return None
     for read in (read_json, ast.literal_eval):
         try:
             value = read(text.strip())
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             continue
+        if isinstance(value, str):
+            return messages_in(value) if len(value) < len(text) else None
+        if isinstance(value, Mapping):
+            value = value.get("messages", [value] if _LIKE_MESSAGES.match(text) else None)
         if isinstance(value, list) and value:
             if all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in value):
                 return value

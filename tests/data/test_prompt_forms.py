@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, SftDataConfig, SftDataset
-from strop.data.chat import Chat
+from strop.data.chat import Chat, from_json_text
 from strop.evaluation.given_answers import encoded
 from strop.preferences.config import PreferDataConfig
 from strop.preferences.rows import PreferenceDataset
@@ -111,9 +112,14 @@ def test_messages_as_text_are_refused_read_or_taken_as_text(text: str) -> None:
     assert prompt_of(text, json_messages="text").messages == ({"role": "user", "content": text},)
 
 
-@pytest.mark.parametrize(
-    "text", ["[1, 2]", '[{"rule": 1}]', "[role", '{"role": "user"}', "[]", "What is a role?"]
-)
+TEXTS = (
+    "[1, 2]", '[{"rule": 1}]', "[role", '{"role": "user"}', "[]", "What is a role?",
+    "[1, 2, 3]", '{"a": 1}', "[{ what does this mean? role", '{"role": "admin"} is wrong', '{"role": "admin"}',
+    '"Who has the role of user?"', '[{"name": "x", "role": 3}]', "array([1.0, 2.0]) is what?",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", TEXTS)
 def test_other_texts_are_texts(text: str) -> None:
     assert prompt_of(text).messages == ({"role": "user", "content": text},)
 
@@ -136,3 +142,42 @@ def test_rows_of_fine_tuning_and_comparisons_are_read_alike() -> None:
     given = PreferenceDataset(compared, tokenizer, PreferDataConfig(json_messages="read"), loss="sigmoid")
     plain = [{"prompt": "2 + 2?", "chosen": "4", "rejected": "5"}]
     assert given[0] == PreferenceDataset(plain, tokenizer, PreferDataConfig(), loss="sigmoid")[0]
+
+
+HELLO = [{"role": "user", "content": "hi {x}"}, {"role": "assistant", "content": "a"}]
+READ = {
+    "printed by Python": str(HELLO),
+    "encoded twice": json.dumps(json.dumps(HELLO)),
+    "in an object": json.dumps({"messages": HELLO}),
+    "one message": json.dumps(HELLO[0]),
+}
+UNREADABLE = {
+    "printed by numpy": str(np.array(HELLO, dtype=object)),
+    "a repr of numpy": repr(np.array(HELLO, dtype=object)),
+    "cut off": json.dumps(HELLO)[:60],
+    "an object cut off": json.dumps({"messages": HELLO})[:-2],
+    "encoded twice and cut off": json.dumps(json.dumps(HELLO))[:70],
+    "the content first": '[{"content": "hi", "role": "user"},',
+    "names of ShareGPT": '[{"from": "human", "value": "hi"}]',
+}
+
+
+@pytest.mark.parametrize("form", READ)
+def test_messages_as_text_are_read_in_each_form(form: str) -> None:
+    given = {"where": "train row 0", "key": "prompt", "setting": "data.json_messages"}
+    with pytest.raises(ValueError, match="holds messages as JSON text"):
+        from_json_text(READ[form], "refuse", **given)
+    assert from_json_text(READ[form], "read", **given) == (HELLO[:1] if form == "one message" else HELLO)
+    assert from_json_text(READ[form], "text", **given) == READ[form]
+
+
+@pytest.mark.parametrize("form", UNREADABLE)
+def test_what_looks_like_messages_and_is_none_is_refused(form: str) -> None:
+    """None of them can be taken for what a user said, and none can be read for sure."""
+    given = {"where": "train row 0", "key": "prompt", "setting": "data.json_messages"}
+    for how in ("refuse", "read"):
+        with pytest.raises(
+            ValueError, match=r"train row 0: column 'prompt' holds a text that looks like messages"
+        ):
+            from_json_text(UNREADABLE[form], how, **given)  # type: ignore[arg-type]
+    assert from_json_text(UNREADABLE[form], "text", **given) == UNREADABLE[form]
