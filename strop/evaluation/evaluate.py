@@ -185,11 +185,16 @@ async def _play(
         on_progress(done, total)
 
     async with RewardPool(config.reward, tokenizer=config.model.tokenizer_folder) as pool:
-        await probe_scorers(pool, prompts, say, group_size=config.eval.samples_per_prompt)
+        await _probe(pool, config, prompts, say)
         on_progress(0, total)
         return await play_alone(
             config, setup, prompts, pool, how=config.eval, on_episode=count, on_usage=on_usage
         )
+
+
+async def _probe(pool: RewardPool, config: Config, prompts: Sequence[Prompt], say: Say) -> None:
+    size = config.eval.samples_per_prompt
+    await probe_scorers(pool, prompts, say, group_size=size, validation_size=size)
 
 
 def _play_on_ranks(config: Config, prompts: Sequence[Prompt], *, say: Say) -> list[Episode]:
@@ -197,7 +202,7 @@ def _play_on_ranks(config: Config, prompts: Sequence[Prompt], *, say: Say) -> li
 
     async def probe() -> None:
         async with RewardPool(config.reward, tokenizer=config.model.path) as pool:
-            await probe_scorers(pool, prompts, say, group_size=config.eval.samples_per_prompt)
+            await _probe(pool, config, prompts, say)
 
     asyncio.run(probe())
     ranks = min(config.resources.ranks, len(prompts))

@@ -34,7 +34,9 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
     Raises:
         RewardError: every probe failed.
     """
-    rows, group_size = data.train.row_numbers[:NUM_PROBES], config.rollout.samples_per_prompt
+    rows = data.train.row_numbers[:NUM_PROBES]
+    group_size, of_validation = config.rollout.samples_per_prompt, config.eval.samples_per_prompt
+    validation_size = of_validation if data.val_prompts else None
     visited = [data.train.prompt(row, visit_uid(0, row)) for row in rows]
 
     async def probe() -> None:
@@ -43,7 +45,9 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
             if costs is not None:
                 pool.tell_spent(costs.totals)
             try:
-                await probe_scorers(pool, visited, say, group_size=group_size)
+                await probe_scorers(
+                    pool, visited, say, group_size=group_size, validation_size=validation_size
+                )
             finally:
                 if costs is not None:
                     costs.add(pool.spent())
@@ -51,7 +55,9 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
     asyncio.run(probe())
 
 
-async def probe_scorers(scorers: RewardPool, prompts: Sequence[Prompt], say: Say, *, group_size: int) -> None:
+async def probe_scorers(
+    scorers: RewardPool, prompts: Sequence[Prompt], say: Say, *, group_size: int, validation_size: int | None
+) -> None:
     """Score the right answer and an empty one to each of a few prompts; what failed of it is said.
 
     Args:
@@ -59,6 +65,7 @@ async def probe_scorers(scorers: RewardPool, prompts: Sequence[Prompt], say: Say
         prompts: the first ones count; those of agents that score episodes themselves are left out.
         say: takes the line.
         group_size: answers to a prompt that functions which take lists will be given.
+        validation_size: the same in a validation; None without one.
 
     Raises:
         RewardError: every probe failed.
@@ -67,6 +74,11 @@ async def probe_scorers(scorers: RewardPool, prompts: Sequence[Prompt], say: Say
     if not probed:
         return
     answers = [str(prompt.ground_truth) for prompt in probed]
+    if validation_size == 1 and scorers.takes_groups and await _compares(scorers, probed[0], answers[0]):
+        say(
+            "reward: what it says of an answer depends on the other answers to the prompt, and a validation gives it "
+            "one (eval.samples_per_prompt=1): set eval.samples_per_prompt=4 and eval.temperature=1 to have it compare there too"
+        )
     outcomes = await probe_answers(
         scorers, [*probed, *probed], [*answers, *["" for _ in probed]], group_size=group_size
     )
@@ -100,6 +112,17 @@ async def probe_answers(
     if all(outcome.kind != "score" for outcome in outcomes):
         raise RewardError(_verdict(outcomes, scorers.config.path))
     return list(outcomes)
+
+
+async def _compares(scorers: RewardPool, prompt: Prompt, right: str) -> bool:
+    """Whether what functions that take lists say of an answer depends on the others."""
+    probes = [(prompt, right), (prompt, "")]
+    together = await _scored_together(scorers, probes, range(2), 4)
+    for place in range(2):
+        alone = await _scored_together(scorers, probes, [place], 1)
+        if alone[place].score != together[place].score:
+            return True
+    return False
 
 
 async def _scored_in_groups(

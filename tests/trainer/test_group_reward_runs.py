@@ -39,3 +39,27 @@ def test_a_reward_of_trl_compares_the_answers_of_each_group(project: Project, tm
         assert [score for _, score in group] == [float(length == longest) for length, _ in group]
     assert not any(one.has_changed for one in again)
     assert len(again) == 32
+
+
+STANDARD = """
+import statistics
+
+def standard(completions, **columns):
+    texts = [one if isinstance(one, str) else one[-1]["content"] for one in completions]
+    sizes = [float(len(text)) for text in texts]
+    spread = statistics.stdev(sizes)  # needs two
+    return [(size - statistics.mean(sizes)) / (spread or 1.0) for size in sizes]
+"""
+
+
+def test_a_reward_that_needs_several_answers_trains_and_validates(project: Project, tmp_path: Path) -> None:
+    """A validation with one answer to a prompt is told before the first step; with two it has scores."""
+    (tmp_path / "mine.py").write_text(STANDARD)
+    mine = [f"reward.path='{tmp_path / 'mine.py'}'", "reward.name=standard", "trainer.max_steps=1"]
+    for size in (1, 2):
+        config = project.config(*mine, f"eval.samples_per_prompt={size}", f"eval.temperature={size - 1}")
+        done = train_in(tmp_path / f"run{size}", config)
+        told = [line for line in done.said if "set eval.samples_per_prompt=4" in line]
+        assert len(told) == (1 if size == 1 else 0)
+        with RunFolder.open(done.folder, read_only=True) as run:
+            assert all(row["score"] is not None for row in run.samples.read(1))
