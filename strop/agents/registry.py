@@ -97,3 +97,17 @@ def agent_named(name: str) -> tuple[Callable[..., Awaitable[AgentResult]], bool]
     parameters = inspect.signature(agent).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return agent, len(positional) > 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+
+
+def check_agent(name: str, said: str) -> None:
+    """Refuse the name of an agent that there is not, once the user's files are loaded.
+
+    Args:
+        name: of an agent.
+        said: who names it, such as `agent.default_agent is`.
+
+    Raises:
+        ValueError: the sentence lists those that there are.
+    """
+    if name not in agents:
+        raise ValueError(f"{said} {name!r}, but no agent has that name; known: {', '.join(sorted(agents))}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.kits import Kit
-from strop.agents.registry import agents
+from strop.agents.registry import check_agent
 from strop.base.guests import all_joined, needed
 from strop.base.user_files import load_user_file
 from strop.rollout.types import Sampling
@@ -52,11 +52,7 @@ class AgentSetup:
             load_user_file(name, setting="agent.files")
         self.kits: dict[str, Kit] = {name: kit(self) for name, kit in all_joined("agent kit").items()}
         """What guests bring, by name."""
-        if config.default_agent not in agents:
-            raise ValueError(
-                f"agent.default_agent is {config.default_agent!r}, but no agent has that name; known: "
-                f"{', '.join(sorted(agents))}"
-            )
+        check_agent(config.default_agent, "agent.default_agent is")
 
     def template(self, thinking: bool | None = None) -> Any:
         """The chat template for conversations that go on, with the row's choice of thinking.
@@ -100,10 +96,7 @@ class AgentSetup:
             ValueError: the row names what there is not: an unknown agent, or what a kit says.
         """
         agent = self.agent_of(row)
-        if agent not in agents:
-            raise ValueError(
-                f"{where} has agent_name {agent!r}, but no agent has that name; known: {', '.join(sorted(agents))}"
-            )
+        check_agent(agent, f"{where} has agent_name")
         shown = {**row, "agent_name": agent}
         for kit in self.kits.values():
             kit.check_row(row, agent, where)

@@ -77,7 +77,8 @@ async def probe_scorers(
     if validation_size == 1 and scorers.takes_groups and await _compares(scorers, probed[0], answers[0]):
         say(
             "reward: what it says of an answer depends on the other answers to the prompt, and a validation gives it "
-            "one (eval.samples_per_prompt=1): set eval.samples_per_prompt=4 and eval.temperature=1 to have it compare there too"
+            "one (eval.samples_per_prompt=1): set eval.samples_per_prompt=4 and eval.temperature=1 to have it compare "
+            "there too"
         )
     outcomes = await probe_answers(
         scorers, [*probed, *probed], [*answers, *["" for _ in probed]], group_size=group_size

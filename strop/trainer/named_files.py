@@ -6,6 +6,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from strop.agents.config import AgentConfig
+from strop.agents.registry import check_agent
 from strop.base.guests import all_joined
 from strop.base.sections import section_on
 from strop.base.user_files import load_user_class, load_user_file
@@ -63,3 +64,4 @@ def _load_agents(config: AgentConfig) -> None:
         load_user_file(name, setting="agent.files")
     for kit in all_joined("agent kit").values():
         kit.load(config)
+    check_agent(config.default_agent, "agent.default_agent is")

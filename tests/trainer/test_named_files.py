@@ -77,6 +77,10 @@ def test_a_manager_is_looked_at_before_its_tokenizer_is_there() -> None:
         ({"agent__loops": "loops.yaml"}, "importing.py cannot be imported: ModuleNotFoundError"),
         ({"agent__interactions": "interactions.yaml"}, "names 'gone.py:User', but there is no such file"),
         ({"agent__environment__name": "other.py:Game"}, "other.py has no class 'Game'"),
+        (
+            {"agent__default_agent": "yours"},
+            "agent.default_agent is 'yours', but no agent has that name; known: ",
+        ),
         ({"agent__openai__path": "other.py:play"}, "the file has no function 'play'"),
         ({"data__dataset_class__path": "other.py:Rows"}, "other.py has no class of that name"),
         ({"data__datagen__path": "gone.py:More"}, "gone.py is no file"),
@@ -97,6 +101,9 @@ def test_other_commands_look_at_their_own_data(command: str, section: str) -> No
 
 def test_good_files_leave_the_model_to_be_told() -> None:
     assert "no-such-model" in refusal(reward__path="reward.py")
+    play = "@register('theirs')\nasync def play(prompt, trajectory, generate): ...\n"
+    Path("agent.py").write_text(f"from strop.agents import register\n\n{play}")
+    assert "no-such-model" in refusal(agent__files="[agent.py]", agent__default_agent="theirs")
 
 
 def test_the_command_says_one_sentence_and_imports_no_torch(tmp_path: Path) -> None:
