@@ -101,6 +101,13 @@ def test_an_override_of_a_value_in_a_file_is_the_one_that_is_quoted(tmp_path: Pa
         ("reward.kwargs=null", "; for none, write {}"),
         ("trainer.seed=null", "; leave it out for its default"),
         ("run.keep=0", "; the nearest valid key is run.keep_last"),
+        ("rollout.samples=4", "; the nearest valid key is rollout.samples_per_prompt"),
+        ("eval.samples=4", "; the nearest valid key is eval.samples_per_prompt"),
+        ("data.prompts=4", "; the nearest valid key is data.prompts_per_step"),
+        ("data.train=a.jsonl", "; the nearest valid key is data.train_files"),
+        ("model.chat=a.jinja", "; the nearest valid key is model.chat_template"),
+        ("rollout.max_response=4", "; the nearest valid key is data.max_response_tokens"),
+        ("rollout.sampler=uniform", "; the nearest valid key is data.sampler"),
     ],
 )
 def test_the_value_that_was_meant_is_named(override: str, advice: str) -> None:

@@ -122,9 +122,9 @@ def test_a_text_of_a_callback_ends_the_run_and_it_goes_on(
     with RunFolder.open(tmp_path / "x", read_only=True) as run:
         assert run.events.read("finished")[-1]["reason"] == "enough"
     model = str(tmp_path / "x" / "model")
-    with pytest.raises(ConfigError, match=r"which resume=True cannot: .* weights of this one: model='(.*)' and") as refused:
+    with pytest.raises(ConfigError, match="which resume=True cannot: ") as refused:
         train(out=tmp_path / "x", resume=True, settings={"trainer.seed": 7})
-    assert f"model={model!r} and another out" in str(refused.value)
+    assert f"the weights of this one: model={model!r} and another out" in str(refused.value)
     assert "--" not in str(refused.value)
     rest = train(out=tmp_path / "x", resume=True, settings={"trainer.max_steps": 4})
     assert rest.steps == 4
