@@ -138,14 +138,22 @@ _SAME_SECTION = 0.2
 def nearest(key: str, keys: Iterable[str]) -> str | None:
     """The key a user most likely meant, or None where nothing resembles it.
 
-    Two ways to miss are covered: a slip in spelling, and the right name under the wrong section.
+    Three ways to miss are covered: a slip in spelling, the right name under the wrong section, and a name that was not
+    written to its end: samples is samples_per_prompt.
     """
     best, best_score = None, 0.0
     section, _, name = key.rpartition(".")
+    keys = list(keys)
+    begun = [one for one in keys if one.rpartition(".")[2].startswith(f"{name}_")]
+    in_section = [one for one in begun if one.rpartition(".")[0] == section]
+    if len({one.rpartition(".")[2] for one in begun}) > 1:
+        begun = in_section
+    if section and begun:
+        return max(in_section or begun, key=lambda one: difflib.SequenceMatcher(None, key, one).ratio())
     for candidate in keys:
         whole = difflib.SequenceMatcher(None, key.lower(), candidate.lower()).ratio()
         last = difflib.SequenceMatcher(None, name.lower(), candidate.lower().rpartition(".")[2]).ratio()
         is_near = _SAME_SECTION if section and candidate.rpartition(".")[0] == section else 0.0
         if (whole >= 0.7 or last >= 0.8) and whole + last + is_near > best_score:
             best, best_score = candidate, whole + last + is_near
-    return best
+    return best or next(iter(begun), None)

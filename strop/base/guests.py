@@ -137,8 +137,8 @@ HOOKS = {
     "options of a run": "a function (parser) for commands that make runs",
     "beginning of a run": "a function (args, kind) that gives the configuration that a run begins with, and of --from "
     "a strop.trainer.beginning.weights.Beginning",
-    "settings given anew": "a function (config.yaml of a run, overrides, its settings, text=) that gives the "
-    "strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
+    "settings given anew": "a function (config.yaml of a run, overrides, its settings, text=, in_shell=) that gives "
+    "the strop.trainer.continuing.Continuation of that run with the overrides, for --resume",
     "received models": "a module with check_entries(folder, complaint) and check_settings(values, complaint), which "
     "raise a ValueError for a model folder that no library should open (strop.received.models)",
     "received settings": "a module as strop.received.settings: load(), which lets no settings of others run what they "

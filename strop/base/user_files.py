@@ -44,7 +44,7 @@ def load_user_file(name: str, *, setting: str) -> Any:
         with modules_beside(path):
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        del sys.modules[module_name]
+        sys.modules.pop(module_name, None)
         raise ValueError(f"{setting}: {path} cannot be imported: {type(error).__name__}: {error}") from error
     _LOADED[path] = module
     return module
@@ -91,14 +91,14 @@ def modules_beside(path: Path) -> Iterator[None]:
                 f"it imports {name}, which is {beside[0]}, but another module of that name was imported from {known} "
                 f"before: rename one of the two"
             )
-    was_searched = folder in sys.path
     sys.path.insert(0, folder)
     importlib.invalidate_caches()  # a file beside it may be younger than the last look into the folder
     try:
         yield
     finally:
-        sys.path.remove(folder)  # the first one
-        if not was_searched:
+        with contextlib.suppress(ValueError):  # the file may have edited sys.path itself
+            sys.path.remove(folder)  # the first one
+        if folder not in sys.path:
             sys.path.append(folder)
 
 

@@ -1,11 +1,12 @@
 """The sentence about a value that does not fit its field: what it is, what is needed, and what to write instead.
 
-A value is quoted as it was typed (7e12345, not inf), and the advice is for the place where it stands: a file, or a
-command line, where the shell takes quotes away.
+A value is quoted as it was typed (7e12345, not inf), and the advice is for the place where it stands: a file or a
+program, or a command line, where the shell takes quotes away.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from strop.base.field_types import (
     union_members,
     without_bounds,
 )
+from strop.base.shell import shell_word
 
 _TRUE = ("true", "yes", "on", "y", "t", "1", "enable", "enabled")
 _FALSE = ("false", "no", "off", "n", "f", "0", "disable", "disabled")
@@ -34,6 +36,8 @@ _OTHER_NAMES = {
 """What torch and other libraries call values of ours."""
 _NUMBER = re.compile(r"[-+]?(0|[1-9]\d*)(\.\d*)?(e[-+]?\d+)?")
 _INFINITY = ("inf", "infinity", ".inf", "+inf", "+.inf")
+_PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./@-]*", re.ASCII)
+"""Text that is taken as such without quotes, in YAML and in an override, where it is no word for another value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +47,19 @@ class Written:
     text: str
     """Without the shell's quotes; those of a file or of an override are part of it."""
     in_shell: bool
-    """On a command line, not in a file."""
+    """On a command line, not in a file or in a program."""
+
+
+def text_in_list(text: str) -> str:
+    """A text as an entry of a list or mapping in an override, in quotes where it needs them."""
+    word = text.lower()
+    is_other = word in (*_TRUE, *_FALSE, *_NONE, *_INFINITY, "nan", ".nan") or any(_numbers(word))
+    if _PLAIN_TEXT.fullmatch(text) and not is_other:
+        return text
+    if '"' not in text and "\\" not in text:
+        return f'"{text}"'
+    # Backslashes are doubled where they stand before a quote, the last one included.
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
 
 
 def mismatch(key: str, hint: Any, value: Any, origin: str = "", written: Written | None = None) -> str:
@@ -90,9 +106,10 @@ def _way_out(key: str, hint: Any, value: Any, typed: str, written: Written | Non
     if lists and not isinstance(value, list | tuple):
         return _as_list(key, lists[0], value, written)
     if str in kinds and isinstance(value, list | tuple) and len(value) == 1 and fits(hint, value[0]):
-        return f"write {value[0]}, without the brackets"
+        entry = _entry(hint, value[0], written)
+        return f"write {entry if entry == value[0] else _assigned(key, entry, written)}, without the brackets"
     if isinstance(value, str) and is_section(hint):
-        return f"write {_in_section(hint, value, in_file=written is None or not written.in_shell)}"
+        return f"write {_entry(hint, value, written)}"
     if value is None:
         empty = '""' if fits(hint, "") else "{}" if any(map(is_mapping, kinds)) else ""
         return f"for none, write {empty}" if empty else "leave it out for its default"
@@ -116,35 +133,55 @@ def _nearest_word(value: str, words: Sequence[str]) -> str | None:
 
 
 def _as_text(key: str, typed: str, written: Written | None) -> str:
-    if written is None or not written.in_shell:
-        return f'to make it text, put it in quotes: "{typed}"'
-    whole = f'"{typed}"' if key.endswith("]") else f'{key}="{typed}"'
-    return f"to make it text, put it in quotes, inside those of the shell: '{whole}'"
+    quoted = f'"{typed}"'
+    inside = ", inside those of the shell" if written is not None and written.in_shell else ""
+    whole = f"'{quoted}'" if inside and "[" in key else _assigned(key, quoted, written)
+    return f"to make it text, put it in quotes{inside}: {whole}"
 
 
 def _as_list(key: str, hint: Any, value: Any, written: Written | None) -> str:
     """For a value where a list is needed."""
-    in_file = written is not None and not written.in_shell
-    before = "" if in_file else f"{key}="
-    items = get_args(hint)
+    items, none = get_args(hint), _assigned(key, "[]", written)
     if items[-1] is not Ellipsis and (isinstance(value, bool | int | float) or value is None):
-        return f"write {before}[{'...' if value is None else _plain(value)},...]"
+        begin = "..." if value is None else _plain(value)
+        return f"write {_assigned(key, f'[{begin},...]', written)}"
     if value is None or (isinstance(value, str) and value.lower() in ("", *_NONE)):
-        return f"for none, write {before}[]"
+        return f"for none, write {none}"
+    listed, why = [value], "for a list of one, write "
     if isinstance(value, str) and value.strip().startswith("[") and value.strip().endswith("]"):
-        return f"without the quotes around it, it is a list: {before}{value.strip()}"
-    if isinstance(value, str) and "," in value:
-        parts = [part.strip() for part in value.split(",") if part.strip()]
-        return f"for a list, write {before}[{', '.join(parts) if in_file else ','.join(parts)}]"
-    entry = value if isinstance(value, str) else _plain(value)
-    if is_section(items[0]) and isinstance(value, str):
-        entry = _in_section(items[0], value, in_file=in_file)
-    return f"for a list of one, write {before}[{entry}]"
+        inner, why = value.strip()[1:-1], "without the quotes around it, it is a list: "
+        if re.search(r"[\[\]{}]", inner):
+            return f"{why}{_assigned(key, value.strip(), written)}"
+        listed = [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
+    elif isinstance(value, str) and "," in value:
+        listed, why = [part.strip() for part in value.split(",") if part.strip()], "for a list, write "
+    in_shell = written is not None and written.in_shell
+    entries = ("," if in_shell else ", ").join(_entry(items[0], one, written) for one in listed)
+    return f"{why}{_assigned(key, f'[{entries}]', written)}"
 
 
-def _in_section(section: type, value: str, *, in_file: bool) -> str:
-    """A value as the first key of a section, such as {path:reward.py}."""
-    return f"{{{next(iter(field_hints(section)))}:{' ' if in_file else ''}{value}}}"
+def _assigned(key: str, value: str, written: Written | None) -> str:
+    """How to give a key a value: on a command line with its name, and in quotes where the shell wants them. One entry
+    of a list has no key of its own."""
+    if written is None or not written.in_shell or "[" in key:
+        return value
+    return shell_word(f"{key}={value}")
+
+
+def _entry(hint: Any, value: Any, written: Written | None) -> str:
+    """A value in a list: text in quotes where it needs them, or as the first key of a section, as in {path:reward.py}.
+    What a file takes is also that of a program."""
+    in_shell = written is not None and written.in_shell
+    if not isinstance(value, str):
+        return _plain(value)
+    if is_section(hint):
+        name, inner = next(iter(field_hints(hint).items()))
+        entry = _entry(inner, value, written)
+        return f"{{{name}:{entry}}}" if in_shell else f'{{"{name}": {entry}}}'
+    is_text = any(without_bounds(member) is str for member in union_members(hint)) or any(literals(hint))
+    if not is_text:
+        return value
+    return text_in_list(value) if in_shell else json.dumps(value, ensure_ascii=False)
 
 
 def _meant(hint: Any, value: Any) -> Iterator[Any]:

@@ -23,8 +23,10 @@ from strop.config.sources import Layer, preset_names
 class Layers:
     """Values given so far for the tree of `root`, by full keys. Problems are collected in `problems`, not raised."""
 
-    def __init__(self, root: type, layers: Sequence[Layer] = (), *, section: str = "") -> None:
-        self.root, self._section = root, section
+    def __init__(
+        self, root: type, layers: Sequence[Layer] = (), *, section: str = "", in_shell: bool = True
+    ) -> None:
+        self.root, self._section, self._in_shell = root, section, in_shell
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
         self.presets: dict[str, str] = {}
@@ -52,9 +54,9 @@ class Layers:
             return Written(text=place[1], in_shell=False) if place is not None and place[1] else None
         typed = self._typed.get(above)
         if typed is None or key == above:
-            return None if typed is None else Written(text=typed, in_shell=True)
+            return None if typed is None else Written(text=typed, in_shell=self._in_shell)
         place = place_of(f"typed: {typed}", f"typed{key[len(above) :]}")
-        return Written(text=place[1], in_shell=True) if place is not None and place[1] else None
+        return Written(text=place[1], in_shell=self._in_shell) if place is not None and place[1] else None
 
     def source_of(self, key: str) -> str:
         """Where the value of a full key comes from: default, preset NAME, file PATH, command line; several of them for

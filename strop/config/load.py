@@ -42,6 +42,7 @@ def load_layers(
     text: str | None = None,
     overrides: Sequence[str] = (),
     section: str = "",
+    in_shell: bool = True,
 ) -> Layers:
     """What a source and overrides give for the tree of `root`, and where each value comes from.
 
@@ -58,11 +59,13 @@ def load_layers(
         overrides: in Hydra's grammar. `a.b=1` sets, and so do `+a.b=1` and `++a.b=1`, since every key is there; in a
             free dict a.b, `a.b.c=1` adds an entry; `~a.b` goes back to the default.
         section: of the command that reads the settings, whose keys are meant first where one is unknown.
+        in_shell: the overrides were typed on a command line, not in a program; advice is for the place.
 
     Raises:
         ConfigError: the source cannot be read. Other problems are in the result.
     """
-    layers = Layers(root, source_layers(source, text) if source is not None else (), section=section)
+    sources = source_layers(source, text) if source is not None else ()
+    layers = Layers(root, sources, section=section, in_shell=in_shell)
     folder = Path(source).parent if source is not None and text is None and Path(source).is_file() else None
     others = []
     for word in overrides:

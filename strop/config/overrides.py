@@ -12,6 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
+from strop.base.shell import shell_word
+from strop.base.wrong_values import text_in_list
 from strop.config.schema import current_key
 
 
@@ -35,10 +37,29 @@ def _way_to_write(key: str, value: str) -> str:
         return "leave out the comma at its end"
     if value[:1] in ("{", "["):
         with contextlib.suppress(ValueError):
-            return f"names have no quotes here, as in '{key}={_in_grammar(json.loads(value))}'"
+            return f"names have no quotes here, as in {shell_word(f'{key}={_in_grammar(json.loads(value))}')}"
     if re.fullmatch(r"\w+=[^=]+", value):
         return f"an entry of a mapping is written {key}.{value}"
-    return f"put a value with special characters in quotes, inside the quotes of the shell: '{key}=\"...\"'"
+    whole = f"{key}={_with_quotes(value)}"
+    try:
+        OverridesParser.create().parse_override(whole)
+    except HydraException:
+        whole = f'{key}="..."'
+    return f"put a value with special characters in quotes, within those of the whole: {shell_word(whole)}"
+
+
+def _with_quotes(value: str) -> str:
+    """A value with quotes around those of its texts that have special characters."""
+    if value[:1] not in ("{", "["):
+        return text_in_list(value)
+    return re.sub(r"[^\[\]{},]+", lambda part: _part_with_quotes(part[0], value[0] == "{"), value)
+
+
+def _part_with_quotes(part: str, is_in_mapping: bool) -> str:
+    name, colon, text = part.partition(":") if is_in_mapping and ":" in part else ("", "", part)
+    text = text.strip()
+    is_plain = not text or text[0] in "'\"" or re.fullmatch(r"[\w.+-]+", text)
+    return f"{name}{colon}{text if is_plain else text_in_list(text)}"
 
 
 def _in_grammar(value: Any) -> str:

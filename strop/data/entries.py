@@ -42,11 +42,19 @@ def missing(path: Path) -> str:
     if not folder.is_dir():
         return f"{text}; nor does the folder {folder}: check the path"
     others = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
-    if near := difflib.get_close_matches(path.name, others, n=1):
-        return f"{text}; did you mean {near[0]}? In that folder there are: {some_of(others)}"
+    if near := _nearest(path, others):
+        return f"{text}; did you mean {near}? In that folder there are: {some_of(others)}"
     if others:
         return f"{text}; in that folder there are: {some_of(others)}"
     return f"{text}; check the path"
+
+
+def _nearest(path: Path, others: Sequence[str]) -> str | None:
+    """The file of the nearest name. Its end is compared only where the rest leaves a choice: all files of a folder may
+    have the same."""
+    stems = difflib.get_close_matches(path.stem, {Path(one).stem for one in others}, n=1)
+    same = [one for one in others if Path(one).stem in stems]
+    return max(same, key=lambda one: difflib.SequenceMatcher(None, path.name, one).ratio(), default=None)
 
 
 def some_of(names: Sequence[str], limit: int = 8) -> str:

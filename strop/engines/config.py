@@ -98,8 +98,8 @@ class ModelConfig:
     """Date that a chat template which asks for it is told, as 2026-11-26 or 2026-11-26T14:30; empty: the day on which a
     run begins, which it keeps."""
     keep_special_tokens: tuple[str, ...] | None = None
-    """Special tokens that stay in the text of an answer, which rewards get and samples show, such as [<think>,
-    </think>]; [] for none. null: pairs that open and close a part of an answer, as these do."""
+    """Special tokens that stay in the text of an answer, which rewards get and samples show, such as
+    ["<think>", "</think>"]; [] for none. null: pairs that open and close a part of an answer, as these do."""
     attn_implementation: str = "sdpa"
     """How attention on packed tokens is computed, and in the part that reads images. sdpa: PyTorch's fused kernels, on
     CUDA FlashAttention among them, and strop's own kernels for decoding on a CPU; eager: matrix products and a softmax,

@@ -6,7 +6,7 @@ scaled to the same size. The matrices of language models hold numbers of 0.02 to
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
 
 from strop.engines.config import OptimizerConfig
 
@@ -16,14 +16,6 @@ DESTROYING = 0.1
 """From it on an update is larger than the weights themselves."""
 OF_ADAPTERS = 10.0
 """How much larger rates are with LoRA, whose matrices begin at 0 and are multiplied with small ones."""
-
-
-def how_large(optim: OptimizerConfig, *, has_adapter: bool) -> Literal["usual", "large", "destroying"]:
-    """What the peak learning rate does to a trained model in the first update."""
-    lr = optim.lr / (OF_ADAPTERS if has_adapter else 1.0)
-    return "destroying" if lr >= DESTROYING else "large" if optim.lr > LARGE else "usual"
-
-
 _USUAL = {
     "actor": ("1e-6 to 1e-5", "1e-5 to 1e-4"),
     "sft": ("1e-5 to 5e-5", "1e-4 to 5e-4"),
@@ -32,7 +24,42 @@ _USUAL = {
 """By the section that trains the model: of all weights, and of adapters."""
 
 
-def usual(section: str, optim: OptimizerConfig, *, has_adapter: bool) -> str:
+@dataclass(frozen=True, kw_only=True)
+class TooLarge:
+    """Sentences about a peak learning rate that is too large for a trained model."""
+
+    is_destroying: bool
+    """An update is larger than the weights themselves."""
+    text: str
+    """The rate, and what it does."""
+    advice: str
+    """What follows, and usual rates."""
+
+
+def too_large(section: str, optim: OptimizerConfig, *, has_adapter: bool) -> TooLarge | None:
+    """What is said of the peak learning rate; None where it is not too large.
+
+    Args:
+        section: that trains the model, with `optim` in it.
+        optim: its optimizer.
+        has_adapter: LoRA adapters are trained instead of all weights.
+    """
+    lr = optim.lr / (OF_ADAPTERS if has_adapter else 1.0)
+    if lr <= LARGE:
+        return None
+    is_destroying = lr >= DESTROYING
+    moved = "every weight of the adapters" if has_adapter else "every weight"
+    when = "an update after the warm-up" if optim.warmup_steps or optim.warmup_share else "the first update"
+    size = "more than weights are in size" if is_destroying else "much of a weight's size"
+    effect = "destroys" if is_destroying else "may destroy"
+    return TooLarge(
+        is_destroying=is_destroying,
+        text=f"{section}.optim.lr={optim.lr:g} moves {moved} by about that much in {when}, {size}",
+        advice=f"that {effect} what a trained model has learned; {_usual(section, optim, has_adapter)}",
+    )
+
+
+def _usual(section: str, optim: OptimizerConfig, has_adapter: bool) -> str:
     """Rates to use in its place, in words."""
     whole, adapters = _USUAL[section]
     text = f"usual are {adapters} with LoRA" if has_adapter else f"usual are {whole}, {adapters} with LoRA"

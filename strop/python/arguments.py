@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import ParamSpec, TypeVar
+
+from strop.base.field_types import nearest
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -40,7 +41,6 @@ def check_names(
     for name in given:
         if name in known:
             continue
-        near = difflib.get_close_matches(name, known, n=1)
-        ours = (elsewhere or {}).get(name) or (near[0] if near else "")
+        ours = (elsewhere or {}).get(name) or nearest(name, known)
         hint = f"did you mean {ours!r}?" if ours else f"it has {', '.join(known)}"
         raise TypeError(f"{whose} has no argument {name!r}; {hint}")

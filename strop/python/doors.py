@@ -286,7 +286,8 @@ def evaluate(
             model = None
         given |= _brought(model, tokenizer, {"data.val_files": data}, Path(name)) | column_settings(data)
         given |= reward_settings(rewards, reward_weights, Path(name))
-        loaded = load(config, overrides=[*map(override_of, given.items()), *overrides_of(settings)])
+        overrides = [*map(override_of, given.items()), *overrides_of(settings)]
+        loaded = load(config, overrides=overrides, in_shell=False)
         check_named_files(loaded, "eval")
         from strop.evaluation.evaluate import evaluate as evaluate_model  # torch and transformers: seconds
 
@@ -369,7 +370,13 @@ def _begun(
         kind: of the command.
     """
     if resume:
-        yield resume_run(folder, overrides=overrides_of(settings), say=_say, accept_changes=accept_changes)
+        yield resume_run(
+            folder,
+            overrides=overrides_of(settings),
+            say=_say,
+            accept_changes=accept_changes,
+            in_shell=False,
+        )
         return
     if is_run(folder):  # before its inputs are written over
         raise RunError(f"{folder} already holds a run: go on with it by resume=True, or choose another out")
@@ -377,7 +384,8 @@ def _begun(
     is_new = not inputs.exists()
     try:
         brought = given(inputs)
-        loaded: Config = load(config, overrides=[*map(override_of, brought.items()), *overrides_of(settings)])
+        overrides = [*map(override_of, brought.items()), *overrides_of(settings)]
+        loaded: Config = load(config, overrides=overrides, in_shell=False)
         _say(f"run folder: {folder}")
         yield start_run(folder, loaded, command=["strop", kind], say=_say)
     finally:

@@ -102,7 +102,11 @@ class Pieces:
         Raises:
             ConfigError, ValueError, FileNotFoundError: the sentence says what cannot be used.
         """
-        self.config = config if isinstance(config, Config) else load(config, overrides=overrides_of(settings))
+        self.config = (
+            config
+            if isinstance(config, Config)
+            else load(config, overrides=overrides_of(settings), in_shell=False)
+        )
         check_models(self.config)
         self.data = load_training_data(self.config)
         self.num_steps: int = self.data.num_steps

@@ -108,8 +108,8 @@ class RewardConfig:
     num_workers: Annotated[int, Ge(1), Le(MAX_WORKERS), "that many processes are started"] = 2
     """Processes that score at the same time."""
     timeout_s: TimeLimit = 10.0
-    """Wall-clock limit for scoring one sample, in seconds, and for as many at once as a function takes; time in a
-    sandbox is not counted. A process that exceeds it is killed."""
+    """Wall-clock limit for scoring one sample, in seconds; times the number of answers where a function takes all
+    answers to a prompt at once. Time in a sandbox is not counted. A process that exceeds it is killed."""
     start_timeout_s: TimeLimit = 120.0
     """Wall-clock limit for loading the reward file with all its imports, in seconds."""
     max_memory_gib: Annotated[float, Gt(0), "null is no limit"] | None = 4.0

@@ -238,7 +238,7 @@ def load_module(path: str, source: str, number: int = 0) -> ModuleType:
         LoadError: it cannot be.
     """
     name = f"{MODULE_NAME}_{number}" if number else MODULE_NAME
-    spec = importlib.util.spec_from_loader(name, _Snapshot(path, source), origin=path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Snapshot(path, source))
     assert spec is not None, "the loader names its file"
     assert spec.loader is not None, "a spec made from a loader has that loader"
     module = importlib.util.module_from_spec(spec)

@@ -21,7 +21,7 @@ from strop.data.sampler import PromptSampler, visit_uid
 from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
 from strop.engines.flops.threads import set_threads_of_run
-from strop.engines.learning_rates import how_large, usual
+from strop.engines.learning_rates import too_large
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
 from strop.engines.model_folder import named_ends
@@ -82,12 +82,8 @@ class SupervisedTrainer:
         self._check_model()
         ranks, size = config.resources.ranks, sft.engine.sequence_parallel
         check_sequence_parallel(read_shape(config.model), size, ranks, section=f"{self.name}.engine")
-        has_adapter = config.model.lora.enabled
-        if how_large(sft.optim, has_adapter=has_adapter) != "usual":
-            say(
-                f"WARNING: {self.name}.optim.lr={sft.optim.lr:g} moves every weight by about that much in the first "
-                f"update, which destroys a trained model: {usual(self.name, sft.optim, has_adapter=has_adapter)}"
-            )
+        if rate := too_large(self.name, sft.optim, has_adapter=config.model.lora.enabled):
+            say(f"WARNING: {rate.text}: {rate.advice}")
         self._tokenizer = load_tokenizer(config.model)
         if not sft.data.train_files:
             raise ValueError(

@@ -41,13 +41,16 @@ class Continuation:
         """Write the settings that hold from here on, where they are others."""
 
 
-def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> Continuation:
+def settings_to_continue(
+    file: Path, overrides: Sequence[str], *, text: str, in_shell: bool = True
+) -> Continuation:
     """The settings of a run with overrides on top.
 
     Args:
         file: config.yaml of the run, for messages.
-        overrides: of the command line.
+        overrides: of the command line or of a program.
         text: content of that file.
+        in_shell: as for `strop.config.load_layers`.
 
     Raises:
         ConfigError: the file or an override cannot be used, or one would make it another run.
@@ -56,7 +59,7 @@ def settings_to_continue(file: Path, overrides: Sequence[str], *, text: str) -> 
     if not overrides:
         return Continuation(config=before)
     anew = needed("settings given anew", f"{overrides[0]} is given beside --resume")
-    continuation: Continuation = anew(file, overrides, before, text=text)
+    continuation: Continuation = anew(file, overrides, before, text=text, in_shell=in_shell)
     return continuation
 
 

@@ -167,6 +167,7 @@ def resume_run(
     say: Say,
     admit: Callable[[str], object] | None = None,
     accept_changes: bool = False,
+    in_shell: bool = True,
 ) -> Start:
     """The run in `folder`, rolled back to its last valid checkpoint, with its own configuration.
 
@@ -177,6 +178,7 @@ def resume_run(
         admit: raises for a content of config.yaml that may not be used. The file is read once, since others may write
             in the folder.
         accept_changes: go on although what it reads from elsewhere is not what it began with.
+        in_shell: as for `strop.config.load_layers`.
 
     Raises:
         ConfigError: an override would make it another run.
@@ -190,7 +192,7 @@ def resume_run(
     text = read_settings(path)
     if admit is not None:
         admit(text)
-    continuation = settings_to_continue(path, overrides, text=text)
+    continuation = settings_to_continue(path, overrides, text=text, in_shell=in_shell)
     config = continuation.config
     run = RunFolder.open(folder, settings=config.run)
     try:

@@ -17,14 +17,15 @@ def load(
     text: str | None = None,
     overrides: Sequence[str] = (),
     section: str = "",
+    in_shell: bool = True,
 ) -> Config:
-    """As `strop.config.load_config`, for the configuration of a run; `section` is that of the command, where it has
+    """As `strop.config.load_layers`, for the configuration of a run; `section` is that of the command, where it has
     one.
 
     Raises:
         ConfigError: also where a file of algorithm.extensions cannot be imported.
     """
-    return load_and_tell(source, text=text, overrides=overrides, section=section)[0]
+    return load_and_tell(source, text=text, overrides=overrides, section=section, in_shell=in_shell)[0]
 
 
 def load_and_tell(
@@ -33,9 +34,10 @@ def load_and_tell(
     text: str | None = None,
     overrides: Sequence[str] = (),
     section: str = "",
+    in_shell: bool = True,
 ) -> tuple[Config, Callable[[str], str]]:
     """As `load`, with a function from a full key to where its value comes from."""
-    layers = load_layers(Config, source=source, text=text, overrides=overrides, section=section)
+    layers = load_layers(Config, source=source, text=text, overrides=overrides, section=section, in_shell=in_shell)
     return with_extensions(build_config(Config, layers)), layers.source_of
 
 

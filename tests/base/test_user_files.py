@@ -54,7 +54,9 @@ def test_two_modules_of_one_name_beside_two_files_are_not_mixed_up(tmp_path: Pat
     first = write(tmp_path / "first", own="from beside_c import x\n", beside_c="x = 1")
     second = write(tmp_path / "second", own="from beside_c import x\n", beside_c="x = 2")
     assert load_user_file(str(first / "own.py"), setting="agent.files").x == 1
-    sentence = f"imports beside_c, which is {second}/beside_c.py, but another .* from {first}/beside_c.py before: "
+    sentence = (
+        f"imports beside_c, which is {second}/beside_c.py, but another .* from {first}/beside_c.py before: "
+    )
     with pytest.raises(ValueError, match=sentence):
         load_user_file(str(second / "own.py"), setting="agent.files")
     assert load_user_file(str(first / "own.py"), setting="agent.files").x == 1
@@ -63,4 +65,25 @@ def test_two_modules_of_one_name_beside_two_files_are_not_mixed_up(tmp_path: Pat
 def test_a_file_that_ends_the_process_is_a_sentence(tmp_path: Path) -> None:
     folder = write(tmp_path / "task", own="import sys\nsys.exit(3)\n")
     with pytest.raises(ValueError, match=r"own\.py cannot be imported: SystemExit: 3"):
+        load_user_file(str(folder / "own.py"), setting="agent.files")
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        "sys.path.remove(folder)",
+        "sys.path[:] = [one for one in sys.path if one != folder]",
+        "sys.path = [one for one in sys.path if one != folder]",
+        "sys.path.insert(0, folder)",
+    ],
+)
+def test_a_file_may_edit_the_search_path(tmp_path: Path, edit: str) -> None:
+    text = f"import os, sys\nfolder = os.path.dirname(__file__)\n{edit}\ndef value():\n    import beside_d\n    return beside_d.x\n"
+    folder = write(tmp_path / "task", own=text, beside_d="x = 5")
+    assert load_user_file(str(folder / "own.py"), setting="agent.files").value() == 5
+
+
+def test_a_file_that_fails_after_it_took_itself_out_of_the_modules_is_a_sentence(tmp_path: Path) -> None:
+    folder = write(tmp_path / "task", own="import sys\ndel sys.modules[__name__]\nraise KeyError('x')\n")
+    with pytest.raises(ValueError, match=r"own\.py cannot be imported: KeyError: 'x'"):
         load_user_file(str(folder / "own.py"), setting="agent.files")

@@ -171,7 +171,7 @@ def test_unknown_keys_inside_a_list_name_the_place() -> None:
         ("reward.path=12", "reward.path is 12, but it needs text; to make it text"),
         (
             "data.train_files=a.parquet",
-            "needs list, each entry text; for a list of one, write data.train_files=[a.parquet]",
+            "needs list, each entry text; for a list of one, write 'data.train_files=[a.parquet]'",
         ),
         ("data.train_files=[a,3]", "data.train_files[1] is 3, but it needs text"),
         ("optim.betas=[0.1]", "optim.betas is [0.1], but it needs list of 2: a number, a number"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import shlex
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -10,9 +13,10 @@ from annotated_types import Ge, Gt
 
 from strop.base.field_types import fits, type_name, union_members, without_bounds
 from strop.base.wrong_values import mismatch
-from strop.config import ConfigError, load_config, load_layers
+from strop.config import ConfigError, build_config, load_config, load_layers
 from strop.config.places import place_of
 from strop.config.schema import tree
+from strop.rewards.config import FunctionConfig
 from strop.trainer.config import Config
 
 
@@ -79,11 +83,11 @@ def test_an_override_of_a_value_in_a_file_is_the_one_that_is_quoted(tmp_path: Pa
         ("eval.every=false", "; write 0"),
         ("trainer.max_steps=None", "; for none, write null"),
         ("trainer.max_steps=-1", "; for none, write null"),
-        ("data.val_files=null", "; for none, write data.val_files=[]"),
-        ("data.val_files=None", "; for none, write data.val_files=[]"),
+        ("data.val_files=null", "; for none, write 'data.val_files=[]'"),
+        ("data.val_files=None", "; for none, write 'data.val_files=[]'"),
         (
             'data.train_files="a.parquet, b.parquet"',
-            "; for a list, write data.train_files=[a.parquet,b.parquet]",
+            "; for a list, write 'data.train_files=[a.parquet,b.parquet]'",
         ),
         (
             "data.train_files=a.parquet,b.parquet",
@@ -91,21 +95,117 @@ def test_an_override_of_a_value_in_a_file_is_the_one_that_is_quoted(tmp_path: Pa
         ),
         (
             """trainer.trackers="['console','wandb']\"""",
-            "; without the quotes around it, it is a list: trainer.trackers=['console','wandb']",
+            "; without the quotes around it, it is a list: 'trainer.trackers=[console,wandb]'",
         ),
         ("model.revision=null", '; for none, write ""'),
         ("reward.kwargs=null", "; for none, write {}"),
         ("trainer.seed=null", "; leave it out for its default"),
         ("run.keep=0", "; the nearest valid key is run.keep_last"),
+        ("rollout.samples=4", "; the nearest valid key is rollout.samples_per_prompt"),
+        ("eval.samples=4", "; the nearest valid key is eval.samples_per_prompt"),
+        ("data.prompts=4", "; the nearest valid key is data.prompts_per_step"),
+        ("data.train=a.jsonl", "; the nearest valid key is data.train_files"),
+        ("model.chat=a.jinja", "; the nearest valid key is model.chat_template"),
+        ("rollout.max_response=4", "; the nearest valid key is data.max_response_tokens"),
+        ("rollout.sampler=uniform", "; the nearest valid key is data.sampler"),
     ],
 )
 def test_the_value_that_was_meant_is_named(override: str, advice: str) -> None:
     sentence = refused(override)
     assert sentence.endswith(advice)
-    written = advice.rpartition("write ")[2].replace(" without quotes", "").strip("'")
+    advised = shlex.split(
+        advice.rpartition("write ")[2].replace(" without quotes", "")
+    )  # what the shell gives
     if "write" in advice:
-        key = override.partition("=")[0]
+        (written,), key = advised, override.partition("=")[0]
         load_config(Config, overrides=[written if "=" in written else f"{key}={written}"])  # it is taken
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model.keep_special_tokens=<think>", ("<think>",)),
+        ("model.keep_special_tokens=[<think>]", ("<think>",)),
+        ("model.keep_special_tokens=[<think>, </think>]", ("<think>", "</think>")),
+        ('model.keep_special_tokens="<think>"', ("<think>",)),
+        ('model.keep_special_tokens="<think>,</think>"', ("<think>", "</think>")),
+        ('model.keep_special_tokens="[<think>]"', ("<think>",)),
+        ("model.keep_special_tokens=[a,<b>,12.jsonl]", ("a", "<b>", "12.jsonl")),
+        ('model.keep_special_tokens="12"', ("12",)),
+        ('model.keep_special_tokens="true"', ("true",)),
+        ("model.keep_special_tokens='say \"x\"'", ('say "x"',)),
+        ("data.train_files=it (1).jsonl", ("it (1).jsonl",)),
+        ("data.train_files=it's.jsonl", ("it's.jsonl",)),
+        ('data.train_files="a\\b.jsonl"', ("a\\b.jsonl",)),
+        ("data.train_files=org/name", ("org/name",)),
+        ('actor.optim.betas="0.5,0.9"', (0.5, 0.9)),
+        ('actor.optim.betas="[0.5, 0.9]"', (0.5, 0.9)),
+        ("reward.functions=a.py", (FunctionConfig(path="a.py"),)),
+        ('reward.functions="a (1).py"', (FunctionConfig(path="a (1).py"),)),
+    ],
+)
+def test_what_is_advised_for_a_list_is_taken_from_a_shell(override: str, expected: object) -> None:
+    # Two steps at most: quotes around a text, then brackets around it.
+    key, typed = override.partition("=")[0], override
+    for _ in range(2):
+        sentence = refused(typed)
+        begin = sentence.rindex(f"{key}=")
+        (typed,) = shlex.split(sentence[begin - (sentence[begin - 1] == "'") :])
+        with contextlib.suppress(ConfigError):
+            config = load_config(Config, overrides=[typed])
+            break
+    assert attrgetter(key)(config) == expected
+
+
+@pytest.mark.parametrize("override", ["reward.kwargs={a:<b>,c:12}", "reward.kwargs={a: [<b>, 1.5], c: <d>}"])
+def test_texts_of_a_mapping_are_put_in_quotes(override: str) -> None:
+    advice = refused(override).rpartition("whole: ")[2]
+    (typed,) = shlex.split(advice)
+    kwargs = load_config(Config, overrides=[typed]).reward.kwargs
+    assert kwargs == ({"a": "<b>", "c": 12} if "12" in override else {"a": ["<b>", 1.5], "c": "<d>"})
+
+
+def test_a_value_that_no_quotes_make_readable_is_answered_without_one() -> None:
+    assert refused("data.train_files=[<a>").endswith(
+        ", within those of the whole: 'data.train_files=\"...\"'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "advice"),
+    [
+        ("model: {keep_special_tokens: <think>}", "model.keep_special_tokens", '["<think>"]'),
+        ("data: {train_files: 'a.jsonl,b.jsonl'}", "data.train_files", '["a.jsonl", "b.jsonl"]'),
+        ("data: {val_files: }", "data.val_files", "[]"),
+        ("reward: {functions: a.py}", "reward.functions", '[{"path": "a.py"}]'),
+        ("actor: {optim: {betas: '[0.5, 0.9]'}}", "actor.optim.betas", "[0.5, 0.9]"),
+        ("reward: {path: [<a>.py]}", "reward.path", '"<a>.py", without the brackets'),
+    ],
+)
+def test_what_is_advised_for_a_list_in_a_file_is_taken_there(
+    tmp_path: Path, text: str, key: str, advice: str
+) -> None:
+    source = tmp_path / "my.yaml"
+    source.write_text(text)
+    sentence = refused(source=source)
+    assert sentence.endswith((f"write {advice}", f"it is a list: {advice}"))
+    sections = key.split(".")
+    source.write_text(
+        "".join(f"{{{name}: " for name in sections) + advice.partition(", without")[0] + "}" * len(sections)
+    )
+    load_config(Config, source=source)
+
+
+def test_advice_for_a_program_speaks_of_no_shell() -> None:
+    for override, advice in {
+        "reward.path=12": 'to make it text, put it in quotes: "12"',
+        "data.train_files=a.parquet": 'for a list of one, write ["a.parquet"]',
+        "data.train_files=[a.parquet,3]": 'to make it text, put it in quotes: "3"',
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            build_config(Config, load_layers(Config, overrides=[override], in_shell=False))
+        assert str(caught.value).endswith(advice)
+        assert "shell" not in str(caught.value)
 
 
 def test_the_infinity_of_yaml_is_taken_on_the_command_line_too() -> None:
@@ -160,9 +260,9 @@ def test_the_place_of_a_key_in_a_file() -> None:
         ("algorithm=GRPO", "; did you mean grpo?"),
         ("algorithm.adv_estimator=GRPO", "Did you mean grpo? "),
         ("resources.device=gpu", "the devices are auto, cuda, npu, cpu; did you mean cuda?"),
-        ("actor.optim.betas=0.9", "; write actor.optim.betas=[0.9,...]"),
+        ("actor.optim.betas=0.9", "; write 'actor.optim.betas=[0.9,...]'"),
         ("reward.path=[reward.py]", "; write reward.py, without the brackets"),
-        ("reward.functions=a.py", "; for a list of one, write reward.functions=[{path:a.py}]"),
+        ("reward.functions=a.py", "; for a list of one, write 'reward.functions=[{path:a.py}]'"),
         ("reward.functions=[a.py]", "; write {path:a.py}"),
         ("actor.optim.lr=1e-6,", ": leave out the comma at its end"),
         (

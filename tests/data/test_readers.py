@@ -48,6 +48,27 @@ def test_a_missing_file_is_named_with_what_is_there(tmp_path: Path) -> None:
         read_rows([tmp_path / "nowhere" / "x.jsonl"])
 
 
+@pytest.mark.parametrize(
+    ("name", "there", "meant"),
+    [
+        ("trian.jsonl", ["train.jsonl", "val.jsonl"], "train.jsonl"),
+        ("a.jsonl", ["b.jsonl"], None),
+        ("math.parquet", ["gsm8k.parquet"], None),
+        ("train.json", ["train.jsonl", "train.parquet"], "train.jsonl"),
+        ("train.parquet", ["train.jsonl"], "train.jsonl"),
+    ],
+)
+def test_a_missing_file_is_near_to_those_of_a_like_name(
+    tmp_path: Path, name: str, there: list[str], meant: str | None
+) -> None:
+    for one in there:
+        (tmp_path / one).touch()
+    with pytest.raises(FileNotFoundError) as caught:
+        read_rows([tmp_path / name])
+    assert ("did you mean" in str(caught.value)) == (meant is not None)
+    assert meant is None or f"did you mean {meant}? " in str(caught.value)
+
+
 def test_a_missing_relative_file_says_where_it_was_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

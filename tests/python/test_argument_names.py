@@ -17,6 +17,7 @@ import strop
         ("train", {"on_stepp": None}, r"did you mean 'on_step'\?"),
         ("sft", {"val_dat": None}, r"sft\(\) has no argument 'val_dat'; did you mean 'val_data'\?"),
         ("GRPO", {"stepz": 3}, r"GRPO\(\) has no argument 'stepz'; did you mean 'steps'\?"),
+        ("GRPO", {"samples": 8}, r"did you mean 'samples_per_prompt'\?"),
         ("GRPO", {"num_generations": 8}, r"did you mean 'samples_per_prompt'\?"),
         ("GRPO", {"zzzz": 8}, r"it has samples_per_prompt, prompts_per_step"),
     ],

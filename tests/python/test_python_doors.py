@@ -121,6 +121,11 @@ def test_a_text_of_a_callback_ends_the_run_and_it_goes_on(
     assert first.steps == 1
     with RunFolder.open(tmp_path / "x", read_only=True) as run:
         assert run.events.read("finished")[-1]["reason"] == "enough"
+    model = str(tmp_path / "x" / "model")
+    with pytest.raises(ConfigError, match="which resume=True cannot: ") as refused:
+        train(out=tmp_path / "x", resume=True, settings={"trainer.seed": 7})
+    assert f"the weights of this one: model={model!r} and another out" in str(refused.value)
+    assert "--" not in str(refused.value)
     rest = train(out=tmp_path / "x", resume=True, settings={"trainer.max_steps": 4})
     assert rest.steps == 4
     inputs = {file: file.read_bytes() for file in (tmp_path / "x-inputs").iterdir()}
@@ -388,3 +393,15 @@ def test_import_is_light() -> None:
     code = "import strop, sys; strop.train, strop.GRPO; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_advice_about_a_setting_given_in_python_speaks_of_no_shell(tmp_path: Path) -> None:
+    refused: dict[str, Any] = {
+        'reward.path is 12, but it needs text; to make it text, put it in quotes: "12"': {"reward.path": 12},
+        '; for a list of one, write ["a b.jsonl"]': {"data.train_files": "a b.jsonl"},
+    }
+    for sentence, settings in refused.items():
+        for call in (train, sft, evaluate):
+            with pytest.raises(ConfigError) as caught:
+                call(settings=settings, **({} if call is evaluate else {"out": tmp_path / "run"}))
+            assert str(caught.value).endswith(sentence)

@@ -171,6 +171,22 @@ def test_functions_import_modules_beside_them(tmp_path: Path) -> None:
     assert asyncio.run(run()) == 0.75
 
 
+def test_a_file_knows_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "points.txt").write_text("0.25")
+    path = write_reward(
+        tmp_path,
+        "import os, sys\nfolder = os.path.dirname(os.path.abspath(__file__))\n"
+        "sys.path = [one for one in sys.path if one != folder]\n"
+        "def compute_score(): return float(open(os.path.join(folder, 'points.txt')).read())",
+    )
+
+    async def run() -> float | None:
+        async with RewardPool(RewardConfig(path=path)) as pool:
+            return (await pool.score_text(make_prompt(), "abc")).score
+
+    assert asyncio.run(run()) == 0.25
+
+
 def test_two_functions_do_not_share_a_module_of_one_name(tmp_path: Path) -> None:
     functions = []
     for number in (1, 2):

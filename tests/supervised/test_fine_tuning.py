@@ -295,15 +295,27 @@ def test_two_ranks_learn_what_one_does_whatever_a_pass_takes(
         torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)
 
 
-def test_a_learning_rate_that_destroys_the_model_is_said_at_the_start(project: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["sft.optim.lr=1"], "that destroys what a trained model has learned; usual are 1e-5 to 5e-5, 1e-4 "),
+        (["sft.optim.lr=0.02"], "that may destroy what a trained model has learned; usual are 1e-5 to 5e-5"),
+        (["sft.optim.lr=1", "model.lora.rank=4"], "that destroys what a trained model has learned; usual are 1e-4 to "),
+        (["sft.optim.lr=0.02", "model.lora.rank=4"], None),
+    ],
+)
+def test_a_learning_rate_that_is_too_large_is_said_at_the_start(
+    project: Project, tmp_path: Path, settings: list[str], sentence: str | None
+) -> None:
     # Weights are about 0.05 in size, and AdamW's first update moves each by the learning rate.
     (tmp_path / "none.jsonl").touch()
-    words = [f"model.path='{project.model}'", "sft.optim.lr=1", f"sft.data.train_files=['{tmp_path / 'none.jsonl'}']"]
+    words = [f"model.path='{project.model}'", *settings, f"sft.data.train_files=['{tmp_path / 'none.jsonl'}']"]
     said: list[str] = []
     with (
         start_run(tmp_path / "run", load_config(Config, overrides=words), command=["strop", "sft"]).run as run,
         pytest.raises(ValueError, match="has no rows"),
     ):
         fine_tune(load_config(Config, overrides=words), run, say=said.append)
-    (line,) = [line for line in said if line.startswith("WARNING: sft.optim.lr=1 moves every weight")]
-    assert line.endswith("usual are 1e-5 to 5e-5, 1e-4 to 5e-4 with LoRA, 1e-3 for a tiny model")
+    lines = [line for line in said if line.startswith("WARNING: sft.optim.lr=")]
+    assert len(lines) == (sentence is not None)
+    assert sentence is None or sentence in lines[0]

@@ -10,7 +10,7 @@ from typing import Literal
 from strop.checks.preflight.tokens import TokenFacts, examine_tokens
 from strop.checks.preflight.verdict import Check
 from strop.engines.config import OptimizerConfig
-from strop.engines.learning_rates import how_large, usual
+from strop.engines.learning_rates import too_large
 from strop.evaluation.intervals import wilson_interval
 from strop.evaluation.votes import pass_at_k
 from strop.workers.reports import EpisodeReport, is_decided
@@ -283,19 +283,11 @@ def _loss_mask(probe: Probe) -> Check:
 
 def _learning_rate(probe: Probe) -> list[Check]:
     """Said only where it is too large: every optimizer here moves a weight by about the learning rate in a step."""
-    optim, has_adapter = probe.optim, probe.has_adapter
-    size = how_large(optim, has_adapter=has_adapter)
-    if size == "usual":
+    rate = too_large("actor", probe.optim, has_adapter=probe.has_adapter)
+    if rate is None:
         return []
-    why = "more than weights are in size" if size == "destroying" else "much of a weight's size"
-    return [
-        Check(
-            name="learning rate",
-            text=f"actor.optim.lr={optim.lr:g} moves every weight by about that much in the first update, {why}",
-            level="stop" if size == "destroying" else "warn",
-            advice=f"that destroys a trained model; {usual('actor', optim, has_adapter=has_adapter)}",
-        )
-    ]
+    level: Literal["warn", "stop"] = "stop" if rate.is_destroying else "warn"
+    return [Check(name="learning rate", text=rate.text, level=level, advice=rate.advice)]
 
 
 def _agreement(probe: Probe) -> Check:

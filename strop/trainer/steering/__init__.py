@@ -22,7 +22,7 @@ from strop.base.guests import all_joined, optional
 from strop.base.shell import shell_word
 from strop.config import ConfigError, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
-from strop.run import RunFolder
+from strop.run import MODEL_FOLDER, RunFolder
 from strop.run.paths import with_absolute_paths
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation
@@ -160,26 +160,34 @@ class Steered(Continuation):
             received.note_again(text, before=self.text)
 
 
-def settings_anew(file: Path, overrides: Sequence[str], before: Config, *, text: str) -> Continuation:
+def settings_anew(
+    file: Path, overrides: Sequence[str], before: Config, *, text: str, in_shell: bool
+) -> Continuation:
     """The settings of a run with overrides on top.
 
     Args:
         file: config.yaml of the run, for messages.
-        overrides: of the command line.
+        overrides: of the command line or of a program.
         before: what `text`, the content of that file, says.
+        in_shell: as for `strop.config.load_layers`.
 
     Raises:
         ConfigError: an override cannot be used, or would make it another run.
     """
     was = to_flat_dict(before)
-    config = with_absolute_paths(load(file, text=text, overrides=overrides), known=before)
+    config = with_absolute_paths(load(file, text=text, overrides=overrides, in_shell=in_shell), known=before)
     after = {key: value for key, value in to_flat_dict(config).items() if was[key] != value}
     for key, value in after.items():
         if not is_changeable(key):
+            resume, begin = (
+                ("--resume", f"--from {shell_word(file.parent)} {key}=… --out DIR")
+                if in_shell
+                else ("resume=True", f"model={str(file.parent / MODEL_FOLDER)!r} and another out")
+            )
             raise ConfigError(
-                f"{key} is {was[key]!r} in this run, and {value!r} would make it another one, which --resume cannot: "
-                f"{_reason(key)}. Leave it out, or begin a run with the weights of this one: --from "
-                f"{shell_word(file.parent)} {key}=… --out DIR. May be given anew: {changeable_keys()}"
+                f"{key} is {was[key]!r} in this run, and {value!r} would make it another one, which {resume} cannot: "
+                f"{_reason(key)}. Leave it out, or begin a run with the weights of this one: {begin}. May be given "
+                f"anew: {changeable_keys()}"
             )
     ends = {about: keys for about, keys in STEERING.items() if about.startswith("how long")}
     return Steered(

@@ -118,9 +118,10 @@ CUT = {"stop_reason": "length"}
         (groups([1.0, 0.0], **CUT), {}, "length", "warn", "raise data.max_response_tokens"),
         (groups([1.0, 0.0], num_sampled_tokens=0), {}, "loss mask", "stop", "nothing could be trained"),
         (groups([1.0, 0.0]), rate(0.011), "learning rate", "warn", "usual are 1e-6 to 1e-5, 1e-5 to 1e-4 with LoRA"),
-        (groups([1.0, 0.0]), rate(0.1), "learning rate", "stop", "that destroys a trained model"),
+        (groups([1.0, 0.0]), rate(0.1), "learning rate", "stop", "that destroys what a trained model has"),
         (groups([1.0, 0.0]), rate(1.0), "learning rate", "stop", "usual are 1e-6 to 1e-5"),
-        (groups([1.0, 0.0]), rate(0.1, has_adapter=True), "learning rate", "warn", "usual are 1e-5 to 1e-4 with LoRA"),
+        (groups([1.0, 0.0]), rate(0.05), "learning rate", "warn", "that may destroy what a trained model has"),
+        (groups([1.0, 0.0]), rate(0.11, has_adapter=True), "learning rate", "warn", "usual are 1e-5 to 1e-4 with LoRA"),
         (groups([1.0, 0.0]), rate(1.0, has_adapter=True), "learning rate", "stop", "usual are 1e-5 to 1e-4 with LoRA"),
         (groups([1.0, 0.0]), rate(0.02, name="muon"), "learning rate", "warn", "0.02 of other implementations is"),
         (groups([1.0, 0.0]), far(max_log_prob=0.3), "engine", "warn", "algorithm=tis"),
@@ -135,6 +136,11 @@ def test_what_stands_in_the_way_is_named_with_advice(
     found = checks(reports, **changes)
     assert found[name].level == level
     assert sentence in found[name].advice
+
+
+def test_a_usual_learning_rate_is_not_spoken_of() -> None:
+    for lr, has_adapter in ((1e-6, False), (0.01, False), (1e-4, True), (0.1, True)):
+        assert "learning rate" not in checks(groups([1.0, 0.0]), **rate(lr, has_adapter=has_adapter))
 
 
 def test_in_bfloat16_one_token_may_differ_much() -> None:
