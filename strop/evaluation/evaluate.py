@@ -30,7 +30,7 @@ from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
-from strop.trainer.setup import load_val_prompts
+from strop.trainer.setup import check_prompts_fit, load_val_prompts
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -92,6 +92,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         prompts = load_val_prompts(who.as_spoken(spoken.data, spoken), setup.tokenizer, setup)
         if any(prompt.media for prompt in prompts):
             media_reader("the data").check_engine(spoken.rollout, spoken.model)
+        check_prompts_fit(spoken, spoken.data, prompts)
         say(
             f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature "
             f"{config.eval.temperature}"

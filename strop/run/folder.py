@@ -194,9 +194,18 @@ class RunFolder:
             link.unlink(missing_ok=True)
             link.symlink_to(target)
 
-    def remove_unbegun(self) -> bool:
+    def remove_unbegun(self, failed: Exception) -> bool:
         """Where the run has done nothing yet, remove what was put into its folder, and the folder where nothing else
-        holds it; whether it was so."""
+        holds it.
+
+        Args:
+            failed: why it ends; a run that the disk refused is kept, since it goes on with --resume.
+
+        Returns:
+            Whether it was removed.
+        """
+        if isinstance(failed, RunError) and isinstance(failed.__cause__, OSError):
+            return False
         if any(event["kind"] not in _UNBEGUN for event in self.events.read()):
             return False
         self.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.border import as_number
+from strop.data.bad_rows import BadRows
 from strop.data.mixing import entry_names
 from strop.data.readers import check_entries, read_rows
 from strop.run import RunError, is_run
@@ -70,7 +71,11 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]], config: SftDataConfig, *, spl
     keep = config.keep
     if not keep.is_on:
         return list(range(len(rows)))
-    scores = [_score(row, f"{split} row {number}") for number, row in enumerate(rows)]
+    bad, scores = BadRows(split, len(rows), files=f"sft.data.{split}_files"), [math.nan] * len(rows)
+    for number, row in enumerate(rows):
+        with bad.reading(where := f"{split} row {number}"):
+            scores[number] = _score(row, where)
+    bad.check()
     texts = [_prompt_and_answer(row, config, f"{split} row {number}") for number, row in enumerate(rows)]
     numbers = list(range(len(rows)))
     if not keep.repeats:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from strop.base.foreign_files import MAX_YAML_BYTES, parse_yaml, read_text
 from strop.base.guests import all_joined
 from strop.base.trust import ask
@@ -17,14 +19,22 @@ _searched: set[str] = set()
 """Folders of users' modules that were added to sys.path."""
 
 
-def read_yaml(path: Path | str) -> Any:
-    """The plain value of a YAML file.
+def read_yaml(path: str, *, setting: str) -> Any:
+    """The plain value of a YAML file that a setting names.
 
     Raises:
-        ValueError, yaml.YAMLError: as `parse_yaml`, or it is no UTF-8.
-        OSError: as `read_bytes`.
+        ValueError: the sentence names setting and file.
     """
-    return parse_yaml(read_text(path, limit=MAX_YAML_BYTES))
+    file = Path(path).expanduser()
+    try:
+        return parse_yaml(read_text(file, limit=MAX_YAML_BYTES))
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{setting} names {path!r}, but {file.absolute()} is no file; relative names start at the current directory"
+        ) from error
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{setting} names {path!r}, which cannot be read: {reason}") from error
 
 
 def load_class(name: str, *, setting: str, folder: Path | None = None) -> type:

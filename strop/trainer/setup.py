@@ -83,7 +83,7 @@ def load_training_data(
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
     train, growth = _training_prompts(config, data, tokenizer, setup)
     if isinstance(train, PromptDataset) and not train.has_media:
-        _check_positions(config, data, train.longest)
+        check_positions(config, data, train.longest)
     chosen, num_epochs = None, config.num_epochs
     if isinstance(train, PromptDataset) and (mixed := optional("mixture of sources")) is not None:
         chosen, num_epochs = mixed(train, data, num_epochs, config.trainer.seed)
@@ -101,6 +101,7 @@ def load_training_data(
     if reads_media and isinstance(train, PromptDataset):
         train.read_media()
     val_prompts = load_val_prompts(data, tokenizer, setup, reads_media=reads_media) if data.val_files else []
+    check_prompts_fit(config, data, val_prompts)
     if train.has_media or any(prompt.media for prompt in val_prompts):
         media_reader("the data").check_run(config)
     for hear in all_joined("data of a run").values():
@@ -119,7 +120,14 @@ def load_training_data(
     )
 
 
-def _check_positions(config: Config, data: DataConfig, longest: int) -> None:
+def check_prompts_fit(config: Config, data: DataConfig, prompts: Sequence[Prompt]) -> None:
+    """As `check_positions`, of prompts without images, whose number of tokens is known."""
+    lengths = [len(prompt.token_ids) for prompt in prompts if not prompt.media]
+    if lengths:
+        check_positions(config, data, max(lengths))
+
+
+def check_positions(config: Config, data: DataConfig, longest: int) -> None:
     """Refuse prompts and answers that together are longer than the model is made for, before anything is played."""
     limit = None if config.rollout.remote else max_positions(read_shape(config.model))
     if limit is None or longest + data.max_response_tokens - 1 <= limit:

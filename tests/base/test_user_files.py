@@ -78,7 +78,8 @@ def test_a_file_that_ends_the_process_is_a_sentence(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_may_edit_the_search_path(tmp_path: Path, edit: str) -> None:
-    text = f"import os, sys\nfolder = os.path.dirname(__file__)\n{edit}\ndef value():\n    import beside_d\n    return beside_d.x\n"
+    text = f"import os, sys\nfolder = os.path.dirname(__file__)\n{edit}\n"
+    text += "def value():\n    import beside_d\n    return beside_d.x\n"
     folder = write(tmp_path / "task", own=text, beside_d="x = 5")
     assert load_user_file(str(folder / "own.py"), setting="agent.files").value() == 5
 

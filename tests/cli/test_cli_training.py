@@ -202,6 +202,23 @@ def test_a_start_that_fails_leaves_no_folder(project: Project, tmp_path: Path, c
     assert not run.exists()
 
 
+def test_no_refusal_before_the_first_step_leaves_a_folder(
+    project: Project, trained: Path, tmp_path: Path
+) -> None:
+    """Whatever is wrong with another run that the settings name."""
+    run = tmp_path / "run"
+    for command, setting in (
+        ("train", f"trainer.skip_rollout={tmp_path}"),
+        ("train", f"trainer.skip_rollout={trained}"),
+        ("sft", f"sft.data.train_files=[{trained}]"),
+    ):
+        more = ["run.save_every=0", "trainer.max_steps=50"] if command == "train" else ["sft.data.keep.min_score=9"]
+        result = cli(command, "--config", project.config, "--out", run, setting, *more)
+        assert result.code != 0, setting
+        assert f"run folder {run} removed again: nothing had begun" in result.err, setting
+        assert not run.exists()
+
+
 def test_the_default_folder_is_named_after_command_and_time(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,6 +7,7 @@ import math
 import shlex
 from operator import attrgetter
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from annotated_types import Ge, Gt
@@ -225,6 +226,19 @@ COUNTS = [
         for member in union_members(found.hint)
     )
 ]
+
+
+@pytest.mark.parametrize(
+    ("hint", "text"),
+    [
+        (tuple[str, ...] | None, "list, each entry text; or null"),
+        (dict[str, str] | tuple[str, ...], "mapping of names to text; or list, each entry text"),
+        (int | None, "whole number or null"),
+        (Literal["", "a"], "one of '', a"),
+    ],
+)
+def test_a_type_in_words_says_what_belongs_together(hint: Any, text: str) -> None:
+    assert type_name(hint) == text
 
 
 @pytest.mark.parametrize("key", COUNTS)

@@ -113,6 +113,11 @@ def test_what_keep_cannot_choose_by_is_named() -> None:
         kept([{"prompt_ids": [5], "response_ids": [6]}], best=1)
     with pytest.raises(ValueError, match="has the score 'good', which is no number"):
         kept([sampled([7], score="good")], best=1)  # type: ignore[arg-type]
+    bad = [sampled([7], score=score) for score in ("good", 1.0, "bad", "good")]  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="3 of 4 train rows cannot be used") as error:
+        kept(bad, best=1)
+    assert "rows 0, 3: has the score 'good'" in str(error.value)
+    assert "row 2: has the score 'bad'" in str(error.value)
     with pytest.raises(ValueError, match="no train row is kept: .* the highest score is 0.25; lower it"):
         kept([sampled([7], 0.25), sampled([8], None)], min_score=1.0)
     with pytest.raises(ValueError, match=r"sft\.data\.keep\.repeats is true, but nothing is left out"):

@@ -15,6 +15,7 @@ from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import load_model, read_shape
 from strop.engines.packing import make_rows
 from strop.engines.training import Engine
+from strop.evaluation.evaluate import evaluate
 from strop.supervised.trainer import fine_tune
 from strop.trainer.launch import start_run
 
@@ -40,6 +41,20 @@ def test_answers_that_a_model_has_no_positions_for_are_refused_before_a_role_sta
     fits = project.config(f"model.path='{model}'", f"data.max_response_tokens={room}", "trainer.max_steps=1")
     done = train_in(tmp_path / "other", fits)
     assert len(done.records) == 1
+
+
+def test_a_validation_is_refused_alike_and_so_is_an_evaluation(project: Project, tmp_path: Path) -> None:
+    """Its prompts are longer than those of training."""
+    rows = [{"data_source": "x", "prompt": "1 + 1 = ? " * 4, "reward_model": {"ground_truth": "2"}}]
+    (tmp_path / "val.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    model = short_model(project, tmp_path / "model", 30)
+    config = project.config(
+        f"model.path='{model}'", f"data.val_files=['{tmp_path / 'val.jsonl'}']", "data.max_prompt_tokens=200"
+    )
+    with pytest.raises(ValueError, match=r"made for 30 positions: use shorter prompts"):
+        train_in(tmp_path / "run", config)
+    with pytest.raises(ValueError, match=r"made for 30 positions: use shorter prompts"):
+        evaluate(config, say=lambda line: None)
 
 
 def test_conversations_that_a_model_has_no_positions_for_are_refused(project: Project, tmp_path: Path) -> None:
