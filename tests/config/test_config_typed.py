@@ -233,7 +233,7 @@ COUNTS = [
     [
         (tuple[str, ...] | None, "list, each entry text; or null"),
         (dict[str, str] | tuple[str, ...], "mapping of names to text; or list, each entry text"),
-        (int | None, "whole number or null"),
+        (int | None, "a whole number or null"),
         (Literal["", "a"], "one of '', a"),
     ],
 )
