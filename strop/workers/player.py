@@ -284,8 +284,9 @@ class Player:
         return episode
 
     def _tell(self, episode: Episode, times: _Times) -> None:
-        for observer in self._observers if times.spans is not None else ():
-            observer.ended(episode, times.spans, times.start_s, times.end_s)
+        if times.spans is not None:
+            for observer in self._observers:
+                observer.ended(episode, times.spans, times.start_s, times.end_s)
 
     async def _observed(
         self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool, in_group: bool
