@@ -10,9 +10,10 @@ from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.kits import Kit
 from strop.agents.registry import check_agent
-from strop.base.guests import all_joined, needed
+from strop.base.guests import all_joined
 from strop.base.user_files import load_user_file
 from strop.rollout.types import Sampling
+from strop.tools.templates import ChatTemplate
 from strop.trajectory import Prompt
 
 if TYPE_CHECKING:
@@ -47,24 +48,19 @@ class AgentSetup:
         """Reads images that agents come by; None where the model takes text alone, or nothing is played yet."""
         self.template_options = dict(template_options or {})
         self.max_prompt_tokens = max_prompt_tokens
-        self._templates: dict[bool | None, Any] = {}
+        self._templates: dict[bool | None, ChatTemplate] = {}
         for name in config.files:
             load_user_file(name, setting="agent.files")
         self.kits: dict[str, Kit] = {name: kit(self) for name, kit in all_joined("agent kit").items()}
         """What guests bring, by name."""
         check_agent(config.default_agent, "agent.default_agent is")
 
-    def template(self, thinking: bool | None = None) -> Any:
-        """The chat template for conversations that go on, with the row's choice of thinking.
-
-        Raises:
-            ValueError: nothing here knows such conversations (place "chat of agents").
-        """
+    def template(self, thinking: bool | None = None) -> ChatTemplate:
+        """The chat template for conversations that go on, with the row's choice of thinking."""
         if thinking not in self._templates:
             given = self.template_options
             options = given if thinking is None else {**given, "enable_thinking": thinking}
-            made = needed("chat of agents", "an agent continues a conversation")
-            self._templates[thinking] = made(self.tokenizer, options)
+            self._templates[thinking] = ChatTemplate(self.tokenizer, options)
         return self._templates[thinking]
 
     def agent_of(self, row: Mapping[str, Any]) -> str:

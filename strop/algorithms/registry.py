@@ -12,7 +12,6 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.base.guests import all_joined, needed
 from strop.base.registry import Registry, name_of
 from strop.base.user_files import load_user_file
 
@@ -74,8 +73,11 @@ class Recipes:
 
 
 def joined_recipes() -> tuple[Recipes, ...]:
-    """Those of all guests."""
-    return tuple(all_joined("recipes").values())
+    """Those that are built in."""
+    from strop.recipes import declarations  # both import this module
+    from strop.roles import declarations as declarations_of_roles
+
+    return (declarations.RECIPES, declarations_of_roles.RECIPES)
 
 
 def load_recipes() -> None:
@@ -103,7 +105,9 @@ def verl_convention(who: str) -> Any:
     Args:
         who: the function, for the error where there is no such module.
     """
-    return needed("calling convention", f"{who} follows verl's calling convention")
+    from strop.compat import user_functions  # imports this package
+
+    return user_functions
 
 
 class FunctionRegistry(Registry[F]):

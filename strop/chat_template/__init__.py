@@ -13,8 +13,6 @@ from typing import Any
 
 import jinja2
 
-from strop.base.guests import all_joined
-
 _RENDERED = "strop_rendered_template"
 _CLOCK = "strop_template_clock"
 _told_time: contextvars.ContextVar[datetime.datetime | None] = contextvars.ContextVar("told_time", default=None)
@@ -102,6 +100,7 @@ def apply_template(
 
 @functools.cache
 def _bound() -> None:
-    """Have a guest see to what a rendering may cost."""
-    for bound in all_joined("bound on templates").values():
-        bound()
+    """See to what a rendering may cost."""
+    from strop.chat_template.bounded import bound  # imports this module
+
+    bound()

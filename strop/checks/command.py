@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from strop.cli.launching import KINDS_OF_GUESTS
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_trust_argument, load_settings
 from strop.cli.unread import Reads, refuse_unread
+from strop.trainer.sections import FINE_TUNING_SECTIONS
 
 SUMMARY = "can a run learn? samples before it starts; or a loss or an estimator of your own under test"
 EPILOG = """\
@@ -42,7 +42,7 @@ READS = Reads(
     but=(
         "trainer.trackers", "trainer.project_name", "trainer.experiment_name", "trainer.skip_rollout",
         "trainer.critic_warmup", "trainer.preflight", "eval", "run",
-        *KINDS_OF_GUESTS,
+        *FINE_TUNING_SECTIONS,
     ),
 )  # fmt: skip
 

@@ -8,11 +8,11 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from strop.base.guests import joined, targets
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import load_settings
 from strop.cli.unread import BUDGET, ORDER, Reads, refuse_unread
 from strop.data.command import Action
+from strop.scorers import known_data_sources
 
 if TYPE_CHECKING:
     from strop.checks.data_files import DataReport
@@ -103,8 +103,7 @@ def _agent_problems(split: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _scorer_finder(config: Config) -> Callable[[str], bool]:
     """Whether a data source has a scorer: the user's function scores every one."""
-    listing = "strop.rewards.known_data_sources"
-    known: list[str] = joined("public name", listing)() if listing in targets("public name") else []
+    known = known_data_sources()
     prefixes = tuple(name.removesuffix("*") for name in known if name.endswith("*"))
     return lambda source: bool(config.reward.path) or source in known or source.startswith(prefixes)
 

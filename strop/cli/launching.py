@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.base.elsewhere import elsewhere, is_url
-from strop.base.guests import all_joined, optional, targets
 from strop.base.shell import shell_word
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import (
@@ -18,18 +17,16 @@ from strop.cli.settings import (
     add_config_arguments,
     add_trust_argument,
     admission,
-    load_settings,
     user_path,
 )
 from strop.run import MODEL_FOLDER, RunFolder, is_run
+from strop.trainer.beginning.options import add_arguments as add_beginning_arguments
+from strop.trainer.sections import FINE_TUNING_SECTIONS, SECTION_OF_COMMAND
 
 if TYPE_CHECKING:
+    from strop.cli.unread import Reads
     from strop.trainer.config import Config
     from strop.trainer.launch import Start
-
-
-KINDS_OF_GUESTS = tuple(key for key in targets("section") if "." not in key and key not in targets("role"))
-"""Commands of guests that make runs: each has a section at the root, by its name."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
@@ -46,19 +43,18 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
         help="continue the run in DIR with its own settings; some may be given anew; of a URL (run.copy_to), the copy "
         "is fetched into --out first",
     )
-    for add_options in all_joined("options of a run").values():
-        add_options(parser)
+    add_beginning_arguments(parser)
     add_accept_argument(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 
 
-def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start:
+def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) -> Start:
     """A run that is ready to go on; its folder is locked.
 
     Args:
         args: of the command line.
         kind: of the run.
-        reads: what the command reads of the settings, as the guest of "unread settings" asks for it.
+        reads: what the command reads of the settings; None: what a training reads.
 
     Raises:
         ConfigError, RunError, UsageError: the sentence says what cannot be used.
@@ -75,11 +71,9 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
         return resume_run(
             args.resume, overrides=args.overrides, say=say, admit=admit, accept_changes=args.accept_changes
         )
-    settings = optional("beginning of a run")
-    if settings is None:
-        config, beginning = load_settings(args, section=_section(kind)), None
-    else:
-        config, beginning = settings(args, kind)
+    from strop.trainer.beginning.command_line import settings
+
+    config, beginning = settings(args, kind)
     _refuse_unread(args, reads)
     from strop.trainer.trackers import check_trackers
 
@@ -90,9 +84,10 @@ def begin(args: argparse.Namespace, *, kind: str, reads: object = None) -> Start
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line, say=say, beginning=beginning)
     say(f"run folder: {folder}")
-    for lines in all_joined("lines of a fresh run").values():
-        for line in lines(start.config, source=args.config, overrides=args.overrides):
-            say(line)
+    from strop.explaining.deviations import deviations
+
+    for line in deviations(start.config, source=args.config, overrides=args.overrides):
+        say(line)
     return start
 
 
@@ -132,10 +127,10 @@ def _check_given(config: Config, kind: str, command: str, *, begins: bool) -> No
         )
 
 
-def _refuse_unread(args: argparse.Namespace, reads: object) -> None:
-    refuse = optional("unread settings")
-    if refuse is not None:
-        refuse(args, args.command_line[1], reads)
+def _refuse_unread(args: argparse.Namespace, reads: Reads | None) -> None:
+    from strop.cli.unread import refuse_unread
+
+    refuse_unread(args, args.command_line[1], reads)
 
 
 def _here_or_elsewhere(text: str) -> Path | str:
@@ -203,13 +198,9 @@ def check_kind(folder: Path, kind: str, *, needs_same: bool = True) -> None:
 
 def _section(kind: str) -> str:
     """The section of the settings that belongs to a kind of run; empty for a training."""
-    return kind if kind in KINDS_OF_GUESTS else ""
+    return kind if kind in FINE_TUNING_SECTIONS else ""
 
 
 def _kind_of(word: str) -> str:
-    """The kind of run that a command makes: its own name, or for another command of a guest that makes runs the name of
-    the guest's section; empty for others."""
-    if word in ("train", *KINDS_OF_GUESTS):
-        return word
-    room = targets("command").get(word, "").split(".")[1:2]
-    return next((kind for kind in KINDS_OF_GUESTS if targets("section")[kind].split(".")[1:2] == room), "")
+    """The kind of run that a command makes; empty where it makes none."""
+    return "train" if word == "train" else SECTION_OF_COMMAND.get(word, "")

@@ -23,9 +23,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-import strop
 from strop.base import trust
-from strop.base.guests import all_joined, joined, targets
 from strop.border import encodable, redacted, remember_named, remember_secrets_in
 from strop.cli.output import UsageError, plain, print_plain
 from strop.cli.standard_error import unfailing
@@ -44,7 +42,7 @@ class Command:
     module: str
     """Has `add_arguments(parser)` and `run(args) -> int`."""
     summary: str = ""
-    """One line for `strop --help`; empty for that of a guest, whose module has it as SUMMARY."""
+    """One line for `strop --help`; empty where the module has it as SUMMARY."""
 
     def line(self) -> str:
         """Its summary."""
@@ -53,7 +51,37 @@ class Command:
 
 COMMANDS = {
     "train": Command(summary="reinforcement learning from rewards", module="strop.cli.train"),
-    **{word: Command(module=module) for word, module in targets("command").items()},
+    "check": Command(module="strop.checks.command"),
+    "env": Command(module="strop.checks.env_command"),
+    "reward": Command(module="strop.checks.reward_command"),
+    "migrate": Command(module="strop.compat.command"),
+    "data": Command(module="strop.data.command"),
+    "doctor": Command(module="strop.doctor.command"),
+    "eval": Command(module="strop.evaluation.eval_command"),
+    "compare": Command(module="strop.evaluation.compare_command"),
+    "generate": Command(module="strop.evaluation.generate_command"),
+    "score": Command(module="strop.evaluation.score_command"),
+    "config": Command(module="strop.explaining.command"),
+    "serve": Command(module="strop.gateway.command"),
+    "prefer": Command(module="strop.preferences.command"),
+    "dpo": Command(module="strop.preferences.dpo_command"),
+    "reward-model": Command(module="strop.preferences.reward_model_command"),
+    "quickstart": Command(module="strop.quickstart.command"),
+    "replay": Command(module="strop.replay.command"),
+    "engine": Command(module="strop.rollout.vllm.command"),
+    "sandbox": Command(module="strop.sandbox.command"),
+    "export": Command(module="strop.sharing.export"),
+    "push": Command(module="strop.sharing.command"),
+    "completion": Command(module="strop.shell.completion"),
+    "sft": Command(module="strop.supervised.command"),
+    "sweep": Command(module="strop.sweep.command"),
+    "track": Command(module="strop.tracking.command"),
+    "view": Command(module="strop.view.page.command"),
+    "runs": Command(module="strop.view.runs"),
+    "plot": Command(module="strop.view.plot"),
+    "samples": Command(module="strop.view.samples"),
+    "diff": Command(module="strop.view.diff"),
+    "incident": Command(module="strop.view.incident"),
 }
 
 _EPILOG = """\
@@ -185,12 +213,14 @@ def _dispatch(words: list[str]) -> int:
     for word in words:
         if not word.isascii() and encodable(word) != redacted(word):  # a name of a file in another encoding
             raise UsageError(f"{word} holds bytes that are no UTF-8; rename the file or folder")
-    if "_ARGCOMPLETE" in os.environ and "completion" in COMMANDS:  # the shell asks what could come next
-        code: int = joined("command", "completion").complete()
-        return code
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
+        from strop.shell.completion import complete
+
+        return complete()
     if words[:1] == ["--version"]:
-        shown = [describe() for describe in all_joined("what is installed").values()]
-        print_plain("\n".join(shown) or f"strop {strop.__version__}")
+        from strop.shell.versions import describe_installation
+
+        print_plain(describe_installation())
         return 0
     if not words or words[0] not in COMMANDS:
         _top_parser().parse_args(words)

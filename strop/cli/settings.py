@@ -1,7 +1,7 @@
 """Settings on the command line: a file and key=value, the same for every command.
 
 Settings that lie in a run folder may be somebody else's. What they name is run only when strop wrote them for this user
-on this machine (the guest received/), or with --trust-code.
+on this machine (received/), or with --trust-code.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from strop.base.guests import needed
+from strop.received import settings as received
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -122,7 +122,7 @@ def load_settings(
         config: Config = load(args.config or source, overrides=args.overrides, section=section)
     else:
         needs = (*needs, "resources.env")
-        config = _received(path).load(path, read_settings(path), args.overrides, needs)
+        config = received.load(path, read_settings(path), args.overrides, needs)
     os.environ.update(variables_of(config.resources))
     return config
 
@@ -130,15 +130,7 @@ def load_settings(
 def admission(path: Path, overrides: Sequence[str]) -> Callable[[str], object]:
     """What refuses to go on with the settings of a run folder when they name code and are not the user's own: a
     function of their text, which raises an UntrustedCode that lists what they name, or a ConfigError."""
-    received = _received(path)
     return lambda text: received.load(path, text, overrides, EVERYTHING)
-
-
-def _received(path: Path) -> Any:
-    """The guest that tells the user's own settings from others."""
-    return needed(
-        "received settings", f"somebody else may have written {path} (--trust-code: use it all the same)"
-    )
 
 
 def _lies_in_run(path: Path) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from strop.base.guests import all_joined
 from strop.base.shell import shell_word
 from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
@@ -74,8 +73,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _show(result: TrainResult) -> None:
     run = shell_word(result.run)
-    for shown in all_joined("end of a training").values():
-        print_plain(shown(result.run), end="")
+    from strop.trainer.curve import curve_of_run
+
+    print_plain(curve_of_run(result.run), end="")
     print_plain(
         f"{result.steps} step{'s' * (result.steps != 1)}, {result.seconds:.0f} s; validation: {_rates(result)}"
     )

@@ -9,6 +9,8 @@ Knows no room of strop and imports no torch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strop.base.lazy_names import lazy_names
 from strop.config.build import build_config
 from strop.config.errors import ConfigError
@@ -16,12 +18,23 @@ from strop.config.load import config_of, load_config, load_layers, read_config
 from strop.config.save import save_config, to_dict, to_flat_dict
 from strop.config.sources import preset_names, read_settings
 
+if TYPE_CHECKING:
+    from strop.explaining.describe import FieldDoc, describe
+    from strop.explaining.deviations import deviations, preset_deviations
+    from strop.explaining.keys import Explanation, explain
+
 __all__ = [
     "ConfigError",
+    "Explanation",
+    "FieldDoc",
     "build_config",
     "config_of",
+    "describe",
+    "deviations",
+    "explain",
     "load_config",
     "load_layers",
+    "preset_deviations",
     "preset_names",
     "read_config",
     "read_settings",
@@ -30,4 +43,11 @@ __all__ = [
     "to_flat_dict",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, {})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "strop.explaining.describe": "FieldDoc describe",
+        "strop.explaining.deviations": "deviations preset_deviations",
+        "strop.explaining.keys": "Explanation explain",
+    },
+)

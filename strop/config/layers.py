@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from strop.base.field_types import field_hints, is_section
-from strop.base.guests import needed
 from strop.base.wrong_values import Written
 from strop.border import remember_secrets_in
 from strop.config.overrides import Override
@@ -127,10 +126,11 @@ class Layers:
 
     def resolve(self) -> None:
         """Put values in the place of `${...}`, and find keys that a file leaves open with `???`."""
+        from strop.compat.interpolation import Interpolation  # its package imports this one
+
         for key, value in list(self._interpolated()):
             try:
-                resolve = needed("interpolation", "${...} stands for another value")
-                self.values[key] = resolve(self.root, self.values).value(value, key)
+                self.values[key] = Interpolation(self.root, self.values).value(value, key)
             except ValueError as error:
                 self.problems.append(f"{key} is {value!r}{self.origin(key)}: {error}")
         for key, value in self.values.items():

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from strop.base.guests import optional
 from strop.config.build import build_config
 from strop.config.layers import Layers
 from strop.config.overrides import Override, parse_override
@@ -90,7 +89,9 @@ def _choose(layers: Layers, folder: Path | None, override: Override) -> bool:
     if not isinstance(name, str) or "=" not in override.text:
         return False
     is_section = layers.is_section(key)
-    files = optional("files of settings") if is_section or not layers.has(key) else None
+    from strop.compat import config_files  # imports this package
+
+    files = config_files if is_section or not layers.has(key) else None
     laid: list[Layer] | None = None if files is None else files.chosen(folder, key, name)
     if is_section:
         layers.replace_section(key, preset_layers(key, name) if laid is None else laid)

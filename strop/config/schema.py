@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 from strop.base.field_types import field_hints, is_mapping, is_section, nearest, type_name
-from strop.base.guests import all_joined
 
 logger = logging.getLogger(__name__)
 
@@ -121,10 +120,11 @@ def unknown_key(root: type, key: str, origin: str = "", *, section: str = "") ->
             meant = own[0] if len(own) == 1 else f"{section}.{key}"
             return f"unknown key {key}{origin}; the nearest valid key is {meant}"
     if len(of_this_name) != 1:
-        for translate in all_joined("key translation").values():
-            ours, sentence = translate(key, section)
-            if ours and set(ours) <= set(keys):
-                return f"unknown key {key}{origin}; {sentence}"
+        from strop.compat.migration.names import name_here  # imports this package
+
+        ours, sentence = name_here(key, section)
+        if ours and set(ours) <= set(keys):
+            return f"unknown key {key}{origin}; {sentence}"
     if len(of_this_name) > 1 and "." not in key:
         return f"unknown key {key}{origin}; the keys of this name are {', '.join(of_this_name)}"
     near = nearest(key, keys)

@@ -28,7 +28,6 @@ from typing import Any
 
 from strop.base.field_types import nearest
 from strop.base.foreign_files import MAX_YAML_BYTES, read_text
-from strop.base.guests import optional
 from strop.border import remember_secrets_in
 from strop.config.errors import ConfigError
 from strop.config.schema import join
@@ -81,7 +80,8 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
     if text is not None:
         return layers_of(mapping_in(text, str(source)), str(source), text=text)
     if path.exists() and not path.is_dir():
-        files = optional("files of settings")
+        from strop.compat import config_files as files  # imports this package
+
         if files is None:
             text = read_settings(path, str(path))
             return layers_of(mapping_in(text, str(path)), str(path), text=text)

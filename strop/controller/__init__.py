@@ -17,6 +17,8 @@ A guest in this room, with a file that says where it joins: ray/ (workers in pro
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strop.base.lazy_names import lazy_names
 from strop.controller.call import Returns, WorkerCall
 from strop.controller.dispatch import Dispatch, DispatchMode
@@ -30,14 +32,22 @@ from strop.controller.roles import RoleSpec, meshes_on, role
 from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, placed
 
+if TYPE_CHECKING:
+    from strop.compat.dispatch_modes import register_dispatch_mode
+    from strop.controller.ray.errors import Failure, GroupStopped, NotEnoughDevices
+
 __all__ = [
     "CallTimeout",
+    "Cut",
     "Dispatch",
     "DispatchMode",
     "Execute",
+    "Failure",
+    "GroupStopped",
     "InlineRuntime",
     "InlineWorkerGroup",
     "Mesh",
+    "NotEnoughDevices",
     "Partition",
     "Placement",
     "Registration",
@@ -53,7 +63,16 @@ __all__ = [
     "meshes_on",
     "placed",
     "register",
+    "register_dispatch_mode",
     "role",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, {})
+Cut = Partition
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".ray.errors": "Failure GroupStopped NotEnoughDevices",
+        "strop.compat.dispatch_modes": "register_dispatch_mode",
+    },
+)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-from strop.base.guests import needed
 from strop.controller.dispatch import Dispatch, DispatchMode
 
 _MARK = "_strop_registration"
@@ -84,10 +83,9 @@ def _mode_of(wanted: Dispatch | DispatchMode | str | Mapping[str, Any]) -> Dispa
         return wanted.value
     if isinstance(wanted, DispatchMode):
         return wanted
-    mode: DispatchMode = needed("dispatch modes", f"dispatch mode {wanted!r} is none of Dispatch").mode_named(
-        wanted
-    )
-    return mode
+    from strop.compat.dispatch_modes import mode_named  # imports DispatchMode
+
+    return mode_named(wanted)
 
 
 def registrations(worker_class: type) -> dict[str, Registration]:

@@ -18,23 +18,45 @@ from typing import TYPE_CHECKING
 from strop.base.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from strop.compat.datasets.generator import AbstractDataGenerator
+    from strop.compat.datasets.rlhf import RLHFDataset, collate_fn
+    from strop.compat.datasets.samplers import AbstractCurriculumSampler, AbstractSampler
     from strop.data.chat import Chat, render, require_chat_template
     from strop.data.config import DataConfig
+    from strop.data.curriculum import RowResult, register_sampler
+    from strop.data.mixing import check_source_weights, visits_per_epoch
     from strop.data.prompts import PromptDataset
     from strop.data.readers import read_rows
     from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
+    from strop.supervised.config import SftDataConfig
+    from strop.supervised.conversations import tokenize_chat
+    from strop.supervised.dataset import SftDataset
+    from strop.supervised.kept import SftExample
 
 __all__ = [
+    "AbstractCurriculumSampler",
+    "AbstractDataGenerator",
+    "AbstractSampler",
     "Chat",
     "DataConfig",
     "PromptDataset",
     "PromptSampler",
+    "RLHFDataset",
+    "RowResult",
+    "SftDataConfig",
+    "SftDataset",
+    "SftExample",
+    "check_source_weights",
+    "collate_fn",
     "parse_visit_uid",
     "read_rows",
+    "register_sampler",
     "render",
     "require_chat_template",
+    "tokenize_chat",
     "val_uid",
     "visit_uid",
+    "visits_per_epoch",
 ]
 
 __getattr__, __dir__ = lazy_names(
@@ -42,8 +64,17 @@ __getattr__, __dir__ = lazy_names(
     {
         ".chat": "Chat render require_chat_template",
         ".config": "DataConfig",
+        ".curriculum": "RowResult register_sampler",
+        ".mixing": "check_source_weights visits_per_epoch",
         ".prompts": "PromptDataset",
         ".readers": "read_rows",
         ".sampler": "PromptSampler parse_visit_uid val_uid visit_uid",
+        "strop.compat.datasets.generator": "AbstractDataGenerator",
+        "strop.compat.datasets.rlhf": "RLHFDataset collate_fn",
+        "strop.compat.datasets.samplers": "AbstractCurriculumSampler AbstractSampler",
+        "strop.supervised.config": "SftDataConfig",
+        "strop.supervised.conversations": "tokenize_chat",
+        "strop.supervised.dataset": "SftDataset",
+        "strop.supervised.kept": "SftExample",
     },
 )

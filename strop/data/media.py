@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strop.base.guests import needed
-
 MEDIA_COLUMNS = {"image": "images", "video": "videos"}
 """Kind of media -> column of a row, where nobody names another one."""
 
@@ -21,12 +19,10 @@ _AUDIO_PARTS = frozenset({"audio", "audio_url", "input_audio"})
 
 
 def media_reader(where: str) -> Any:
-    """The guest that reads the media of rows (place "media of rows").
+    """The module that reads the media of rows."""
+    from strop.vision import rows  # torch and Pillow: seconds
 
-    Raises:
-        ValueError: there is none.
-    """
-    return needed("media of rows", f"{where} has images or videos")
+    return rows
 
 
 def has_media(

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.base.guests import optional
 from strop.data.bad_rows import BadRows, null_in
+from strop.data.cache.prompts import kept_or_encoded
 from strop.data.chat import Chat, check_last, encode_all, render_prompt, require_chat_template, to_chat
 from strop.data.config import DataConfig
 from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS, media_reader
@@ -73,12 +73,7 @@ class PromptDataset:
         self._check_media_columns()
         self._tokenizer = tokenizer
         self._media: dict[int, Any] = {}
-        kept = optional("kept token ids")
-        encoded: list[array[int]] = (
-            self._encode(tokenizer, self._chats())
-            if kept is None
-            else kept(self._encode, tokenizer, self._chats, len(rows), config.cache_dir)
-        )
+        encoded = kept_or_encoded(self._encode, tokenizer, self._chats, len(rows), config.cache_dir)
         for row, media in self._media.items():
             encoded[row] = media.expand(encoded[row])
         for row, ids in enumerate(encoded):

@@ -13,7 +13,6 @@ import pyarrow.parquet
 
 from strop.base.elsewhere import elsewhere, is_hub, is_url
 from strop.base.foreign_files import check_regular, parse_json, read_text
-from strop.base.guests import needed
 from strop.base.sections import section_on
 from strop.border import encodable_value
 from strop.data.config import DataConfig
@@ -101,16 +100,16 @@ def load_rows(
     files = config.train_files if split == "train" else config.val_files
     is_streamed = config.streaming and split == "train"
     if section_on(config, "dataset_class") is not None:
-        open_class = needed("rows of a class", "data.dataset_class is set")
+        from strop.compat.datasets.custom import open_custom as open_class  # torch: seconds
+
         limit = config.max_train_prompts if split == "train" else config.max_val_prompts
         rows: Sequence[dict[str, Any]] = open_class(config, files, tokenizer, max_samples=limit, seed=seed)
         hears = getattr(rows, "hears_of_batches", False) and split == "train"
         return rows if is_streamed or hears else list(rows)
     if is_streamed:
-        streamed: Sequence[dict[str, Any]] = needed("streamed rows", "data.streaming is set").open_rows(
-            files, config.cache_dir
-        )
-        return streamed
+        from strop.data.streaming import open_rows  # imports this module
+
+        return open_rows(files, config.cache_dir)
     return read_rows(files, config.cache_dir)
 
 
@@ -130,7 +129,9 @@ def folders(path: Path) -> Any:
     Raises:
         ValueError: it is missing from this installation.
     """
-    return needed("folders of rows", f"data entry {path} is a folder")
+    from strop.hub import folders as known  # imports this module
+
+    return known
 
 
 def check_entries(files: Sequence[str | Path]) -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.base.guests import needed, optional
 from strop.base.randomness import permutation, random_key
 
 if TYPE_CHECKING:
@@ -46,8 +45,9 @@ ORDERS: dict[str, Callable[..., NDArray[np.int64]]] = {"shuffled": shuffled, "in
 
 def is_sampler(name: str) -> bool:
     """There is a sampler of this name, built in or registered in this process."""
-    others = optional("orders of rows")
-    return name in ORDERS or (others is not None and name in others.SAMPLERS)
+    from strop.data.curriculum import SAMPLERS  # imports this module
+
+    return name in ORDERS or name in SAMPLERS
 
 
 def sees_results(name: str) -> bool:
@@ -56,11 +56,9 @@ def sees_results(name: str) -> bool:
     Raises:
         ValueError: there is no such sampler.
     """
-    return name not in ORDERS and bool(_others(name).sees_results(name))
+    from strop.data.curriculum import sees_results as others_see  # imports this module
 
-
-def _others(name: str) -> Any:
-    return needed("orders of rows", f"data.sampler is {name!r}")
+    return name not in ORDERS and others_see(name)
 
 
 def visit_uid(epoch: int, row: int) -> str:
@@ -127,7 +125,9 @@ class PromptSampler:
         self._prompts_per_step = prompts_per_step
         self._seed, self._films = seed, films
         self._name, self._reorder_every = name, reorder_every
-        self._by: Any = None if name in ORDERS else _others(name).ResultsOrder(name, rows, data)
+        from strop.data.curriculum import ResultsOrder
+
+        self._by: ResultsOrder | None = None if name in ORDERS else ResultsOrder(name, rows, data)
         self._num_epochs = num_epochs
         self._first_epoch: dict[int, int] = {}
         self._rest_until: dict[int, tuple[int, int | None]] = {}

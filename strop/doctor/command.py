@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from strop.base.guests import needed, targets
+from strop.base.guests import targets
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import is_setting, load_settings, user_path
 from strop.cli.unread import ENGINES, Reads, refuse_unread
@@ -133,8 +133,9 @@ def _try_engines(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--engines tries all that are installed, so {' '.join(given)} has no place beside it"
         )
-    code: int = needed("engine checks", "--engines tries what rollout engines can do")(wants_json=args.json)
-    return code
+    from strop.rollout.conformance.command import check_engines  # torch: seconds
+
+    return check_engines(wants_json=args.json)
 
 
 def _refuse_more(args: argparse.Namespace, folders: list[str]) -> None:

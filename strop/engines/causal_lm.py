@@ -11,12 +11,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from strop.cpu.products import layer_products
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
 from strop.engines.described import check_saved
 from strop.engines.head import Head
 from strop.engines.media import MediaInputs
-from strop.engines.products import layer_products
-from strop.engines.recurrence import recurrence_of
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -54,6 +53,8 @@ class CausalLM:
         """Times that somebody has said that the weights are others; whoever keeps copies of them compares it. Not every
         optimizer of torch moves the version of a tensor that it writes to."""
         self.device = self._head.weight.device
+        from strop.engines.carried.states import recurrence_of  # its package imports this module
+
         self.recurrence = recurrence_of(module)
         """Layers that carry a state from token to token; None where all attend."""
         _disable_randomness(module)

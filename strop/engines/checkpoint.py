@@ -26,12 +26,18 @@ from torch.distributed.tensor import DTensor
 
 from strop.base.background import in_background
 from strop.base.durable import fsync_path, sync_folder, write_durable
-from strop.base.guests import needed
 from strop.engines.parallel import Parallel
-from strop.engines.saved_tensors import DTYPE_NAMES, FORMAT, OFFSETS, STATE_FILE, SavedTensors, shard_name
+from strop.engines.saved_tensors import (
+    DTYPE_NAMES,
+    FORMAT,
+    OFFSETS,
+    STATE_FILE,
+    Parts,
+    SavedTensors,
+    shard_name,
+)
+from strop.engines.sharding.saving import load_parts, parts_of
 
-Parts = dict[str, tuple[tuple[int, ...], Tensor]]
-"""What a rank writes: by the name of a tensor, where its part lies in it, and the part."""
 _SHOWN_NAMES = 3
 
 
@@ -88,7 +94,7 @@ def load_sharded(
     _compare(saved, tensors, leave)
     with torch.no_grad():
         if any(isinstance(tensor, DTensor) for tensor in tensors.values()):
-            needed("several ranks", "a checkpoint is read by several ranks").load_parts(saved, tensors)
+            load_parts(saved, tensors)
             return saved.numbers
         for name, tensor in tensors.items():
             for offsets, shape in saved.tensors[name].parts.items():
@@ -99,10 +105,7 @@ def load_sharded(
 
 def _parts_of(tensors: Mapping[str, Tensor], parallel: Parallel) -> Parts:
     if parallel.world_size > 1:
-        parts: Parts = needed("several ranks", "a checkpoint of several ranks is saved").parts_of(
-            tensors, parallel
-        )
-        return parts
+        return parts_of(tensors, parallel)
     return {name: ((0,) * tensor.dim(), tensor) for name, tensor in tensors.items() if tensor.numel()}
 
 

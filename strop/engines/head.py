@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from strop.base.kernels import has_kernels
+from strop.cpu.products import linear
 from strop.engines import head_kernels
-from strop.engines.products import linear
 
 HEAD_CHUNK_ELEMENTS = 1 << 23
 """Logits held at one time on a CPU, in numbers: 32 MiB in float32."""

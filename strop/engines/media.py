@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from strop.base.guests import all_joined
 from strop.engines.attention import Span
 from strop.trajectory import Media
 
@@ -60,9 +59,10 @@ class MediaInputs(Protocol):
 
 
 def media_models(config: Any) -> Any:
-    """The family of a model by its configuration (place "model with media"); None for a model of text alone."""
-    families = tuple(all_joined("model with media").values())
-    return next((family for family in families if family.takes_media(config)), None)
+    """The module that knows how a model reads media; None for a model of text alone."""
+    from strop.vision import inputs  # imports MediaInputs from here
+
+    return inputs if inputs.takes_media(config) else None
 
 
 def media_inputs(module: Any, folder: str = "") -> MediaInputs | None:

@@ -15,20 +15,24 @@ from transformers import (
 
 from strop.base.device import device_name
 from strop.base.elsewhere import fetch_copy
-from strop.base.guests import needed, optional
 from strop.chat_template import asks_for_time, render_with, stop_clock
 from strop.chat_template.answers import keep_special_tokens
-from strop.engines.adapters import adapters
+from strop.engines import carried
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
 from strop.engines.described import settle_config
+from strop.engines.flops import precision_hint
 from strop.engines.fused_norms import use_fused_norms
+from strop.engines.liger.kernels import use_liger_kernels
+from strop.engines.lora import adapters
 from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
-from strop.engines.model_folder import check_settings, check_weights, model_json, reading, runs_own_code
+from strop.engines.model_folder import check_weights, model_json, reading, runs_own_code
+from strop.engines.options import changes
 from strop.engines.parallel import Parallel
 from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.engines.unused_tokens import unused_token_ids
 from strop.engines.weights import WeightsMetadata, weights_metadata
+from strop.received.models import check_settings
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -67,7 +71,6 @@ def load_tokenizer(config: ModelConfig) -> Any:
             raise ValueError(f"{complaint}: {of_processor.name} has no text under chat_template")
         tokenizer.chat_template = template
     if config.chat_template:
-        changes = needed("changes of a model", "model.chat_template is set")
         tokenizer.chat_template = changes.template_text(config.chat_template)
     if (family := media_models(shape)) is not None and isinstance(tokenizer.chat_template, str):
         render_with(tokenizer, family.written_template(shape, tokenizer.chat_template))
@@ -137,7 +140,7 @@ def check_language_model(config: ModelConfig) -> Any:
     auto_class = language_model_class(shape)
     refuse_family(shape, auto_class, config.path)
     if config.lora.enabled:
-        adapters().check_targets(_without_weights(config, shape), config.lora)
+        adapters.check_targets(_without_weights(config, shape), config.lora)
     return auto_class
 
 
@@ -147,8 +150,7 @@ def refuse_family(shape: Any, auto_class: Any, path: str) -> None:
     Raises:
         ValueError: the sentence says why.
     """
-    if (carried := optional("carried models")) is not None:
-        carried.check_family(shape, auto_class, path)
+    carried.check_family(shape, auto_class, path)
 
 
 def _without_weights(config: ModelConfig, shape: Any) -> Any:
@@ -184,14 +186,13 @@ def made_ready(
     """A module that was read, on its device, checked, with packed attention."""
     dtype = compute_dtype(config, computes_on)
     if dtype == torch.float64:
-        needed("changes of a model", "model.dtype is float64").use_exact(module)
+        changes.use_exact(module)
     is_sharded_later = parallel is not None and parallel.mesh is not None
     place = torch.device("cpu") if is_sharded_later else computes_on
     module.to(place)
     module.eval()
     by_formula = config.attn_implementation == "eager"
-    if (carried := optional("carried models")) is not None:
-        carried.check_packed(module, place, by_formula=by_formula)
+    carried.check_packed(module, place, by_formula=by_formula)
     media = media_inputs(module, config.path)
     use_packed_attention(module, media, by_formula=by_formula)
     if config.gradient_checkpointing:
@@ -202,12 +203,12 @@ def made_ready(
         module.train()  # transformers recomputes only in training mode; every dropout is 0
     model = CausalLM(module, compute_dtype=dtype, media=media)
     if config.use_liger:
-        needed("kernels", "model.use_liger is true")(module, computes_on)
+        use_liger_kernels(module, computes_on)
     elif computes_on.type == "cuda":
         use_fused_norms(module)
         use_rotary_kernel(module)
     if config.lora.enabled:
-        adapters().add_lora(model, config.lora)
+        adapters.add_lora(model, config.lora)
     if config.freeze_vision_tower:
         _freeze_tower(module, media, config.path)  # its adapters too
     return model
@@ -329,11 +330,10 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
     """
     trust = runs_own_code(config)
     if config.external_lib:
-        needed("changes of a model", "model.external_lib is set").import_external(config)
+        changes.import_external(config)
     given = model_json(folder / "config.json", complaint)
     check_settings(given, complaint)
-    if (carried := optional("carried models")) is not None:
-        carried.check_type(given, str(folder))
+    carried.check_type(given, str(folder))
     if not trust and given.get("auto_map"):
         # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
@@ -341,7 +341,6 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
         shape = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     if not config.override_config:
         return shape
-    changes = needed("changes of a model", "model.override_config is set")
     merged = changes.overridden(given, shape.to_dict(), config.override_config)
     check_settings(merged, "model.override_config")
     with reading(folder, "model.override_config does not fit this model"):
@@ -377,6 +376,5 @@ def describe_precision(config: ModelConfig, device: str = "auto") -> str:
     """
     place = torch.device(device_name(device))
     dtype = compute_dtype(config, place)
-    counts = optional("operation counts")
-    hint = counts.precision_hint(dtype) if counts is not None and place.type == "cpu" else ""
+    hint = precision_hint(dtype) if place.type == "cpu" else ""
     return f"compute: {str(dtype).removeprefix('torch.')} on {place.type}{hint}"

@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from strop.base.foreign_files import read_json
-from strop.base.guests import optional
 from strop.base.trust import ask
 from strop.engines.config import ModelConfig
-
-_SAFE = ".safetensors"
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-WEIGHTS = (_SAFE, *_PICKLES)
-"""Ends of names of files with weights."""
+from strop.received.models import PICKLES, SAFE, check_entries
 
 
 @contextlib.contextmanager
@@ -35,8 +30,7 @@ def reading(folder: str | Path, complaint: str) -> Iterator[None]:
     """
     if not Path(folder).is_dir():
         raise ValueError(f"{complaint}: {folder} is no folder")
-    if (received := optional("received models")) is not None:
-        received.check_entries(folder, complaint)
+    check_entries(folder, complaint)
     try:
         yield
     except (
@@ -57,26 +51,12 @@ def check_weights(folder: str | Path) -> None:
             f"model folder {str(folder)!r} has an adapter_config.json, so its weights are those of another model: give "
             f"that model's folder, with the adapter as model.lora.path"
         )
-    pickles = [name for name in names if name.endswith(_PICKLES)]
-    if pickles and not any(name.endswith(_SAFE) for name in names):
+    pickles = [name for name in names if name.endswith(PICKLES)]
+    if pickles and not any(name.endswith(SAFE) for name in names):
         raise ValueError(
             f"model folder {str(folder)!r} has its weights as pickles only ({pickles[0]}), which can run code when "
             f"they are read: save the model as safetensors (model.save_pretrained(FOLDER) does)"
         )
-
-
-def check_settings(settings: Mapping[str, Any], complaint: str) -> None:
-    """Refuse the settings of a model of an absurd size, before a library makes it (place "received models").
-
-    Args:
-        settings: content of config.json.
-        complaint: beginning of the sentence of an error.
-
-    Raises:
-        ValueError: the sentence names the setting.
-    """
-    if (received := optional("received models")) is not None:
-        received.check_settings(settings, complaint)
 
 
 def runs_own_code(config: ModelConfig) -> bool:

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from strop.base.device import device_name, num_devices
-from strop.base.guests import needed
 from strop.base.meeting import Meeting
 
 
@@ -107,12 +106,12 @@ def join_ranks(
     place = _device_of_rank(device, rank)
     if world_size == 1:
         return alone(place)
-    ranks = needed("several ranks", f"a role has {world_size} ranks")
-    joined: Parallel = ranks.joined(
+    from strop.engines.sharding.ranks import joined  # imports Parallel from here
+
+    return joined(
         rank=rank, world_size=world_size, meeting=meeting, device=place, sp_size=sp_size, shard_size=shard_size,
         timeout_s=timeout_s,
     )  # fmt: skip
-    return joined
 
 
 def exchanged(rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup) -> Tensor:

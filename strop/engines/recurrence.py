@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from strop.base.guests import needed, optional
 from strop.engines.attention import AttentionContext, Segment
 
 ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
@@ -60,19 +59,3 @@ class Recurrence(Protocol):
 
     def slots(self, capacity: int) -> SlotStates:
         """Room for the states of so many running sequences."""
-
-
-def recurrence_of(module: Any) -> Recurrence | None:
-    """The layers of a model that carry a state; None where all attend.
-
-    Raises:
-        ValueError: some do not attend, and no guest knows such layers.
-    """
-    find = optional("layers with a state")
-    if find is None:
-        others = set(getattr(module.config.get_text_config(), "layer_types", None) or ()) - ATTENTION
-        return (
-            needed("layers with a state", f"the model has layers of type {min(others)}") if others else None
-        )
-    found: Recurrence | None = find(module)
-    return found

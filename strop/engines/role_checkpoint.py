@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import Tensor
 
-from strop.engines.adapters import has_adapter
 from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
+from strop.engines.lora.adapters import has_adapter
 from strop.engines.training import TrainEngine
 from strop.engines.weights import named_weights, weights_metadata
 

@@ -22,6 +22,8 @@ _MAX_SIZE = 2**48
 OFFSETS = "DCP_SHARDING_INFO"
 """Entry of a file's header with the place of each part in its tensor: the name that torch.distributed.checkpoint gives
 it."""
+Parts = dict[str, tuple[tuple[int, ...], Tensor]]
+"""What a rank writes: by the name of a tensor, where its part lies in it, and the part."""
 DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",

@@ -23,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from strop.base.device import sent
-from strop.base.guests import needed
 from strop.engines.attention import PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
@@ -31,16 +30,6 @@ from strop.engines.media import MediaInputs
 from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
 from strop.protocol import DataProto, columns
 from strop.trajectory import Media
-
-
-def sequence_parallelism() -> Any:
-    """The module that divides sequences over ranks: check_sequence_parallel() refuses models, shard_micro_batch() gives
-    a rank's part of a micro-batch (strop.engines.ulysses.shards.SequenceShard).
-
-    Raises:
-        ValueError: it is missing from this installation.
-    """
-    return needed("sequence parallelism", "engine.sequence_parallel of a role is above 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +212,9 @@ def _shared_out(whole: Tokens, group: dist.ProcessGroup) -> Tokens:
             "a sample has images, and engine.sequence_parallel of this role divides sequences over ranks, which "
             "images cannot be: set it to 1"
         )
-    return dataclasses.replace(whole, shard=sequence_parallelism().shard_micro_batch(whole, group))
+    from strop.engines.ulysses.shards import shard_micro_batch  # imports Tokens from here
+
+    return dataclasses.replace(whole, shard=shard_micro_batch(whole, group))
 
 
 def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | None) -> tuple[Span, ...]:

@@ -18,29 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.base.guests import needed, optional
-from strop.engines import gradients
+from strop.engines import gradients, sharding
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.engines.digests.models import digest_weights
+from strop.engines.flops import model_work
 from strop.engines.optimizer import Optimizer, StepReport
+from strop.engines.options.loss_scale import LossScale
 from strop.engines.packing import micro_batches
 from strop.engines.parallel import Parallel, alone
+from strop.engines.sharding import offloading
 from strop.engines.tokens import TokenFunction, Tokens, pack
 from strop.protocol import DataProto
 
 Loss = Callable[[Tokens], Tensor]
 """The sum of these tokens' weighted terms, a scalar; of no tokens, 0 that comes from what was asked of them."""
-
-
-def offloading() -> Any:
-    """The module that moves tensors off the device for a while (place "offloading").
-
-    Raises:
-        ValueError: it is missing from this installation.
-    """
-    return needed(
-        "offloading", "tensors are to leave the device (engine.offload of a role, resources.offload_idle)"
-    )
 
 
 class Engine:
@@ -63,17 +55,14 @@ class Engine:
         self.model = model
         self.parallel = alone(model.device) if parallel is None else parallel
         self._config = config
-        counts = optional("operation counts")
-        self._work = counts and counts.model_work(model)
+        self._work = model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
         self._away: list[Any] = []
         if is_frozen:
             model.module.requires_grad_(False)
-        self._sharding: Any = None
         if self.parallel.mesh is not None:
-            self._sharding = needed("several ranks", "a model is sharded over ranks")
-            self._sharding.shard(model, self.parallel, config)
+            sharding.shard(model, self.parallel, config)
 
     @torch.no_grad()
     def map_tokens(
@@ -107,8 +96,8 @@ class Engine:
             self._count(tokens, trains=False)
             results = self.model.run(noted, tokens)
             made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
-        if self._sharding is not None:
-            self._sharding.reshard(self.model)
+        if self.parallel.mesh is not None:
+            sharding.reshard(self.model)
         if self.model.device.type != "cpu":
             torch.accelerator.synchronize()  # the copies were not waited for
         order = torch.cat(places).argsort()
@@ -124,7 +113,7 @@ class Engine:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
         needs."""
         if not self._away:
-            self._away.append(offloading().offload(self.model))
+            self._away.append(offloading.offload(self.model))
 
     def onload(self) -> None:
         """Bring back the model."""
@@ -168,7 +157,7 @@ class TrainEngine(Engine):
             model.compile_layers()
         super().__init__(model, config, parallel, is_frozen=False)
         is_half = model.compute_dtype == torch.float16
-        self._loss_scale = needed("loss scale", "model.dtype is float16")() if is_half else None
+        self._loss_scale = LossScale() if is_half else None
         self._optimizer = Optimizer(
             model.named_parameters(),
             optim,
@@ -200,8 +189,8 @@ class TrainEngine(Engine):
         )
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
-            if self._sharding is not None:
-                self._sharding.sync_gradients(
+            if self.parallel.mesh is not None:
+                sharding.sync_gradients(
                     self.model,
                     is_last=number == len(parts) - 1,
                     each=self._config.gradient_sync == "each",
@@ -209,7 +198,7 @@ class TrainEngine(Engine):
                 )
             tokens = pack(data, self.model, rows=part, sp_group=self.parallel.sp_group)
             stays = not self._config.offload_activations
-            with contextlib.nullcontext() if stays else offloading().activations_on_host(self.model):
+            with contextlib.nullcontext() if stays else offloading.activations_on_host(self.model):
                 value = self.model.run(loss, tokens)
             self._count(tokens, trains=True)
             scaled: Tensor = value if self._loss_scale is None else value * self._loss_scale.value
@@ -222,21 +211,21 @@ class TrainEngine(Engine):
         report = self.optimizer.step()
         self.model.num_changes += 1
         if self._config.offload == "optimizer":
-            self._state_away.append(offloading().offload_optimizer(self._optimizer))
+            self._state_away.append(offloading.offload_optimizer(self._optimizer))
         return report
 
     @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:
         """Every parameter gathered on every rank; forward passes inside, without gradients, talk to nobody."""
         self.onload()
-        sharding = self._sharding
-        with contextlib.nullcontext() if sharding is None else sharding.full_parameters(self.model):
+        is_whole = self.parallel.mesh is None
+        with contextlib.nullcontext() if is_whole else sharding.full_parameters(self.model):
             yield
 
     def offload(self) -> None:
         """As for a frozen model; gradients leave with the parameters, and the optimizer's state until a step needs
         it."""
-        self._state_away.append(offloading().offload_optimizer(self._optimizer))
+        self._state_away.append(offloading.offload_optimizer(self._optimizer))
         super().offload()
 
     def save_model(self, folder: Path) -> None:
@@ -262,11 +251,9 @@ class TrainEngine(Engine):
         self.parallel.barrier(f"the model in {folder.name}")
 
     def checksum(self) -> str:
-        """Digest of the weights, an adapter included; the same for any number of ranks, on each of them. Empty where no
-        guest makes any."""
+        """Digest of the weights, an adapter included; the same for any number of ranks, on each of them."""
         self.onload()
-        digest = optional("digest of weights")
-        return "" if digest is None else str(digest(self.model.module))
+        return digest_weights(self.model.module)
 
     def _on_rank_0(self, tensor: Tensor) -> Tensor:
         """The whole tensor in host memory; nothing on other ranks."""

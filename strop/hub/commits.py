@@ -17,12 +17,12 @@ from typing import Any
 from strop.base.durable import replace_text
 from strop.base.elsewhere import is_hub
 from strop.base.foreign_files import read_json
-from strop.base.guests import targets
 from strop.hub.locating import Located
 from strop.hub.models import hashes
 from strop.hub.rows import commit_of, parse_hub
 from strop.run import RunError
 from strop.trainer.config import Config
+from strop.trainer.sections import SECTION_OF_COMMAND
 
 MODELS_FILE = "models.json"
 Records = Mapping[str, Mapping[str, Any]]
@@ -98,9 +98,8 @@ def _with_files(config: Any, section: str, change: Callable[[str], str]) -> Any:
 
 
 def _section_of(word: str = "train") -> str:
-    """The section of the guest whose command this is; empty where the settings of the core say what is read."""
-    room = targets("command").get(word, "").split(".")[1:2]
-    return next((name for name, where in targets("section").items() if where.split(".")[1:2] == room), "")
+    """The section whose data a command reads; empty for the section data of a training."""
+    return SECTION_OF_COMMAND.get(word, "")
 
 
 def write_models(run: Path, models: Mapping[str, Mapping[str, Any]]) -> None:

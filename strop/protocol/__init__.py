@@ -11,6 +11,8 @@ A guest has a batch in other forms: forms/ (a folder, one TensorDict).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strop.base.lazy_names import lazy_names
 from strop.protocol.batch import DataProto, DataProtoItem
 from strop.protocol.columns import (
@@ -28,21 +30,41 @@ from strop.protocol.columns import (
     to_padded,
 )
 
+if TYPE_CHECKING:
+    from strop.compat.folding import (
+        fold_batch_dim,
+        pad_dataproto_to_divisor,
+        unfold_batch_dim,
+        unpad_dataproto,
+    )
+    from strop.controller.ray.future import DataProtoFuture
+
 __all__ = [
     "BatchError",
     "DataProto",
+    "DataProtoFuture",
     "DataProtoItem",
     "cat_columns",
     "flat",
+    "fold_batch_dim",
     "from_flat",
     "from_padded",
     "is_jagged",
     "jagged",
     "jagged_like",
+    "pad_dataproto_to_divisor",
     "row_lengths",
     "rows",
     "take_rows",
     "to_padded",
+    "unfold_batch_dim",
+    "unpad_dataproto",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, {})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "strop.compat.folding": "fold_batch_dim pad_dataproto_to_divisor unfold_batch_dim unpad_dataproto",
+        "strop.controller.ray.future": "DataProtoFuture",
+    },
+)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 
-from strop.base.guests import needed
 from strop.protocol import columns as cols
 from strop.protocol.columns import BatchError
 from strop.protocol.indices import Rows, balanced_ranges, row_numbers
@@ -103,17 +102,16 @@ class DataProto:
     @classmethod
     def from_tensordict(cls, tensordict: TensorDict, meta_info: Mapping[str, Any] | None = None) -> DataProto:
         """A batch from a TensorDict: per-row non-tensors become columns, single ones become meta_info."""
-        form = needed("form of a batch", "a batch is made from a TensorDict", "tensordict")
-        tensors, others, facts = form.columns_from_tensordict(tensordict)
+        from strop.protocol.forms.tensordict import columns_from_tensordict  # tensordict: slow to import
+
+        tensors, others, facts = columns_from_tensordict(tensordict)
         return cls.from_dict(tensors, others, {**facts, **(meta_info or {})})
 
     def to_tensordict(self) -> TensorDict:
         """One TensorDict with all columns and facts; the inverse of `from_tensordict`."""
-        form = needed("form of a batch", "a batch becomes a TensorDict", "tensordict")
-        made: TensorDict = form.tensordict_from_columns(
-            self.tensors(), self.non_tensor_batch, self.meta_info, len(self)
-        )
-        return made
+        from strop.protocol.forms.tensordict import tensordict_from_columns
+
+        return tensordict_from_columns(self.tensors(), self.non_tensor_batch, self.meta_info, len(self))
 
     # ---------------------------------------------------------------- look
 
@@ -255,11 +253,9 @@ class DataProto:
             seed: needed to shuffle; the order is a pure function of seed and epoch.
             dataloader_kwargs: `shuffle` (default False) is the one option.
         """
-        operations = needed("operations on a batch", "a batch is cut into mini-batches")
-        batches: Iterator[DataProto] = operations.mini_batches(
-            self, mini_batch_size, epochs, seed, dataloader_kwargs or {}
-        )
-        return batches
+        from strop.compat.batches import mini_batches  # imports DataProto from here
+
+        return mini_batches(self, mini_batch_size, epochs, seed, dataloader_kwargs or {})
 
     # ---------------------------------------------------------------- choose columns
 
@@ -388,9 +384,9 @@ class DataProto:
 
     def unfold_column_chunks(self, n_split: int, split_keys: Sequence[str] | None = None) -> DataProto:
         """Cut the named columns of width W into n rows of width W / n each; repeat the other columns."""
-        operations = needed("operations on a batch", "columns are cut into rows")
-        cut: DataProto = operations.unfolded(self, n_split, split_keys or ())
-        return cut
+        from strop.compat.batches import unfolded
+
+        return unfolded(self, n_split, split_keys or ())
 
     def padding(self, padding_size: int, padding_candidate: Literal["first", "last"] = "first") -> DataProto:
         """A batch with `padding_size` copies of the first or last row at its end."""
@@ -424,15 +420,17 @@ class DataProto:
             BatchError: a value has no JSON form (column and row are named), or `path` holds something
                 else than a batch.
         """
-        form = needed("form of a batch", "a batch is written to a folder", "folder")
-        form.write_batch(Path(path), self.__getstate__())
+        from strop.protocol.forms.folder import write_batch
+
+        write_batch(Path(path), self.__getstate__())
 
     @classmethod
     def load_from_disk(cls, path: str | Path) -> DataProto:
         """Read a batch that `save_to_disk` wrote."""
         data = cls()
-        form = needed("form of a batch", "a batch is read from a folder", "folder")
-        data.__setstate__(form.read_batch(Path(path)))
+        from strop.protocol.forms.folder import read_batch
+
+        data.__setstate__(read_batch(Path(path)))
         data.check_consistency()
         return data
 

@@ -155,6 +155,11 @@ def to_padded(column: Tensor, pad_value: float, *, side: Literal["left", "right"
     return padded.masked_scatter_(_spread(mask, padded), values)
 
 
+def padded(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """A column as [B, R], R the longest row, with zeros behind; one with a number per row as it is."""
+    return to_padded(tensors[name], 0.0)
+
+
 def take_rows(column: Tensor, index: Tensor) -> Tensor:
     """The rows named by `index` [M] int64 (0 to B - 1, repeats allowed), in its order, copied."""
     return take_columns({"": column}, index)[""]

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.foreign_files import TooLarge, check_regular
-from strop.engines.model_folder import WEIGHTS
+
+SAFE = ".safetensors"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+WEIGHTS = (SAFE, *PICKLES)
+"""Ends of names of files with weights."""
 
 _MAX_TEXT_BYTES = 2**30
 """Of a tokenizer or a configuration."""

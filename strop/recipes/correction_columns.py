@@ -7,8 +7,8 @@ import torch
 from strop.algorithms.config import AlgorithmConfig
 from strop.base.sections import section_on
 from strop.protocol import DataProto, columns
+from strop.protocol.columns import padded
 from strop.recipes.correction import correct
-from strop.workers.estimates import padded
 
 
 def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto:

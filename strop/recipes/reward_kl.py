@@ -18,9 +18,9 @@ from strop.algorithms.kl import kl_penalty
 from strop.base.metrics import Metric
 from strop.base.sections import section_of
 from strop.protocol import DataProto
+from strop.protocol.columns import padded
 from strop.recipes.masked import masked_mean
 from strop.recipes.reward_kl_settings import RewardKlSettings
-from strop.workers.estimates import padded
 
 REWARD_KL_COEF = Metric(
     "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"

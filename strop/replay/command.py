@@ -12,8 +12,8 @@ from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.settings import add_trust_argument, admission, user_path
 from strop.replay.comparing import Difference, common_steps, compare
-from strop.replay.fingerprints import FingerprintChain
 from strop.run import RunFolder
+from strop.run.fingerprints import FingerprintChain
 from strop.trainer.beginning.naming import run_in
 
 if TYPE_CHECKING:

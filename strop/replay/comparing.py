@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strop.replay.fingerprints import STAGES, Fingerprint
+from strop.run.fingerprints import STAGES, Fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from pathlib import Path
 from strop.config import ConfigError, read_settings
 from strop.engines.flops.threads import EVENT as THREADS
 from strop.hub.commits import read_models
-from strop.replay.fingerprints import FingerprintChain
 from strop.replay.repeated import Recorded, write_recorded
 from strop.replay.schedule import read_schedule
 from strop.run import RunError, RunFolder
+from strop.run.fingerprints import FingerprintChain
 from strop.trainer.beginning.weights import take_optimizer
 from strop.trainer.continuing import settings_to_continue
 from strop.trainer.launch import CONFIG_FILE, Say, Start, start_run

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from strop.rewards.config import RewardConfig
     from strop.rewards.outcome import Outcome, RewardError, RewardUnavailable, check_failed_share, summarize
     from strop.rewards.pool import RewardPool, try_loading
+    from strop.scorers import default_compute_score, known_data_sources
 
 __all__ = [
     "Outcome",
@@ -33,6 +34,8 @@ __all__ = [
     "RewardPool",
     "RewardUnavailable",
     "check_failed_share",
+    "default_compute_score",
+    "known_data_sources",
     "summarize",
     "try_loading",
 ]
@@ -43,5 +46,6 @@ __getattr__, __dir__ = lazy_names(
         ".config": "RewardConfig",
         ".outcome": "Outcome RewardError RewardUnavailable check_failed_share summarize",
         ".pool": "RewardPool try_loading",
+        "strop.scorers": "default_compute_score known_data_sources",
     },
 )

@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strop.base.lazy_names import lazy_names
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from strop.scorers.budget import bounded
 
-__getattr__, __dir__ = lazy_names(__name__, {})
+__all__ = [
+    "bounded",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "strop.scorers.budget": "bounded",
+    },
+)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from strop.base.guests import joined, optional
+from strop.base.guests import joined
 from strop.border import usable
 from strop.border.values import MAX_NUMBER
 from strop.rewards import waiting
@@ -31,6 +31,7 @@ from strop.rewards.combining import Part, combine
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
 from strop.rewards.outcome import Outcome, RewardUnavailable
 from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
+from strop.scorers import budget
 
 if TYPE_CHECKING:
     import asyncio
@@ -218,8 +219,7 @@ def _serve(
             _say(results, list(message))
 
     waiting.listen(lambda at_most_s: tell("back") if at_most_s is None else tell("away", at_most_s))
-    limits = optional("limits of graders")
-    guard = limits and limits.Guard(
+    guard = budget.Guard(
         lambda comparison: tell("grading", comparison), timeout_s=setup["timeout_s"]
     )
     prepared: set[str] = set()
@@ -232,9 +232,8 @@ def _serve(
                     function.prepare(source)
             prepared.add(source)
         tell("start")
-        if guard is not None:
-            guard.begin(hopeless)
-            limits.use(guard)
+        guard.begin(hopeless)
+        budget.use(guard)
         started, is_spent = time.perf_counter(), False
         try:
             made = _score_all(functions, asked) if isinstance(asked, list) else _score_one(functions, asked)
@@ -247,7 +246,7 @@ def _serve(
             tell("all", [[one.kind, one.score, one.parts, one.error] for one in made], seconds)
         else:
             tell("done", made.kind, made.score, made.parts, made.error, seconds)
-        if is_spent or (guard is not None and guard.has_interrupted):
+        if is_spent or guard.has_interrupted:
             os._exit(0)
 
 

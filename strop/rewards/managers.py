@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strop.base.lazy_names import lazy_names
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from strop.compat.reward_managers import RewardManagerBase, register
 
-__getattr__, __dir__ = lazy_names(__name__, {})
+__all__ = [
+    "RewardManagerBase",
+    "register",
+]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "strop.compat.reward_managers": "RewardManagerBase register",
+    },
+)

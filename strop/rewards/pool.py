@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from strop.base.guests import needed
 from strop.base.trust import ask
+from strop.judges.services import Services
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.passing import with_verdict
@@ -72,10 +72,9 @@ class RewardPool:
         self._workers = (
             Workers(config, tokenizer=tokenizer, log_file=log_file) if config.uses_functions else None
         )
-        self._services: Any = None
+        self._services: Services | None = None
         if config.services:
-            made = needed("services of a reward", "a section below reward scores as well")
-            self._services = made(config, self._workers, rank=rank, count=count)
+            self._services = Services(config, self._workers, rank=rank, count=count)
         self._is_running = False
 
     async def __aenter__(self) -> Self:

@@ -13,6 +13,8 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strop.base.lazy_names import lazy_names
 from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore, PendingCheckpoint
 from strop.run.config import RunConfig
@@ -23,13 +25,19 @@ from strop.run.folder import RunFolder, is_run
 from strop.run.ledger import Fate, Ledger, LedgerError
 from strop.run.manifest import Checkpoint, CheckpointError, Manifest
 
+if TYPE_CHECKING:
+    from strop.run.fingerprints import STAGES, Fingerprint, FingerprintChain
+
 __all__ = [
     "MODEL_FOLDER",
+    "STAGES",
     "Checkpoint",
     "CheckpointError",
     "CheckpointStore",
     "EventLog",
     "Fate",
+    "Fingerprint",
+    "FingerprintChain",
     "Ledger",
     "LedgerError",
     "Manifest",
@@ -41,4 +49,9 @@ __all__ = [
     "is_run",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, {})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        ".fingerprints": "Fingerprint FingerprintChain STAGES",
+    },
+)

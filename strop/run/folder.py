@@ -29,16 +29,17 @@ from typing import Any
 import strop
 from strop.base.durable import replace_text
 from strop.base.foreign_files import read_json
-from strop.base.guests import optional
 from strop.base.shell import shell_word
 from strop.border import remember_secrets_in, storable, storable_text
 from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.errors import RunError
 from strop.run.events import EventLog
+from strop.run.fingerprints import FingerprintChain
 from strop.run.inputs import INPUTS_FILE
 from strop.run.ledger import Ledger
 from strop.run.lock import RunLock
+from strop.run.samples.store import SampleStore
 
 RUN_FILE = "run.json"
 GROWN_FILE = "grown.jsonl"
@@ -53,19 +54,6 @@ _UNBEGUN = ("created", "model", "started_from", "threads", "preflight")
 _DEFAULTS = RunConfig()
 
 
-class StepDigests:
-    """What the steps of a run did, as digests, for whoever compares runs. The guest replay/ keeps them."""
-
-    head = ""
-    """Digest over those of all steps so far; a checkpoint records it."""
-
-    def append(self, step: int, **stage_digests: str) -> object:
-        """Take those of the stages of one step."""
-
-    def reload(self) -> None:
-        """Go on after the event log was rolled back."""
-
-
 class RunFolder:
     """One run on disk. Use `create` or `open`, and `close` at the end (or a `with` block)."""
 
@@ -77,11 +65,9 @@ class RunFolder:
         """Content of run.json."""
         self.events = EventLog(path / "events.jsonl", read_only=lock is None)
         self.ledger = Ledger(self.events)
-        prints = optional("fingerprints of steps")
-        self.fingerprints: StepDigests = StepDigests() if prints is None else prints(self.events)
-        store = optional("sample store")
-        self.samples: Any = None if store is None else store(path / SAMPLES)
-        """What the model wrote (`strop.run.samples.SampleStore`); None where nothing here can keep it."""
+        self.fingerprints = FingerprintChain(self.events)
+        self.samples = SampleStore(path / SAMPLES)
+        """What the model wrote."""
         self.checkpoints = CheckpointStore(
             path / "checkpoints", keep_last=settings.keep_last, keep_best=settings.keep_best
         )

@@ -24,11 +24,10 @@ from transformers import (
 )
 from transformers.initialization import no_init_weights
 
-from strop.engines.adapters import has_adapter
 from strop.engines.carried.packed import PROBE_TOLERANCE, check_packed
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
-from strop.engines.lora.adapters import add_lora, merged_tensors, save_adapter
+from strop.engines.lora.adapters import add_lora, has_adapter, merged_tensors, save_adapter
 from strop.engines.media import language_model_class, media_models
 from strop.engines.model import load_model, read_settings
 from strop.engines.model_folder import reading, runs_own_code

@@ -35,11 +35,13 @@ from strop.supervised.kept import SftExample
 from strop.supervised.result import SftResult, sft_result_of
 from strop.supervised.rows import read_sft_rows
 from strop.supervised.worker import LOSS, TEACHER, SupervisedWorker
-from strop.trainer.checkpointing import checkpointer, is_due, restore_position
+from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.launch import Say, optimizer_of
-from strop.trainer.outside import StopRequest, stop_request
+from strop.trainer.outside import StopRequest
+from strop.trainer.restarts.background import checkpointer
+from strop.trainer.restarts.signals import SignalRequest
 from strop.trainer.roles import role_mesh, start_runtime
 from strop.trainer.stages import Stages
 from strop.trainer.trackers import Trackers, TrackerSetup, check_trackers, trackers_of
@@ -71,7 +73,7 @@ class SupervisedTrainer:
         stop: StopRequest | None = None,
     ) -> None:
         self._config, self._run, self._say = config, run, say
-        self._stop = stop or stop_request()
+        self._stop = stop or SignalRequest()
         self._stop.begin(config.run)
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
@@ -378,6 +380,6 @@ def fine_tune(
     trainer: type[SupervisedTrainer] = SupervisedTrainer,
 ) -> SftResult:
     """Run a fine-tuning, or what `trainer` does, to its end; other arguments as those of `strop.trainer.loop.train`."""
-    stop = stop or stop_request()
+    stop = stop or SignalRequest()
     with environment_of(config.resources), stop.listening():
         return trainer(config, run, checkpoint=checkpoint, say=say, stop=stop).fit()

@@ -118,3 +118,7 @@ def _make(entry: Mapping[str, Any], where: str, folder: Path) -> BaseTool:
             f"{where}: {entry['class_name']} cannot be made: {type(error).__name__}: {error}"
         ) from error
     return tool
+
+
+initialize_tools_from_config = load_tool_classes
+"""verl's name."""

@@ -11,9 +11,9 @@ from typing import Any
 import yaml
 
 from strop.base.foreign_files import MAX_YAML_BYTES, parse_yaml, read_text
-from strop.base.guests import all_joined
 from strop.base.trust import ask
 from strop.base.user_files import load_user_file
+from strop.compat.class_names import class_here
 
 _searched: set[str] = set()
 """Folders of users' modules that were added to sys.path."""
@@ -62,8 +62,7 @@ def load_class(name: str, *, setting: str, folder: Path | None = None) -> type:
             raise ValueError(f"{setting} names {name!r}, but there is no such file; looked in {looked}")
         return _class(load_user_file(str(path), setting=setting), class_name, name, setting)
     try:
-        for translate in all_joined("class translation").values():
-            name = translate(name)
+        name = class_here(name)
     except ValueError as error:
         raise ValueError(f"{setting} names {error}") from None
     module_name, _, class_name = name.rpartition(".")

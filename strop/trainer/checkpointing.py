@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -10,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.elsewhere import elsewhere
-from strop.base.guests import needed, optional
 from strop.controller import WorkerGroup
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
 from strop.trainer.outside import StopRequest
+from strop.trainer.restarts.disk import watched
 
 SETTLE_S = 600.0
 """Longest wait for copies that are under way at the end."""
@@ -57,8 +56,7 @@ class Checkpointer:
             on_sealed: called with each checkpoint that is whole.
         """
         self._texts, self._on_sealed = texts, on_sealed
-        watched = optional("watch of checkpoints")
-        self._watch = None if watched is None else partial(watched, run, say=say, limit_s=limit_s)
+        self._watch = partial(watched, run, say=say, limit_s=limit_s)
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
         self._copier: Any = None
@@ -128,7 +126,7 @@ class Checkpointer:
 
     def _watched(self, step: int) -> AbstractContextManager[None]:
         """While the checkpoint of a step is being written."""
-        return contextlib.nullcontext() if self._watch is None else self._watch(step)
+        return self._watch(step)
 
     def poll(self) -> None:
         """Bring a checkpoint that is being written one stage on, if there is one; never waits for files."""
@@ -168,14 +166,6 @@ class Checkpointer:
         """The policy as an ordinary Hugging Face folder."""
         policy = next(iter(self._trained.values()))
         write_model(policy, folder, tokenizer=self._tokenizer, source=self._source_model)
-
-
-def checkpointer(settings: RunConfig) -> type[Checkpointer]:
-    """What writes the checkpoints of a run."""
-    if not settings.async_save:
-        return Checkpointer
-    made: type[Checkpointer] = needed("checkpoints in the background", "run.async_save is set")
-    return made
 
 
 def write_model(policy: WorkerGroup[Any], folder: Path, *, tokenizer: Any, source: str | Path) -> None:

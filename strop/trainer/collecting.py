@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 
 from strop.algorithms.registry import STEP_COLUMNS
-from strop.base.guests import all_joined, needed
+from strop.algorithms.stream_functions.groups import shaped
 from strop.base.metrics import Metric
 from strop.data.drawing import Drawn, draw
 from strop.protocol import DataProto
 from strop.protocol.schema import made_by
+from strop.recipes.answers import greedy_baselines
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
@@ -42,8 +43,7 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
     """
     played, limit = episodes.reports, sampling.max_tokens
     rewards = training_rewards(played, weight=config.reward.weight)
-    for shaped in all_joined("reward shaping").values():
-        rewards = shaped(config, played, rewards, limit)
+    rewards = shaped(config, played, rewards, limit)
     kept = episodes.take([number for number, one in enumerate(played) if one.id in rewards])
     column = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
     given = kept.rows.union(DataProto.from_dict({"reward": column}))
@@ -85,8 +85,7 @@ class RolloutCollector:
         prompts = drawn.prompts
         baselines = None
         if config.needs("reward_baselines"):
-            columns = needed("columns of answers", "the estimator takes reward_baselines")
-            baselines = columns.greedy_baselines(config, self._roles, prompts, self._sampling)
+            baselines = greedy_baselines(config, self._roles, prompts, self._sampling)
         episodes = self._roles.play(
             prompts, config.rollout.samples_per_prompt, self._sampling, first=self._first
         )

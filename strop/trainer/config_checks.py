@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.algorithms.declarations import check_estimator, check_loss_settings
-from strop.base.guests import all_joined, needed
+from strop.algorithms.stream_functions import settings as stream_functions
+from strop.base.guests import needed
 from strop.data.sampler import sees_results
+from strop.engines.ulysses import settings as ulysses
+from strop.judges import config as judges
+from strop.recipes import checks as recipes
+from strop.roles import checks as roles
+from strop.rollout.processes import settings as rollout_processes
 from strop.rollout.registry import check_engine_name
+from strop.trainer.restarts import settings as restarts
+from strop.trainer.rounds import check as filter_groups
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -29,7 +37,7 @@ def check_together(config: Config) -> None:
         settings=config.algorithm.adv_settings,
     )
     check_loss_settings(config.algorithm.policy_loss, config.algorithm.loss_settings)
-    for check in (*all_joined("check of settings").values(), *_CHECKS):
+    for check in _CHECKS:
         check(config)
 
 
@@ -94,10 +102,18 @@ def _check_epochs(config: Config) -> None:
 
 
 _CHECKS = (
+    stream_functions.check,
+    ulysses.check,
+    judges.check,
+    recipes.check,
+    roles.check,
+    rollout_processes.check,
+    restarts.check,
+    filter_groups.check,
     _check_sampler,
     _check_epochs,
     _check_budgets,
     _check_roles,
     _check_ahead,
 )
-"""In the order in which they speak, after those of guests."""
+"""In the order in which they speak."""

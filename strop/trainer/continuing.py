@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from strop.base.guests import needed
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.loading import read
@@ -58,9 +57,9 @@ def settings_to_continue(
     before = read(file, text=text)
     if not overrides:
         return Continuation(config=before)
-    anew = needed("settings given anew", f"{overrides[0]} is given beside --resume")
-    continuation: Continuation = anew(file, overrides, before, text=text, in_shell=in_shell)
-    return continuation
+    from strop.trainer.steering import settings_anew  # imports Continuation from here
+
+    return settings_anew(file, overrides, before, text=text, in_shell=in_shell)
 
 
 def roll_back(run: RunFolder, continuation: Continuation) -> tuple[Checkpoint | None, list[str]]:

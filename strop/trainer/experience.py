@@ -14,9 +14,9 @@ from typing import Any, cast
 import numpy as np
 
 from strop.algorithms.aggregation import BatchTotals
-from strop.base.guests import needed
 from strop.controller import Mesh, Partition
 from strop.data.sampler import parse_visit_uid
+from strop.engines.sharding import balanced_rows
 from strop.protocol import DataProto
 from strop.protocol.schema import Taker, labels_for, taken_by
 from strop.trainer.config import even_bounds
@@ -106,7 +106,6 @@ class Experience:
         work; samples of a prompt stay together where that costs no balance."""
         if mesh.dp == 1:
             return self.rows
-        balanced_rows = needed("several ranks", "a role has several ranks").balanced_rows
         parts = balanced_rows(
             [report.num_tokens for report in self.reports], [report.uid for report in self.reports], mesh.dp
         )

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.durable import replace_text
-from strop.base.guests import optional
 from strop.border import secrets_in
 from strop.chat_template import asks_for_time
 from strop.config import ConfigError, read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.engines.config import ModelConfig
+from strop.hub import inputs
+from strop.received import settings as received
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.run.inputs import check_inputs, inputs_of, kept_inputs, write_inputs
@@ -24,7 +25,7 @@ from strop.run.paths import with_absolute_paths
 from strop.trainer.config import Config
 from strop.trainer.continuing import roll_back, settings_to_continue
 from strop.trainer.loading import with_extensions
-from strop.trainer.models import local_models, replaced
+from strop.trainer.models import replaced
 from strop.trainer.named_files import check_named_files
 from strop.trainer.trackers import check_trackers
 
@@ -87,12 +88,8 @@ def start_run(
         taken = beginning.taken_keys(config)
     check_trackers(config.trainer.trackers)
     check_named_files(config, "".join(command[1:2]))
-    received, inputs = optional("received settings"), optional("inputs of a run")
-    if inputs is None:
-        located, models = local_models(config, but=taken), {}
-    else:
-        found = inputs.found(config, command[1:2], say=say, but=taken, known=known)
-        located, models = found.config, found.models
+    found = inputs.found(config, command[1:2], say=say, but=taken, known=known)
+    located, models = found.config, found.models
     tokenizer = located.model.tokenizer_folder if beginning is None else beginning.model_folder
     if date := template_date(config.model, Path(tokenizer)):
         config = replaced(config, "model.template_date", date)
@@ -103,18 +100,16 @@ def start_run(
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
         write_inputs(run.path, read)
-        if inputs is not None:
-            inputs.write_models(run.path, models)
+        inputs.write_models(run.path, models)
         for line in () if beginning is None else beginning.take_over(run, config):
             say(line)
-        if received is not None:
-            received.note(text)
+        received.note(text)
     except OSError as error:
         run.close()
         raise RunError(
             f"cannot write {run.path / CONFIG_FILE}: {error.strerror}; choose another --out"
         ) from error
-    for line in () if inputs is None else inputs.told(run, models):
+    for line in inputs.told(run, models):
         say(line)
     return Start(run=run, config=located, checkpoint=None, is_finished=False)
 
@@ -185,10 +180,8 @@ def resume_run(
         RunError: there is no run, another process writes it, no checkpoint is valid, or what it reads has changed.
     """
     path = folder / CONFIG_FILE
-    received, inputs = optional("received settings"), optional("inputs of a run")
     RunFolder.open(folder, read_only=True).close()
-    if received is not None:
-        received.check_there(path)
+    received.check_there(path)
     text = read_settings(path)
     if admit is not None:
         admit(text)
@@ -199,12 +192,11 @@ def resume_run(
         is_finished = bool(run.events.read("finished")) and not continuation.is_longer
         checkpoint, lines = None, [_FINISHED.format(run=run.path)]
         if not is_finished:
-            if received is not None:
-                received.check_inputs(run.path, config, text)
+            received.check_inputs(run.path, config, text)
             check_named_files(config, "".join(run.info["command"][1:2]))
             read = to_flat_dict(config)
             changed = check_inputs(run.path, read, accept=accept_changes)
-            config = local_models(config) if inputs is None else inputs.found_again(config, run, say=say)
+            config = inputs.found_again(config, run, say=say)
             checkpoint, lines = roll_back(run, continuation)
             step = 0 if checkpoint is None else checkpoint.step
             lines += [*continuation.lines(step), *changed]

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strop.base.guests import needed, optional
+from strop.base.guests import needed
 from strop.protocol import DataProto
 from strop.protocol.schema import labels_for
+from strop.recipes.choosing import chosen
+from strop.recipes.reward_kl import Control
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.producers import (
@@ -61,14 +63,13 @@ class Learner:
         """`facts` are those of the checkpoint that the run goes on from (method `facts`); None where it starts."""
         self._config = config
         self._roles = roles
-        penalties = optional("penalties on tokens")
-        self._control = None if penalties is None else penalties.Control(config.algorithm)
-        if self._control is not None and facts is not None:
+        self._control = Control(config.algorithm)
+        if facts is not None:
             self._control.load_state(facts.get("kl", {}))
 
     def facts(self) -> dict[str, Any]:
         """What a continuation needs of the algorithm."""
-        return {} if self._control is None else {"kl": self._control.state()}
+        return {"kl": self._control.state()}
 
     def learn(self, experience: Experience, step: int, stages: Stages) -> LearnerResult:
         """One step of the algorithm on these samples.
@@ -77,7 +78,7 @@ class Learner:
             StaleSamples: some are of an older policy, and no correction is on.
         """
         config, control = self._config, self._control
-        context = StepContext(config, self._roles, 0.0 if control is None else control.value)
+        context = StepContext(config, self._roles, control.value)
         check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
         wanted = wanted_before_updates(config, len(experience.sample_starts))
         taken_first = {name for one in self._learners("before").values() for name in one.update_takes}
@@ -87,8 +88,7 @@ class Learner:
         steps += self._update_others("after", experience, stages)
         trained, left_out = experience, dict[str, str]()
         if config.chooses_samples:
-            choose = needed("choice of samples", "algorithm.resampling or algorithm.keep is set")
-            trained, left_out = choose(experience, config, step)
+            trained, left_out = chosen(experience, config, step)
         steps += self._update_others("chosen", trained, stages)
         if step > config.trainer.critic_warmup:
             trained = produced(trained, wanted_by_the_update(config, trained), context, stages)
@@ -99,7 +99,7 @@ class Learner:
                 experience = experience.union(before, "log_probs", "entropys")
         with stages.stage("summary"):
             summary = self._summary(experience)
-        used = {} if control is None else control.follow(summary.metrics, len(summary.advantages))
+        used = control.follow(summary.metrics, len(summary.advantages))
         return LearnerResult(
             experience=experience,
             summary=summary,

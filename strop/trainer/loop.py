@@ -18,28 +18,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from strop.base.garbage import settled
-from strop.base.guests import all_joined, needed, optional
+from strop.base.guests import needed
 from strop.base.heartbeat import doing
 from strop.base.sections import section_on
+from strop.checks.preflight.of_run import try_run as preflight
+from strop.checks.rewards_of_run import note_certificate
 from strop.controller import CallTimeout, WorkerFailed
-from strop.engines.config import ModelConfig
+from strop.engines.flops.threads import line_of_run as set_threads
 from strop.engines.memory import describe_memory
 from strop.engines.model import describe_precision
+from strop.evaluation.reward_trial import try_reward
+from strop.health import HealthMonitor
+from strop.net.heartbeat import beating
+from strop.replay.repeated import read_recorded
+from strop.replay.samples import check as check_recording
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.checkpointing import checkpointer, is_due, restore_position
+from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.collecting import RolloutCollector
 from strop.trainer.config import Config
-from strop.trainer.ending import TrainResult, ending_of, is_best, result_of
+from strop.trainer.ending import Ending, TrainResult, is_best, result_of
 from strop.trainer.environment import environment_of
 from strop.trainer.launch import Say, optimizer_of
 from strop.trainer.learning import Learner
-from strop.trainer.outside import Listeners, StopRequest, stop_request
+from strop.trainer.outside import Listeners, StopRequest
 from strop.trainer.records import StepRecord
+from strop.trainer.restarts.background import checkpointer
+from strop.trainer.restarts.healing import Healing
+from strop.trainer.restarts.signals import SignalRequest
 from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
-from strop.trainer.sections import ResourcesConfig
+from strop.trainer.rounds.collector import RoundsCollector
 from strop.trainer.setup import (
     TrainingData,
     load_training_data,
@@ -69,13 +77,6 @@ class Alarm(Protocol):
         ...
 
 
-def set_threads(resources: ResourcesConfig, model: ModelConfig, run: RunFolder, *, step: int) -> str:
-    """Use resources.num_threads CPU threads for tensor operations, or as many as torch does; a line that says so."""
-    if resources.num_threads:
-        torch.set_num_threads(resources.num_threads)
-    return f"threads: {torch.get_num_threads()}"
-
-
 class Trainer:
     """One run. `train` makes it and runs it."""
 
@@ -94,7 +95,7 @@ class Trainer:
         self._run = run
         self._say = say
         self._force = force
-        self._stop = stop or stop_request()
+        self._stop = stop or SignalRequest()
         self._listeners = listeners or Listeners()
         self._stop.begin(config.run)
         self.has_begun = False
@@ -104,14 +105,11 @@ class Trainer:
         check_models(config)
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
-        repeated = optional("repeated run")
-        self._recorded = None if repeated is None else repeated(run.path)
-        choose_threads = optional("threads of a run") or set_threads
-        threads: str = choose_threads(config.resources, config.model, run, step=self._start_step)
+        self._recorded = read_recorded(run.path)
+        threads = set_threads(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
         if config.trainer.skip_rollout:
-            recorded = needed("recorded samples", "trainer.skip_rollout is set")
-            recorded.check(config, self.data, first_step=self._start_step + 1)
+            check_recording(config, self.data, first_step=self._start_step + 1)
         if self.data.growth is not None:
             self.data.growth.restore(run, self._start_step, self.data.sampler)
         if checkpoint is not None:
@@ -131,19 +129,17 @@ class Trainer:
     def fit(self) -> TrainResult:
         """Train to the last step; the run folder then holds everything."""
         start = time.perf_counter() - self._run.seconds_of_steps()
-        if try_reward := optional("trial of the reward"):
-            try_reward(self.config, self.data, self._run, self._say, costs=self._costs)
+        try_reward(self.config, self.data, self._run, self._say, costs=self._costs)
         with ExitStack() as stack:
-            if beating := optional("heartbeat"):
-                stack.enter_context(beating(self._run.path / "logs" / "controller.log"))
+            stack.enter_context(beating(self._run.path / "logs" / "controller.log"))
             with doing("the start of the roles"):
                 self._start_roles(stack)
             stack.enter_context(settled())
             self.has_begun = True
             if self._start_step == 0:
-                self._note_what_is_used()
+                note_certificate(self.config, self.data, self._run, self._say)
                 self._try_out()
-            self._alarms = self._start_alarms()
+            self._alarms = [self._health_monitor()]
             setup = TrackerSetup(
                 folder=self._run.path,
                 total_steps=self.data.num_steps,
@@ -152,8 +148,7 @@ class Trainer:
                 name=self.config.trainer.experiment_name,
             )
             trackers = stack.enter_context(trackers_of(self.config.trainer.trackers, setup))
-            if self.roles.watch is not None:
-                self.roles.watch.show = trackers.note
+            self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
                 for alarm in self._alarms:
@@ -162,7 +157,7 @@ class Trainer:
                 self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
             step = self._start_step
-            self._ending = ending_of(self.config.trainer, self._run, num_steps=last_step)
+            self._ending = Ending(self.config.trainer, self._run, num_steps=last_step)
             while step < self.data.num_steps and not self._ending.reason:
                 step += 1
                 with self._stop.step(), doing(f"step {step}"):
@@ -191,30 +186,18 @@ class Trainer:
 
     # ------------------------------------------------------------------ around it
 
-    def _note_what_is_used(self) -> None:
-        """Let guests record what is known of what the run will use."""
-        for note in all_joined("records of a fresh run").values():
-            note(self.config, self.data, self._run, self._say)
-
     def _try_out(self) -> None:
-        """Let guests try what the run will do; one may refuse it."""
-        trainer, looks = self.config.trainer, all_joined("before the first steps")
-        if not trainer.preflight or trainer.skip_rollout:
-            return
-        if not looks:
-            self._say(
-                "the run was not tried out: the part of strop that does so is missing from this installation"
-            )
-        for look in looks.values():
-            look(self.config, self.data, self.roles, self._run, self._say, force=self._force)
+        """Try what the run will do; the preflight may refuse it."""
+        if self.config.trainer.preflight and not self.config.trainer.skip_rollout:
+            preflight(self.config, self.data, self.roles, self._run, self._say, force=self._force)
 
-    def _start_alarms(self) -> list[Alarm]:
-        """What looks at the metrics, with what a run that is continued has seen and said."""
+    def _health_monitor(self) -> HealthMonitor:
+        """Health rules over the metrics, with what a run that is continued has seen and said."""
         file = self._run.path / METRICS_FILE
         earlier = read_metrics(file) if self._start_step and file.is_file() else []
         before = [metrics for metrics in earlier if metrics["step"] <= self._start_step]
         told = [event["name"] for event in self._run.events.read("health")]
-        return [made(told=told, earlier=before) for made in all_joined("alarms of a run").values()]
+        return HealthMonitor(told=told, earlier=before)
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
@@ -245,8 +228,7 @@ class Trainer:
             recorded = {} if self._recorded is None else self._recorded.steps
             self.collector: RolloutCollector = make(*parts, start_step=self._start_step, recorded=recorded)
         elif section_on(config.algorithm, "filter_groups") is not None or config.rollout.longest_first:
-            why = "algorithm.filter_groups or rollout.longest_first is on"
-            self.collector = needed("dynamic sampling", why)(*parts)
+            self.collector = RoundsCollector(*parts)
         else:
             self.collector = RolloutCollector(*parts)
         self._checkpointer = checkpointer(config.run)(
@@ -395,9 +377,8 @@ def train(
         Terminated: the process was asked to end by SIGTERM or SIGHUP; what it had is saved.
         WorkerFailed, CallTimeout: workers raised an error, or died and did so again (run.max_restarts).
     """
-    stop = stop or stop_request()
-    mending, step = optional("mending of a run"), 0 if checkpoint is None else checkpoint.step
-    healing = None if mending is None else mending(config, run, step=step, say=say)
+    stop = stop or SignalRequest()
+    healing = Healing(config, run, step=0 if checkpoint is None else checkpoint.step, say=say)
     with environment_of(config.resources), stop.listening():
         while True:
             trainer = Trainer(
@@ -406,6 +387,6 @@ def train(
             try:
                 return trainer.fit()
             except (WorkerFailed, CallTimeout) as error:
-                if healing is None or stop.number or not (trainer.has_begun or healing.is_mending):
+                if stop.number or not (trainer.has_begun or healing.is_mending):
                     raise
                 checkpoint = healing.rolled_back(error)

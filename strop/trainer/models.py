@@ -7,7 +7,6 @@ from collections.abc import Collection
 from typing import Any
 
 from strop.base.elsewhere import elsewhere, folder_here
-from strop.base.guests import needed
 from strop.trainer.config import Config
 
 MODEL_PATHS = ("model.path", "model.tokenizer_path", "reference.path")
@@ -36,8 +35,9 @@ def with_template(config: Config) -> Config:
     """The configuration with the text of model.chat_template: other machines may not have the file."""
     if not config.model.chat_template:
         return config
-    changes = needed("changes of a model", "model.chat_template is set")
-    made: Config = replaced(config, "model.chat_template", changes.template_text(config.model.chat_template))
+    from strop.engines.options.changes import template_text  # torch: seconds
+
+    made: Config = replaced(config, "model.chat_template", template_text(config.model.chat_template))
     return made
 
 

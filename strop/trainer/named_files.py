@@ -15,9 +15,7 @@ from strop.data.entries import check_there
 from strop.rewards import try_loading
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
-
-_SECTIONS = {"sft": "sft", "prefer": "prefer", "dpo": "prefer", "reward-model": "prefer"}
-"""By the word of a command, the section with its data, where that is not the one of a training."""
+from strop.trainer.sections import SECTION_OF_COMMAND
 
 
 def check_named_files(config: Config, command: str) -> None:
@@ -35,8 +33,8 @@ def check_named_files(config: Config, command: str) -> None:
         RewardError: the reward cannot be loaded.
         UntrustedCode: received settings name code.
     """
-    if command in _SECTIONS:
-        data = getattr(config, _SECTIONS[command]).data
+    if command in SECTION_OF_COMMAND:
+        data = getattr(config, SECTION_OF_COMMAND[command]).data
         check_there([*data.train_files, *data.val_files])
         return
     with environment_of(config.resources):

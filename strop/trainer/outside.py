@@ -1,15 +1,11 @@
-"""What comes to a run from outside while it goes on: who asks it to end, and who hears of it.
-
-In the core nobody does: Ctrl-C ends a run where it is, and it goes on from its last checkpoint. The guest restarts/
-knows signals and machines that are taken away (place "requests to end"), the guest python/ functions of a caller.
-"""
+"""What comes to a run from outside while it goes on: who asks it to end (restarts/signals.py knows signals and machines
+that are taken away), and who hears of it (functions of a caller in Python)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
-from strop.base.guests import optional
 from strop.run import Checkpoint, RunConfig, RunFolder
 
 
@@ -44,12 +40,6 @@ class StopRequest:
 
     def settle(self) -> None:
         """The step itself is done: a request waits for the checkpoint now, however long that takes."""
-
-
-def stop_request() -> StopRequest:
-    """What takes the requests of a new run."""
-    made: type[StopRequest] = optional("requests to end") or StopRequest
-    return made()
 
 
 class Listeners:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from strop.base.device import device_name
-from strop.base.guests import needed, optional
+from strop.base.guests import needed
 from strop.base.sections import section_on
 from strop.controller import (
     InlineRuntime,
@@ -28,9 +28,12 @@ from strop.controller import (
 )
 from strop.engines.config import EngineConfig
 from strop.engines.model import check_language_model, read_shape
-from strop.engines.tokens import sequence_parallelism
+from strop.engines.ulysses.shards import check_sequence_parallel
+from strop.judges.costs import CostTracker
 from strop.protocol import DataProto
+from strop.rollout.processes.weights import SentWeights
 from strop.rollout.types import Sampling
+from strop.tracking.tally import PlayWatch
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
 from strop.trainer.policy_sync import MAX_HEALS, PolicySync
@@ -53,10 +56,10 @@ class Roles:
 
     actor: WorkerGroup[ActorWorker]
     rollout: WorkerGroup[RolloutWorker]
-    costs: Any
+    costs: CostTracker | None
     """Counts what services of the reward cost; generation is told before it works and asked after it. None where none
     has a price."""
-    watch: Any
+    watch: PlayWatch
     """Shows how far generation is; None where nothing does."""
     sync: PolicySync
     """Has generation use the actor's weights."""
@@ -105,8 +108,7 @@ class Roles:
     @contextlib.contextmanager
     def playing(self, num_samples: int) -> Iterator[None]:
         """While generation plays so many samples."""
-        watched = contextlib.nullcontext() if self.watch is None else self.watch.playing(num_samples)
-        with self.active("rollout"), watched:
+        with self.active("rollout"), self.watch.playing(num_samples):
             yield
 
     def play(
@@ -215,8 +217,7 @@ def check_models(config: Config) -> None:
         if engine.sequence_parallel > 1:
             shape = _shape(config, name, own.get(name) or config.model.path)
             ranks = _num_ranks(config, name)
-            divided = sequence_parallelism()
-            divided.check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
+            check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
 
 
 class JoinedRole(Protocol):
@@ -292,8 +293,8 @@ def playing_of(
     )
 
 
-def costs_of(config: Config, folder: Path | None) -> Any:
-    """What counts the costs of services of the reward (place "costs of services"); None where none has a price.
+def costs_of(config: Config, folder: Path | None) -> CostTracker | None:
+    """What counts the costs of services of the reward; None where none has a price.
 
     Args:
         config, folder: of the run; no folder: nothing is remembered.
@@ -303,7 +304,7 @@ def costs_of(config: Config, folder: Path | None) -> Any:
     """
     if not any(service.has_price for service in config.reward.services.values()):
         return None
-    return needed("costs of services", "a service of the reward has a price")(config.reward, folder)
+    return CostTracker(config.reward, folder)
 
 
 def make_roles(
@@ -314,7 +315,7 @@ def make_roles(
     num_steps: int,
     checkpoint: Path | None = None,
     optimizer: Path | None = None,
-    costs: Any = None,
+    costs: CostTracker | None = None,
 ) -> Roles:
     """Start every role of a run.
 
@@ -334,7 +335,6 @@ def make_roles(
     )
     for name in apart:
         groups |= runtime.groups({name: specs[name]}, pool=name)
-    watch = optional("progress of generation")
     of_run = {name: one for name, one in config.further_roles.items() if name in groups}
     roles = Roles(
         actor=groups["actor"],
@@ -344,7 +344,7 @@ def make_roles(
         learning=frozenset(name for name, one in of_run.items() if one.learns),
         sync=_sync(config, groups, version=playing.version),
         costs=costs or costs_of(config, None),
-        watch=watch and watch.PlayWatch(playing.logs),
+        watch=PlayWatch(playing.logs),
         offloads_idle=config.resources.offload_idle,
     )
     roles.sync.begin()
@@ -356,14 +356,13 @@ def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: in
     is_apart, is_native = "rollout" in config.resources.apart, config.rollout.engine == "native"
     if is_native and not is_apart:
         return PolicySync(rollout=groups["rollout"], version=version)
-    made: PolicySync = needed("weights of engines", "generation has weights of its own")(
+    return SentWeights(
         rollout=groups["rollout"],
         version=version,
         actor=groups["actor"],
         shares_process=not is_apart,
         probes_weights=not is_native,
     )
-    return made
 
 
 def role_specs(

@@ -11,18 +11,17 @@ from annotated_types import Ge, Le
 
 from strop.base.device import OF_EACH_PROCESS, check_device_name
 from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
-from strop.base.guests import targets
 from strop.base.sections import section
 from strop.border import is_secret
 
-APART_ROLES = ("rollout", "reference", *targets("role"))
+APART_ROLES = ("rollout", "reference", "critic", "teacher", "prm", "reward_model")
 """Roles that can have processes of their own; the actor is always in the main pool."""
 
 
-def _usual_trackers() -> tuple[str, ...]:
-    """Those that a run has where nobody says otherwise."""
-    there = targets("tracker")
-    return tuple(name for name in ("console", "jsonl", "tensorboard") if name == "jsonl" or name in there)
+SECTION_OF_COMMAND = {"sft": "sft", "prefer": "prefer", "dpo": "prefer", "reward-model": "prefer"}
+"""By the word of a command that makes runs, the section at the root that says what it does; `train` has none."""
+FINE_TUNING_SECTIONS = ("prefer", "sft")
+"""Those sections."""
 
 
 @section("trainer")
@@ -38,7 +37,7 @@ class TrainerConfig:
     skip_rollout: str = ""
     """Folder of a run whose samples are trained on in place of new ones, with their tokens, log-probs and rewards: to
     debug the trainer, and to compare losses on equal data. Empty: samples are played."""
-    trackers: tuple[str, ...] = field(default_factory=_usual_trackers)
+    trackers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
     """Where metrics go: console, jsonl (which the commands of strop read), tensorboard, wandb, mlflow, swanlab,
     trackio, clearml, comet."""
     project_name: str = "strop"

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.agents.setup import AgentSetup
-from strop.base.guests import all_joined, needed, optional
 from strop.base.sections import section_on
 from strop.chat_template import apply_template
+from strop.data.cache import prune_for
 from strop.data.config import DataConfig
 from strop.data.drawing import TrainingPrompts
+from strop.data.growing.growth import Growth
 from strop.data.media import media_reader
+from strop.data.mixing.epochs import rows_of_epochs
 from strop.data.prompts import PromptDataset
 from strop.data.readers import load_rows
 from strop.data.sampler import PromptSampler, val_uid
+from strop.data.streaming import StreamedPrompts
 from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer, read_shape
@@ -85,8 +88,8 @@ def load_training_data(
     if isinstance(train, PromptDataset) and not train.has_media:
         check_positions(config, data, train.longest)
     chosen, num_epochs = None, config.num_epochs
-    if isinstance(train, PromptDataset) and (mixed := optional("mixture of sources")) is not None:
-        chosen, num_epochs = mixed(train, data, num_epochs, config.trainer.seed)
+    if isinstance(train, PromptDataset):
+        chosen, num_epochs = rows_of_epochs(train, data, num_epochs, config.trainer.seed)
     sampler = PromptSampler(
         train.row_numbers,
         data.prompts_per_step,
@@ -104,8 +107,7 @@ def load_training_data(
     check_prompts_fit(config, data, val_prompts)
     if train.has_media or any(prompt.media for prompt in val_prompts):
         media_reader("the data").check_run(config)
-    for hear in all_joined("data of a run").values():
-        hear(data)
+    prune_for(data)
     return TrainingData(
         tokenizer=tokenizer,
         train=train,
@@ -146,16 +148,12 @@ def _training_prompts(
     """The training prompts, and what adds rows to them while the run goes on."""
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
     if data.streaming:
-        streamed: TrainingPrompts = needed("streamed rows", "data.streaming is set").StreamedPrompts(
-            rows, tokenizer, data, shown=setup.shown_row
-        )
-        return streamed, None
+        return StreamedPrompts(rows, tokenizer, data, shown=setup.shown_row), None
     train = PromptDataset(setup.shown_rows(rows, "train"), tokenizer, data, "train")
     if section_on(data, "datagen") is None and not getattr(rows, "hears_of_batches", False):
         return train, None
-    grow = needed("rows that come later", "data.datagen, or on_batch_end of a dataset class, adds rows")
     prepare, max_steps = lambda new: setup.shown_rows(new, "train"), config.trainer.max_steps
-    growth = grow(data, rows, train, tokenizer, prepare, max_steps=max_steps)
+    growth = Growth(data, rows, train, tokenizer, prepare, max_steps=max_steps)
     return growth.prompts, growth
 
 

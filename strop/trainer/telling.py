@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 from strop.algorithms.batch_metrics import GROUPS
-from strop.base.guests import optional
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.config import DataConfig
+from strop.engines.flops import usage_metrics
 from strop.rewards import summarize
 from strop.run import RunFolder
 from strop.trainer.launch import Say
@@ -44,10 +44,8 @@ def step_metrics(
     generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
     if gen_s > 0:
         metrics[GENERATION_SPEED] = generated / gen_s
-    if counts := optional("operation counts"):
-        usage = {name: as_list(group.call.usage()) for name, group in roles.trained().items()}
-        is_reference = roles.reference is None
-        metrics |= counts.usage_metrics(usage, stages.seconds, actor_is_reference=is_reference)
+    usage = {name: as_list(group.call.usage()) for name, group in roles.trained().items()}
+    metrics |= usage_metrics(usage, stages.seconds, actor_is_reference=roles.reference is None)
     return metrics | told_by_passes(record.metrics(), record.experience.reports)
 
 

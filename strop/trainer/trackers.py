@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
@@ -18,16 +18,27 @@ from strop.border import as_number, storable, storable_text
 from strop.run.errors import RunError
 from strop.run.records import MAX_STEP
 
+if TYPE_CHECKING:
+    from strop.tracking.group import Tracker, TrackerGroup, trackers
+
 __all__ = [
     "METRICS_FILE",
     "JsonlTracker",
+    "Tracker",
+    "TrackerGroup",
     "TrackerSetup",
     "Trackers",
     "check_trackers",
     "read_metrics",
+    "trackers",
     "trackers_of",
 ]
-__getattr__, __dir__ = lazy_names(__name__, {})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "strop.tracking.group": "Tracker TrackerGroup trackers",
+    },
+)
 
 METRICS_FILE = "metrics.jsonl"
 

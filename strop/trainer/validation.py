@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strop.base.guests import needed, optional, targets
+from strop.evaluation.intervals import clustered_interval
+from strop.evaluation.validation_metrics import metrics_of_reports
 from strop.workers.metrics import MEAN_REWARD, PASS_RATE
 from strop.workers.reports import EpisodeReport, is_decided
 
@@ -49,14 +50,7 @@ class Validation:
         for report in self.reports:
             answers[report.uid] += 1
             passed[report.uid] += bool(report.passes)
-        interval = needed("interval of a rate", "an interval of a pass rate is asked for")
-        low, high = interval([passed[uid] for uid in answers], list(answers.values()))
-        return low, high
-
-    @property
-    def has_interval(self) -> bool:
-        """There is what gives intervals."""
-        return bool(targets("interval of a rate"))
+        return clustered_interval([passed[uid] for uid in answers], list(answers.values()))
 
     def describe(self) -> str:
         """`pass rate 91.0 % (95 % interval 86.2 to 94.2) on 200 answers`, or `mean reward 0.42 on 200 answers`."""
@@ -64,7 +58,7 @@ class Validation:
             line = f"mean reward {self.mean_reward:.4g}"
         else:
             line = f"pass rate {100 * self.pass_rate:.1f} %"
-        if self.has_interval and (interval := self.interval()) is not None:
+        if (interval := self.interval()) is not None:
             line += " (95 % interval {:.1f} to {:.1f})".format(*(100 * end for end in interval))
         line += f" on {self.num_answers} answers"
         num_prompts = len({report.uid for report in self.reports})
@@ -80,7 +74,6 @@ class Validation:
 
 def summarize_validation(reports: Sequence[EpisodeReport]) -> Validation:
     """Pass rate and metrics of scored answers."""
-    measure = optional("metrics of a validation")
     scores = [report.score for report in reports if report.score is not None]
     num_passed = sum(bool(report.passes) for report in reports) if is_decided(reports) else None
     mean_reward = math.fsum(scores) / len(scores) if scores else None
@@ -88,7 +81,7 @@ def summarize_validation(reports: Sequence[EpisodeReport]) -> Validation:
     known = {name: number for name, number in numbers.items() if number is not None}
     return Validation(
         reports=list(reports),
-        metrics={} if measure is None else {**measure(reports), **known},
+        metrics={**metrics_of_reports(reports), **known},
         num_answers=len(reports),
         num_passed=num_passed,
         num_unscored=len(reports) - len(scores),

@@ -10,9 +10,9 @@ from typing import Any
 from strop.cli.output import print_json, print_plain, shorten
 from strop.cli.settings import user_path
 from strop.replay.comparing import Difference, common_steps, compare
-from strop.replay.fingerprints import FingerprintChain
 from strop.replay.schedule import ScheduleDifference, compare_schedules, read_schedule
 from strop.run import RunFolder
+from strop.run.fingerprints import FingerprintChain
 
 SUMMARY = "where two runs part: first step and stage"
 EPILOG = """\

@@ -24,16 +24,18 @@ from strop.algorithms.losses import (
 )
 from strop.algorithms.registry import load_extensions
 from strop.base.device import sent
-from strop.base.guests import needed
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, Execute, register
-from strop.engines.adapters import adapters, has_adapter, merged_weights
 from strop.engines.config import ModelConfig
+from strop.engines.lora import adapters
+from strop.engines.lora.adapters import has_adapter, merged_weights
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.protocol.merging import METRICS
+from strop.recipes.correction_columns import correction_columns
+from strop.rollout.processes.joining import probe_of
 from strop.rollout.sync.transfer import Sender, weight_transfer
 from strop.rollout.sync.types import Endpoint, Probe, SyncReport
 from strop.workers.config import ActorConfig
@@ -93,7 +95,7 @@ class ActorWorker(TrainedWorker):
                 "the policy has no adapter to switch off, so it cannot be its own reference: set model.lora.rank, "
                 "or use a ReferenceWorker"
             )
-        with adapters().adapter_off(self.engine.model):
+        with adapters.adapter_off(self.engine.model):
             return self.token_columns(data, log_prob_column("ref_log_prob", data))
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -183,9 +185,7 @@ class ActorWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def correct_rollout(self, data: DataProto) -> DataProto:
         """What the trainer's log-probs say about all rows of a step."""
-        correct = needed("rollout correction", "algorithm.correction is on")
-        made: DataProto = correct(data, self._algorithm)
-        return made
+        return correction_columns(data, self._algorithm)
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def summarize_batch(self, data: DataProto) -> BatchSummary:
@@ -212,8 +212,7 @@ class ActorWorker(TrainedWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def probe(self) -> Probe:
         """What the policy says of a few tokens, for engines whose weights cannot be read."""
-        probe: Probe = needed("engines apart", "an engine is not the native one").probe_of(self.engine)
-        return probe
+        return probe_of(self.engine)
 
     def close(self) -> None:
         """Leave the rollout workers, if there are any."""

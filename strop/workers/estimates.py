@@ -17,8 +17,9 @@ from strop.algorithms.sequence_credit import (
     spread_over_sequences,
     with_answer_scores,
 )
-from strop.base.guests import optional
 from strop.protocol import columns
+from strop.protocol.columns import padded
+from strop.recipes.reward_kl import penalized
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
 """Columns that an estimator in verl's convention gets, where there are any."""
@@ -51,8 +52,7 @@ def batch_advantages(
     mask = padded(tensors, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
     lengths = columns.row_lengths(tensors["response_mask"])
     rewards = with_answer_scores(padded(tensors, "token_level_scores"), lengths, tensors.get("rm_scores"))
-    if (penalties := optional("penalties on tokens")) is not None:
-        rewards = penalties.penalized(rewards, tensors, algorithm, mask, kl_coef)
+    rewards = penalized(rewards, tensors, algorithm, mask, kl_coef)
     representatives = episode_representatives(episode_ids, mask)
     if representatives is None:
         advantages, returns = _estimated(tensors, algorithm, rewards, mask, uids, slice(None))
@@ -100,8 +100,3 @@ def _estimated(
         uids=uids,
     )
     return advantages.to(rewards.dtype), returns.to(rewards.dtype)
-
-
-def padded(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """[B, R], R the longest row; a column with one number per row as it is."""
-    return columns.to_padded(tensors[name], 0.0)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base.guests import needed
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model, read_shape
@@ -209,4 +208,6 @@ def engines_apart(rollout: RolloutConfig) -> Any:
     Raises:
         ValueError: nothing here does.
     """
-    return needed("engines apart", f"rollout.engine={rollout.engine} is not the native one")
+    from strop.rollout.processes import joining  # imports Place from here
+
+    return joining

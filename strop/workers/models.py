@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base.guests import needed
 from strop.controller import Dispatch, Worker, register
-from strop.engines.adapters import adapters, has_adapter
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.flops import usage_of
+from strop.engines.lora import adapters
+from strop.engines.lora.adapters import has_adapter
 from strop.engines.parallel import Parallel, join_ranks
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
 from strop.engines.tokens import TokenFunction
@@ -97,8 +98,7 @@ class TrainedWorker(ModelWorker):
         updates, total = self._in_updates, self.engine.operations
         done = None if total is None else total - self._seen
         self._in_updates, self._seen = 0.0, total or 0.0
-        counts = needed("operation counts", "the use of devices is asked for")
-        return counts.usage_of(self.engine.model, done=done, updates=updates)
+        return usage_of(self.engine.model, done=done, updates=updates)
 
     def _learn(
         self,
@@ -150,7 +150,7 @@ class TrainedWorker(ModelWorker):
     def save_model(self, folder: Path) -> None:
         """The model as an ordinary Hugging Face folder, written by rank 0; an adapter is merged into it."""
         if has_adapter(self.engine.model):
-            adapters().save_merged(self.engine.model, folder, write=self.rank == 0)
+            adapters.save_merged(self.engine.model, folder, write=self.rank == 0)
         else:
             self.engine.save_model(folder)
 

@@ -23,7 +23,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span, add_span
-from strop.base.guests import joined, needed, targets
+from strop.base.guests import joined, targets
 from strop.base.heartbeat import item
 from strop.base.sections import guest_sections
 from strop.border import described, encodable, storable_text, usable
@@ -468,8 +468,9 @@ def agent_workers(
             f"shown: set agent.num_workers=0"
         )
     reward = None if scorers is None else scorers.config
-    processes = needed("agent processes", f"agent.num_workers is {count}")
-    return processes(setup, client, model, reward=reward, seed=seed)
+    from strop.workers.agents.pool import AgentWorkers
+
+    return AgentWorkers(setup, client, model, reward=reward, seed=seed)
 
 
 def check_observers(rollout: RolloutConfig) -> None:

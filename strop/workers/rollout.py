@@ -11,7 +11,6 @@ reward.timeout_s.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,18 +20,23 @@ from typing import Any, Protocol, TypeVar
 from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.algorithms.registry import load_extensions
-from strop.base.guests import needed, optional
 from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.training import TrainEngine
+from strop.net.call_loop import CallRunner
 from strop.protocol import DataProto
+from strop.recipes.answers import part_columns, step_columns
+from strop.replay.samples import open_recording
 from strop.rewards import RewardConfig, RewardPool
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.sync.transfer import ReceivingEngine, weight_transfer
 from strop.rollout.sync.types import Endpoint, Probe, SyncReport
 from strop.rollout.types import Sampling
+from strop.run.samples import SampleStore
+from strop.run.samples.rows import saved_rows
+from strop.tracking.tally import Tally
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.generation import Generation, Place, make_serving
@@ -112,9 +116,7 @@ class RolloutWorker(Worker):
         super().__init__()
         load_extensions(playing.extensions)
         self._rollout, self._reward, self._playing = rollout, reward, playing
-        self._samples: Any = None
-        if playing.samples is not None:
-            self._samples = needed("sample store", "run.save_samples is true")(playing.samples)
+        self._samples = None if playing.samples is None else SampleStore(playing.samples)
         self._tokenizer = load_tokenizer(model)
         self._trained = None if playing.share_with is None else self._engine_of(playing.share_with)
         self._runner = self._make_runner()
@@ -124,16 +126,14 @@ class RolloutWorker(Worker):
             reward, tokenizer=model.path, rank=self.rank, count=self.world_size, logs=playing.logs
         )
         self._pool_runs = self._is_closed = False
-        progress = optional("progress of generation")
-        self._tally = progress and progress.Tally(playing.logs, rank=self.rank)
+        self._tally = Tally(playing.logs, rank=self.rank)
         self._player = self._make_player(model, media)
         self._after: Callable[[Episode], Awaitable[None]] | None = None
         """Lets samples that are played end; None: at once."""
 
     def _make_runner(self) -> Runner:
         """Runs the loop of the agents, the engine and the scorers."""
-        made: type[Runner] = optional("loop of calls") or asyncio.Runner
-        return made()
+        return CallRunner()
 
     def _asked(self) -> tuple[GenerateClient, Scorers]:
         """What the player asks for tokens and for scores."""
@@ -147,8 +147,7 @@ class RolloutWorker(Worker):
         )  # fmt: skip
         recorded = None
         if playing.recording is not None:
-            samples = needed("recorded samples", "trainer.skip_rollout is set")
-            recorded = samples.open_recording(playing.recording, self._reward)
+            recorded = open_recording(playing.recording, self._reward)
         return make_player(
             client, media, scorers,
             model=model, setup=setup, rollout=self._rollout, seed=playing.seed, recording=recorded,
@@ -263,12 +262,10 @@ class RolloutWorker(Worker):
         earned: list[float] = episodes.tensors()["reward"].tolist()
         rows = episode_rows(kept, earned, temperature=self._rollout.temperature, turn_weight=turn_weight)
         if playing.reward_keys:
-            parts = needed("columns of answers", "algorithm.reward_keys is set").part_columns
-            rows = rows.union(parts(kept, playing.reward_keys))
+            rows = rows.union(part_columns(kept, playing.reward_keys))
         if playing.anchor_similarity is not None:
-            columns = needed("columns of answers", "the advantage estimator compares answers").step_columns
             similarity = playing.anchor_similarity
-            rows = rows.union(columns(kept, earned, turn_weight=turn_weight, similarity=similarity))
+            rows = rows.union(step_columns(kept, earned, turn_weight=turn_weight, similarity=similarity))
         objects: dict[str, list[Any]] = {}
         sequences = [sequence for one in kept for sequence in one.sequences]
         if self._takes_media:  # roles with a vision-language model need those of prompt and response
@@ -291,8 +288,7 @@ class RolloutWorker(Worker):
             RunError: the disk refused.
         """
         assert self._samples is not None, "the role was made without a sample store"
-        as_rows = needed("samples as rows", "run.save_samples is true")
-        rows = as_rows(episodes, self._tokenizer, keeps_row=self._playing.keeps_rows)
+        rows = saved_rows(episodes, self._tokenizer, keeps_row=self._playing.keeps_rows)
         self._samples.write(step, rows, split=split, part=self.rank, parts=self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -17,11 +17,12 @@ from strop.algorithms.advantages import group_ids_of
 from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import adv_estimator_declaration
-from strop.base.guests import all_joined
 from strop.protocol import DataProto, columns
+from strop.protocol.columns import padded
 from strop.protocol.schema import STAGES, stage_columns
+from strop.recipes.measures import of_batch as recipe_metrics
+from strop.roles.measures import of_batch as role_metrics
 from strop.run import digest
-from strop.workers.estimates import padded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +53,13 @@ def summarize(rows: DataProto, algorithm: AlgorithmConfig) -> BatchSummary:
     values, masks = columns.rows(tensors["advantages"]), columns.rows(tensors["response_mask"])
     means = [float(v[m.bool()].mean()) for v, m in zip(values, masks, strict=True)]
     rewards = _row_sums(tensors["token_level_rewards"])
-    of_guests = all_joined("metrics of a batch").values()
     return BatchSummary(
         advantages=dict(zip(ids, means, strict=True)),
         metrics={
             **_metrics(tensors, rewards, list(rows.non_tensor_batch["uid"])),
             **_own_metrics(rows, algorithm),
-            **{name: value for measure in of_guests for name, value in measure(rows, algorithm).items()},
+            **recipe_metrics(rows, algorithm),
+            **role_metrics(rows, algorithm),
         },
         digests={
             stage: digest(*(part for name in names if name in tensors for part in _bits(tensors[name])))

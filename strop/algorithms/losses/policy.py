@@ -16,7 +16,6 @@ from strop.algorithms.kl import kl_penalty
 from strop.algorithms.losses.spec import LossSpec
 from strop.algorithms.losses.terms import policy_loss_terms
 from strop.algorithms.registry import verl_convention
-from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.base.tensor_metrics import TensorMetrics
 
@@ -130,7 +129,10 @@ def policy_loss(
     means = {STATISTIC.of(name): values.detach() for name, values in seen.items()}
     distances: Tensor | None = None
     if spec.distillation is not None:
-        distance_to_teacher = needed("distance to a teacher", "algorithm.distillation.kind is set")
+        from strop.algorithms.distillation.terms import (
+            distance as distance_to_teacher,  # imports this package
+        )
+
         taught = distance_to_teacher(spec, log_probs, here, chosen_log_probs, is_likely)
         distance = weighted_sum(taught.terms, weights)
         loss = loss + spec.distillation.coef * distance

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from strop.base.guests import targets
-from strop.cli.launching import KINDS_OF_GUESTS
 from strop.cli.output import UsageError, say
+from strop.trainer.sections import FINE_TUNING_SECTIONS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ ORDER = (
     "data.reorder_every",
 )  # fmt: skip
 AFTER_SCORING = ("reward.weight", "reward.overlong_buffer", "reward.overlong_penalty")
-OF_TRAINING = Reads(keys=("",), but=KINDS_OF_GUESTS)
+OF_TRAINING = Reads(keys=("",), but=FINE_TUNING_SECTIONS)
 """What `strop train` reads; the commands of guests say it themselves."""
 
 
@@ -143,7 +143,7 @@ def _same_name(key: str, reads: Reads) -> str | None:
         pairs = zip(reversed(key.split(".")), reversed(other.split(".")), strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    own = [kind for kind in KINDS_OF_GUESTS if kind in reads.keys]
+    own = [kind for kind in FINE_TUNING_SECTIONS if kind in reads.keys]
     known = [full for full, found in tree(Config).items() if _section(full) in own and not found.is_section]
     best = max(known, key=common, default=None)
     return best if best is not None and common(best) and reads.covers(best) else None

@@ -23,6 +23,8 @@ joining     the runtime as `resources` asks for it
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 try:
     import ray as _ray  # noqa: F401  asked for here, so that its absence is explained once
 except ModuleNotFoundError as error:
@@ -40,14 +42,31 @@ from strop.controller.ray.pending import RayPending, Traffic
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.runtime import RayRuntime
 
+if TYPE_CHECKING:
+    from strop.compat.worker_groups import (
+        ColocatedClass,
+        RayClassWithInitArgs,
+        RayWorkerGroup,
+        create_colocated_worker_cls,
+    )
+
 __all__ = [
     "Cluster",
+    "ColocatedClass",
     "Node",
+    "RayClassWithInitArgs",
     "RayPending",
     "RayResourcePool",
     "RayRuntime",
+    "RayWorkerGroup",
     "RoleGroup",
     "Traffic",
+    "create_colocated_worker_cls",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, {})  # guests offer names here
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "strop.compat.worker_groups": "ColocatedClass RayClassWithInitArgs RayWorkerGroup create_colocated_worker_cls",
+    },
+)  # guests offer names here

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 
-from strop.base.guests import all_joined
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unread import Reads, refuse_unread
@@ -127,4 +126,8 @@ _OWN = {
 @cache
 def actions() -> dict[str, Action]:
     """What there is to do, by name, in the order of --help."""
-    return {**all_joined("data command"), **_OWN}
+    from strop.checks.data_command import ACTION as CHECK
+    from strop.compat.prepare_command import ACTION as PREPARE
+    from strop.tools.index_command import ACTION as INDEX
+
+    return {"check": CHECK, "prepare": PREPARE, "index": INDEX, **_OWN}

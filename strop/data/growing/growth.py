@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from strop.base.durable import append_line, replace_text, whole_lines
-from strop.base.guests import needed
 from strop.base.metrics import Metric
 from strop.base.sections import section_on
+from strop.compat.datasets.generator import GeneratedRows
 from strop.data.config import DataConfig
 from strop.data.growing.prompts import GrowingPrompts
 from strop.data.prompts import PromptDataset
@@ -74,7 +74,7 @@ class Growth:
             )
         source: Any = rows
         if maker is not None:
-            source = needed("data generator", "data.datagen is set")(maker, rows)
+            source = GeneratedRows(maker, rows)
         self._source: RowSource = source
         self.prompts = GrowingPrompts(first, tokenizer, data, prepare)
         self._num_added = 0

@@ -24,7 +24,6 @@ from transformers.pytorch_utils import Conv1D
 
 from strop.base.elsewhere import fetch_copy
 from strop.base.randomness import random_key
-from strop.engines.adapters import has_adapter
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.gradients import full
@@ -36,6 +35,16 @@ _ALL = ("all-linear",)
 _SAVED_PREFIX = "base_model.model."
 _CONFIG_FILE = "adapter_config.json"
 _WEIGHTS_FILE = "adapter_model.safetensors"
+
+
+def has_adapter(model: CausalLM) -> bool:
+    """Whether the model has an adapter."""
+    return hasattr(model.module, "peft_config")
+
+
+def merged_weights(model: CausalLM) -> Iterator[tuple[str, Tensor]] | None:
+    """Every weight with its adapter added; None where the model has none, and its weights are as they are."""
+    return merged_tensors(model) if has_adapter(model) else None
 
 
 def add_lora(model: CausalLM, config: LoraConfig, *, seed: int = 0) -> None:

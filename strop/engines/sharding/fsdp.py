@@ -27,7 +27,7 @@ from torch.distributed.fsdp import (
 from strop.engines.causal_lm import HALF, CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.parallel import Parallel
-from strop.engines.tokens import sequence_parallelism
+from strop.engines.ulysses.shards import check_sequence_parallel
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
     if model.is_sharded:
         raise ValueError("the model is sharded already; load it again for another engine")
     if parallel.sp_size > 1:
-        sequence_parallelism().check_sequence_parallel(model.config, parallel.sp_size, parallel.world_size)
+        check_sequence_parallel(model.config, parallel.sp_size, parallel.world_size)
     precision, placement = MixedPrecisionPolicy(), OffloadPolicy()
     if model.compute_dtype in HALF:
         precision = MixedPrecisionPolicy(param_dtype=model.compute_dtype, reduce_dtype=torch.float32)

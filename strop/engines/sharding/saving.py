@@ -23,9 +23,8 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.tensor import DTensor, Replicate
 
-from strop.engines.checkpoint import Parts
 from strop.engines.parallel import Parallel
-from strop.engines.saved_tensors import SavedTensor, SavedTensors
+from strop.engines.saved_tensors import Parts, SavedTensor, SavedTensors
 
 
 def parts_of(tensors: Mapping[str, Tensor], parallel: Parallel) -> Parts:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from strop.base.device import sent
-from strop.base.guests import all_joined
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.half_weights import half_weights
@@ -58,12 +57,11 @@ class OtherSteps(Protocol):
 
 
 def other_steps(model: CausalLM) -> OtherSteps | None:
-    """The first that a guest has for this model; None where it goes through its own forward pass."""
-    for make in all_joined("decode steps").values():
-        steps: OtherSteps | None = make(model)
-        if steps is not None:
-            return steps
-    return None
+    """Decode steps on a CPU in C, or captured on a device; None where the model goes through its own forward pass."""
+    from strop.cpu.steps import fused_step  # both import from here
+    from strop.rollout.captured.steps import static_step
+
+    return fused_step(model) or static_step(model)
 
 
 def agrees(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strop.base.guests import optional
 from strop.base.limits import free_bytes
+from strop.cpu import kernel
 from strop.engines.attention import AttentionForm
 from strop.rollout.native import decode_kernel
-from strop.rollout.native.compiled import CompiledDecoding
 
 GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""
@@ -178,7 +177,6 @@ class DecodeAttention:
         num_tokens: the longest one with its new token.
         """
         self._cache = cache
-        self._compiled: CompiledDecoding | None = optional("compiled decoding")
         self._lengths = lengths
         self._slots = torch.arange(len(lengths), device=lengths.device)
         self._num_tokens = num_tokens
@@ -190,8 +188,8 @@ class DecodeAttention:
         value_dim = value.shape[2]
         keys, values = self._cache.layer(layer, b, self._num_tokens)  # [B, Hkv, T, D]
         fills = keys.shape[1] == kv_heads and keys.shape[3] == dim == value_dim
-        if self._compiled is not None and form.is_fused and form.chunk is None and fills:
-            out = self._compiled.attend(query, key, value, keys, values, self._lengths, form)
+        if form.is_fused and form.chunk is None and fills:
+            out = kernel.attend(query, key, value, keys, values, self._lengths, form)
             if out is not None:
                 return out
         keys, values = keys[:, :kv_heads, :, :dim], values[:, :kv_heads, :, :value_dim]

@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.base.guests import optional
 from strop.engines.attention import AttentionForm, PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import joined_positions, next_position
 from strop.engines.recurrence import States
+from strop.rollout.kept.turns import KeptTurns
 from strop.rollout.native.request import Request
 
 PREFILL_TOKENS = 4096
@@ -111,9 +111,8 @@ class Prefill:
     def __init__(self, model: CausalLM, *, reuses: bool = True) -> None:
         """With `reuses`, a request may begin with tokens that were computed for others."""
         self._model = model
-        make = optional("kept prefixes")
         reuses = reuses and model.recurrence is None  # states are known behind the last token alone
-        self._kept: KeptPrefixes | None = make() if reuses and make is not None else None
+        self._kept: KeptPrefixes | None = KeptTurns() if reuses else None
         self._done: dict[Hashable, Given] = {}  # wanted by a request that waits
         # Keys and values, and states, of the first tokens of what is too long for a step.
         self._begun: dict[Hashable, tuple[Tensor, States]] = {}

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.base.device import sent
-from strop.base.guests import optional
 from strop.base.randomness import uniforms
-from strop.rollout.native.compiled import CompiledDecoding
+from strop.cpu import kernel
 
 Rows = NDArray[np.void]
 """Running sequences, a record of `SEQUENCE` for each; slices are views."""
@@ -43,10 +42,7 @@ def next_tokens(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     Log-probs are those of the whole distribution at the row's temperature (1 where it is greedy), before
     top-k and top-p cut it.
     """
-    compiled: CompiledDecoding | None = optional("compiled decoding")
-    found = None
-    if compiled is not None:
-        found = compiled.sample(logits, rows["temperature"], rows["key"], rows["position"])
+    found = kernel.sample(logits, rows["temperature"], rows["key"], rows["position"])
     if found is None:
         tokens, log_probs = _in_torch(logits, rows)
     else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from strop.base.guests import joined
-from strop.engines.adapters import merged_weights
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig
+from strop.engines.lora.adapters import merged_weights
 from strop.engines.model import load_model
 from strop.engines.training import Engine, TrainEngine
 from strop.rollout.processes.probing import check_probe, probe_of

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base.guests import needed
 from strop.base.shell import shell_word
 from strop.engines.config import ModelConfig
 from strop.run import MODEL_FOLDER, Checkpoint, RunError, RunFolder
@@ -108,9 +107,8 @@ class Beginning:
             model = dataclasses.replace(
                 self.settings.model, path=own.path or self.settings.model.path, lora=own.lora
             )
-            export_role = needed(
-                "export of a role", "a run that begins with another one's critic takes it as a folder"
-            )
+            from strop.sharing.role_export import export_role  # torch: seconds
+
             export_role(self.checkpoint.path, start / CRITIC, model, role=CRITIC)
             taken.append("the critic")
         if self.with_optimizer:

@@ -13,7 +13,7 @@ from typing import Any
 
 from strop.base.background import in_background
 from strop.controller import as_list
-from strop.run import Checkpoint, CheckpointError, PendingCheckpoint
+from strop.run import Checkpoint, CheckpointError, PendingCheckpoint, RunConfig
 from strop.trainer.checkpointing import SETTLE_S, Checkpointer
 
 
@@ -115,3 +115,8 @@ class BackgroundCheckpointer(Checkpointer):
             with contextlib.suppress(CheckpointError):
                 self._sealing.result(SETTLE_S)
         super().settle()
+
+
+def checkpointer(settings: RunConfig) -> type[Checkpointer]:
+    """The class that writes the checkpoints of a run: in the background with run.async_save."""
+    return BackgroundCheckpointer if settings.async_save else Checkpointer

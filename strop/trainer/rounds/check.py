@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strop.algorithms.registry import FILTERS
 from strop.base.sections import section_of
-from strop.trainer.config import Config
 from strop.trainer.rounds.settings import FilterGroupsConfig
+
+if TYPE_CHECKING:
+    from strop.trainer.config import Config
 
 
 def check(config: Config) -> None:

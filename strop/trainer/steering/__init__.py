@@ -18,12 +18,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from strop.base.durable import replace_text
-from strop.base.guests import all_joined, optional
 from strop.base.shell import shell_word
 from strop.config import ConfigError, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
+from strop.judges import config as judges_config
+from strop.preferences import config as preferences_config
+from strop.received.settings import note_again
 from strop.run import MODEL_FOLDER, RunFolder
 from strop.run.paths import with_absolute_paths
+from strop.sandbox import config as sandbox_config
+from strop.supervised import config as supervised_config
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation
 from strop.trainer.launch import CONFIG_FILE, refuse_secrets
@@ -66,7 +70,10 @@ NEUTRAL: Mapping[str, tuple[str, ...]] = {
         "algorithm.filter_groups.max_rounds",
         "algorithm.filter_groups.at_limit",
     ),
-    **all_joined("changeable settings"),
+    "services that it asks, and what they may cost": judges_config.CHANGEABLE,
+    "how the work of training on preferences is cut into pieces": preferences_config.CHANGEABLE,
+    "the sandbox of programs, without the limits that decide a verdict": sandbox_config.CHANGEABLE,
+    "how the work of fine-tuning is cut into pieces": supervised_config.CHANGEABLE,
 }
 """Keys, and sections (with a dot at the end), by what they are about."""
 
@@ -81,7 +88,10 @@ STEERING: Mapping[str, tuple[str, ...]] = {
     "how it learns": ("actor.optim.", "critic.optim.", "prm.optim."),
     "how it is validated": ("eval.",),
     "what becomes of samples that could not be scored": ("reward.on_failure.", "reward.failed_score"),
-    **all_joined("steering settings"),
+    "how long it trains on preferences": preferences_config.LENGTH,
+    "how it learns from preferences": preferences_config.LEARNING,
+    "how long fine-tuning trains": supervised_config.LENGTH,
+    "how fine-tuning learns": supervised_config.LEARNING,
 }
 """The same, of those that steer it. What is about `how long` ends it."""
 
@@ -155,9 +165,7 @@ class Steered(Continuation):
         if not self.after or text == self.text:
             return
         replace_text(run.path / CONFIG_FILE, text)
-        received = optional("received settings")
-        if received is not None:
-            received.note_again(text, before=self.text)
+        note_again(text, before=self.text)
 
 
 def settings_anew(

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from strop.run.errors import RunError
 from strop.run.events import EventLog
-from strop.run.folder import StepDigests
 
 STAGES = (
     "data", "prompt_tokens", "sampled_tokens", "log_probs", "ref_log_probs", "values", "process_rewards",
@@ -31,7 +30,7 @@ class Fingerprint:
     """Hash over the chain of the step before and the stages of this one."""
 
 
-class FingerprintChain(StepDigests):
+class FingerprintChain:
     """The hash chain of a run: a view over its event log."""
 
     def __init__(self, events: EventLog) -> None:
@@ -40,7 +39,7 @@ class FingerprintChain(StepDigests):
         self.reload()
 
     @property
-    def head(self) -> str:  # type: ignore[override]  # nobody sets it
+    def head(self) -> str:
         """Chain hash of the last step, "" before the first; a checkpoint records it."""
         return self._last.chain if self._last else ""
 
