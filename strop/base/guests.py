@@ -108,6 +108,8 @@ HOOKS = {
     "and how many epochs there are",
     "interval of a rate": "a function (successes, trials), by prompt, that gives the ends of a 95 % interval of "
     "their rate",
+    "interval of a mean": "a function (sums, counts), by prompt, that gives the ends of a 95 % interval of their mean, "
+    "or None where nothing shows how they spread",
     "folders of rows": "a module as strop.data.readers.folders describes",
     "digest of weights": "a function (model) that gives a digest of all its weights, the same on every rank, for the "
     "fingerprints of steps",

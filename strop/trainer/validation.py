@@ -53,15 +53,30 @@ class Validation:
         low, high = interval([passed[uid] for uid in answers], list(answers.values()))
         return low, high
 
+    def reward_interval(self) -> tuple[float, float] | None:
+        """95 % interval of the mean reward, over prompts; None where fewer than two have rewards, or none differ."""
+        rewards: dict[str, list[float]] = {}
+        for report in self.reports:
+            if report.score is not None:
+                rewards.setdefault(report.uid, []).append(report.score)
+        interval = needed("interval of a mean", "an interval of a mean reward is asked for")
+        ends: tuple[float, float] | None = interval(
+            [math.fsum(some) for some in rewards.values()], [len(some) for some in rewards.values()]
+        )
+        return ends
+
     @property
     def has_interval(self) -> bool:
         """There is what gives intervals."""
         return bool(targets("interval of a rate"))
 
     def describe(self) -> str:
-        """`pass rate 91.0 % (95 % interval 86.2 to 94.2) on 200 answers`, or `mean reward 0.42 on 200 answers`."""
+        """`pass rate 91.0 % (95 % interval 86.2 to 94.2) on 200 answers`, or `mean reward 0.42 (95 % interval 0.38 to
+        0.46) on 200 answers`."""
         if self.pass_rate is None:
             line = f"mean reward {self.mean_reward:.4g}"
+            if self.has_interval and (interval := self.reward_interval()) is not None:
+                line += " (95 % interval {:.4g} to {:.4g})".format(*interval)
         else:
             line = f"pass rate {100 * self.pass_rate:.1f} %"
         if self.has_interval and (interval := self.interval()) is not None:
