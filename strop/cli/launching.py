@@ -21,7 +21,7 @@ from strop.cli.settings import (
     load_settings,
     user_path,
 )
-from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
+from strop.run import MODEL_FOLDER, RunFolder, is_run
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -164,7 +164,7 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
             hint = f"continue with `strop {kind} --resume {shell_word(run.path)}`"
             raise Interrupted(hint, cause=error) from error.__cause__
         except Exception as error:
-            if not isinstance(error, RunError) and run.remove_unbegun():
+            if run.remove_unbegun(error):
                 say(f"run folder {run.path} removed again: nothing had begun")
             elif run.checkpoints.steps():
                 folder = shell_word(run.path)

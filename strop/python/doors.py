@@ -405,8 +405,7 @@ def _carrying_out(run: RunFolder) -> Iterator[RunFolder]:
         try:
             yield run
         except Exception as error:
-            if not isinstance(error, RunError):
-                run.remove_unbegun()
+            run.remove_unbegun(error)
             raise
 
 

@@ -202,6 +202,15 @@ def test_a_start_that_fails_leaves_no_folder(project: Project, tmp_path: Path, c
     assert not run.exists()
 
 
+def test_a_start_without_recorded_samples_leaves_no_folder(project: Project, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (tmp_path / "empty").mkdir()
+    result = cli("train", "--config", project.config, "--out", run, f"trainer.skip_rollout={tmp_path / 'empty'}")
+    assert "holds no training samples" in result.sentence
+    assert f"run folder {run} removed again: nothing had begun" in result.err
+    assert not run.exists()
+
+
 def test_the_default_folder_is_named_after_command_and_time(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
