@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from strop.interactions.base import BaseInteraction
 from strop.tools.named import load_class, read_yaml
 
@@ -37,10 +35,7 @@ def interaction_classes(path: str) -> dict[str, tuple[str, type, Mapping[str, An
     Raises:
         ValueError: the sentence names the entry.
     """
-    try:
-        read = read_yaml(Path(path).expanduser())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"agent.interactions names {path!r}, which cannot be read: {error}") from error
+    read = read_yaml(path, setting="agent.interactions")
     entries = read.get("interaction") if isinstance(read, Mapping) else None
     if not isinstance(entries, list) or not entries:
         raise ValueError(f"agent.interactions: {path} must have the key `interaction` with a list")

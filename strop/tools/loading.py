@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from strop.tools.base import BaseTool
 from strop.tools.functions import load_function_tools_from_path
 from strop.tools.mcp import mcp_tools
@@ -79,11 +77,7 @@ def _where(number: int, path: str) -> str:
 
 
 def _read_entries(path: str) -> list[Mapping[str, Any]]:
-    file = Path(path).expanduser()
-    try:
-        read = read_yaml(file)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"agent.tools names {path!r}, which cannot be read: {error}") from error
+    read = read_yaml(path, setting="agent.tools")
     entries = read.get("tools") if isinstance(read, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ValueError(f"agent.tools: {path} must have the key `tools` with a list of tools")

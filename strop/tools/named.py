@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from strop.base.foreign_files import MAX_YAML_BYTES, parse_yaml, read_text
 from strop.base.guests import all_joined
 from strop.base.trust import ask
@@ -17,14 +19,26 @@ _searched: set[str] = set()
 """Folders of users' modules that were added to sys.path."""
 
 
-def read_yaml(path: Path | str) -> Any:
+def read_yaml(name: str, *, setting: str) -> Any:
     """The plain value of a YAML file.
 
+    Args:
+        name: a path; a relative one starts at the current directory.
+        setting: that names it, for messages.
+
     Raises:
-        ValueError, yaml.YAMLError: as `parse_yaml`, or it is no UTF-8.
-        OSError: as `read_bytes`.
+        ValueError: the sentence says why it cannot be read.
     """
-    return parse_yaml(read_text(path, limit=MAX_YAML_BYTES))
+    path = Path(name).expanduser().absolute()
+    if not path.is_file():
+        raise ValueError(
+            f"{setting} names {name!r}, but {path} is no file; relative names start at the current directory"
+        )
+    try:
+        return parse_yaml(read_text(path, limit=MAX_YAML_BYTES))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{setting} names {name!r}, which cannot be read: {why}") from error
 
 
 def load_class(name: str, *, setting: str, folder: Path | None = None) -> type:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.kits import Kit
 from strop.agents.registry import agents
@@ -50,10 +48,7 @@ def loops_from_yaml(path: str) -> dict[str, Callable[..., Any]]:
     Raises:
         ValueError: the sentence names the entry.
     """
-    try:
-        entries = read_yaml(Path(path).expanduser())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise ValueError(f"agent.loops names {path!r}, which cannot be read: {error}") from error
+    entries = read_yaml(path, setting="agent.loops")
     if not isinstance(entries, list):
         raise ValueError(f"agent.loops: {path} must hold a list of loops with name and _target_")
     made: dict[str, Callable[..., Any]] = {}
