@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.border import as_number
+from strop.data.bad_rows import BadRows
 from strop.data.mixing import entry_names
 from strop.data.readers import check_entries, read_rows
 from strop.run import RunError, is_run
@@ -70,8 +71,15 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]], config: SftDataConfig, *, spl
     keep = config.keep
     if not keep.is_on:
         return list(range(len(rows)))
-    scores = [_score(row, f"{split} row {number}") for number, row in enumerate(rows)]
-    texts = [_prompt_and_answer(row, config, f"{split} row {number}") for number, row in enumerate(rows)]
+    scores: list[float] = []
+    texts: list[tuple[str, str]] = []
+    bad = BadRows(split, len(rows), files=f"sft.data.{split}_files")
+    for number, row in enumerate(rows):
+        where = f"{split} row {number}"
+        with bad.reading(where):
+            scores.append(_score(row, where))
+            texts.append(_prompt_and_answer(row, config, where))
+    bad.check()
     numbers = list(range(len(rows)))
     if not keep.repeats:
         best: dict[tuple[str, str], int] = {}
