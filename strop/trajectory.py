@@ -105,7 +105,8 @@ def words_of(message: Mapping[str, Any]) -> str:
     given = message.get("content") or ""
     if isinstance(given, str):
         return given
-    return "".join(str(part.get("text", "")) for part in given if part.get("type") == "text")
+    texts = [part for part in given if isinstance(part, Mapping) and part.get("type") == "text"]
+    return "".join(str(part.get("text", "")) for part in texts)
 
 
 @dataclass(frozen=True, kw_only=True)

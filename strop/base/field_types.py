@@ -107,12 +107,12 @@ def type_name(hint: Any) -> str:
     """The type in words, with its bounds: `a number above 0 and at most 1`."""
     members, origin, args = union_members(hint), get_origin(hint), get_args(hint)
     if len(members) > 1:
-        has_list = any(get_origin(member) is tuple for member in members)
-        return ("; or " if has_list else " or ").join(map(type_name, members))
+        is_nested = any(is_mapping(member) or get_origin(member) is tuple for member in members)
+        return ("; or " if is_nested else " or ").join(map(type_name, members))
     if origin is Annotated:
         return _bounded_name(hint)
     if origin is Literal:
-        return "one of " + ", ".join(str(one) if one != "" else "''" for one in args)
+        return "one of " + ", ".join('""' if word == "" else str(word) for word in args)
     if origin is tuple and args[-1] is Ellipsis:
         return f"list, each entry {type_name(args[0])}"
     if origin is tuple:

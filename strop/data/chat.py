@@ -132,7 +132,10 @@ def messages_in(text: str) -> list[Any] | None:
         if isinstance(value, str):
             return messages_in(value) if len(value) < len(text) else None
         if isinstance(value, Mapping):
-            value = value.get("messages", [value] if _LIKE_MESSAGES.match(text) else None)
+            if value.keys() == {"messages"}:  # beside others, these would be lost
+                value = value["messages"]
+            else:
+                value = [value] if "role" in value and _LIKE_MESSAGES.match(text) else None
         if isinstance(value, list) and value:
             if all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in value):
                 return value

@@ -137,12 +137,13 @@ def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
 
 
 def _record(one: Answers, values: Sequence[float], prompts: Sequence[str], are_rates: bool) -> dict[str, Any]:
-    """A model's own number, with the interval of a pass rate."""
-    from strop.evaluation.intervals import clustered_interval
+    """A model's own number, with its interval."""
+    from strop.evaluation.intervals import clustered_interval, mean_interval
 
     mean = sum(values) / len(values)
     if not are_rates:
-        return {"model": one.name, "pass_rate": None, "mean_reward": mean}
+        low, high = mean_interval(values, [1] * len(values)) or (None, None)
+        return {"model": one.name, "pass_rate": None, "mean_reward": mean, "low": low, "high": high}
     passed = [one.passed[prompt] for prompt in prompts]
     low, high = clustered_interval(
         [float(sum(map(bool, some))) for some in passed], [len(some) for some in passed]
@@ -251,6 +252,8 @@ def _show(models: Sequence[Mapping[str, Any]], compared: Sequence[PairedComparis
             shown = f"pass rate {100 * one['pass_rate']:.1f} % ({interval})"
         else:
             shown = f"mean reward {one['mean_reward']:.4g}"
+            if one["low"] is not None:
+                shown += f" (95 % interval {one['low']:.4g} to {one['high']:.4g})"
         print_plain(f"{name:<{max(map(len, names))}}  {shown}")
     if not are_rates:
         print_plain("no pass rates: nothing says which answers pass, so mean rewards are compared")

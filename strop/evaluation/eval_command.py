@@ -296,7 +296,8 @@ def _asked(config: Config, usage: Mapping[str, int]) -> str:
 def _numbers(validation: Validation) -> dict[str, object]:
     from strop.evaluation.rates import maj_at, pass_at
 
-    low, high = validation.interval() or (None, None)
+    is_rate = validation.pass_rate is not None
+    low, high = (validation.interval() if is_rate else validation.reward_interval()) or (None, None)
     return {
         "pass_rate": validation.pass_rate,
         "mean_reward": validation.mean_reward,

@@ -125,6 +125,8 @@ def _row(one: Measured) -> dict[str, str]:
         row["95 % interval"] = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
     elif total.mean_reward is not None:
         row["mean reward"] = f"{total.mean_reward:.4g}"
+        if (interval := total.reward_interval()) is not None:
+            row["95 % interval"] = f"{interval[0]:.4g} to {interval[1]:.4g}"
     for label, rates in (("pass", pass_at(total)), ("maj", maj_at(total))):
         if rates:
             k = max(rates)

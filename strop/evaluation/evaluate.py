@@ -21,7 +21,6 @@ from strop.agents.setup import AgentSetup
 from strop.base.device import device_name
 from strop.controller import Dispatch, Mesh, Worker, WorkerGroup, register, role
 from strop.data.media import media_reader
-from strop.engines.model import load_tokenizer
 from strop.evaluation.alone import OnUsage, answering, is_remote, play_alone
 from strop.evaluation.reward_trial import probe_scorers
 from strop.protocol import DataProto
@@ -30,7 +29,7 @@ from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.launch import Say
 from strop.trainer.roles import start_runtime
-from strop.trainer.setup import check_prompts_fit, load_val_prompts
+from strop.trainer.setup import check_prompts_fit, checked_tokenizer, load_val_prompts
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -162,7 +161,7 @@ def _tokens(episode: Episode) -> dict[str, Any]:
 def _setup(config: Config) -> AgentSetup:
     return AgentSetup(
         config.agent,
-        load_tokenizer(config.model),
+        checked_tokenizer(config),
         template_options=config.data.chat_template_kwargs,
         max_prompt_tokens=config.data.max_prompt_tokens,
     )

@@ -1,4 +1,4 @@
-"""How sure a rate is: intervals of success probabilities, in closed form and float64."""
+"""How sure a rate or a mean is: intervals of success probabilities and of mean rewards, in closed form and float64."""
 
 from __future__ import annotations
 
@@ -71,6 +71,41 @@ def clustered_interval(
     elif total == count:
         total = num_effective
     return wilson_interval(total, num_effective, confidence=confidence)
+
+
+def mean_interval(
+    totals: Sequence[float], counts: Sequence[float], *, confidence: float = 0.95
+) -> tuple[float, float] | None:
+    """Interval of a mean of numbers of any size, where those of one cluster (the answers to one prompt) are alike.
+
+    m -+ t sqrt(v), with m = sum_g s_g / n, the variance v = G / (G - 1) sum_g (s_g - m n_g)^2 / n^2 of m between G
+    clusters, and the quantile t of Student's distribution with G - 1 degrees of freedom.
+
+    Args:
+        totals: s_g, the sum of the numbers of each cluster.
+        counts: n_g, how many these are; clusters without any are left out.
+        confidence: of the interval.
+
+    Returns:
+        Its ends; None where nothing shows how the numbers spread: fewer than two clusters, or none that differ.
+
+    Raises:
+        ValueError: lists of different lengths.
+
+    Source: clustered standard errors: Miller 2024, arXiv:2411.00640, section 2.2, with G / (G - 1) for few clusters:
+        Cameron and Miller 2015, Journal of Human Resources 50, section II.B, and their quantile, section VI.D.
+    """
+    clusters = [(s, n) for s, n in zip(totals, counts, strict=True) if n > 0]
+    if len(clusters) < 2:
+        return None
+    count = sum(n for _, n in clusters)
+    mean = math.fsum(s for s, _ in clusters) / count
+    squares = math.fsum((s - mean * n) ** 2 for s, n in clusters)
+    error = math.sqrt(len(clusters) / (len(clusters) - 1) * squares) / count
+    if error <= 1e-12 * abs(mean):  # the rounding of equal numbers
+        return None
+    half = student_quantile(len(clusters) - 1, confidence) * error
+    return mean - half, mean + half
 
 
 def _sureness(num_clusters: int, num_trials: float, confidence: float) -> float:

@@ -74,7 +74,7 @@ async def probe_scorers(
     if not probed:
         return
     answers = [str(prompt.ground_truth) for prompt in probed]
-    if validation_size == 1 and scorers.takes_groups and await _compares(scorers, probed[0], answers[0]):
+    if validation_size == 1 and await _compares(scorers, probed[0], answers[0]):
         say(
             "reward: what it says of an answer depends on the other answers to the prompt, and a validation gives it "
             "one (eval.samples_per_prompt=1): set eval.samples_per_prompt=4 and eval.temperature=1 to have it compare "
@@ -116,7 +116,9 @@ async def probe_answers(
 
 
 async def _compares(scorers: RewardPool, prompt: Prompt, right: str) -> bool:
-    """Whether what functions that take lists say of an answer depends on the others."""
+    """Whether what is said of an answer depends on the others: a service compares them, or a function does."""
+    if not scorers.takes_groups:
+        return scorers.compares
     probes = [(prompt, right), (prompt, "")]
     together = await _scored_together(scorers, probes, range(2), 4)
     for place in range(2):

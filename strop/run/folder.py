@@ -14,6 +14,7 @@ Everything but the lock may be copied elsewhere and read there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import platform
@@ -49,8 +50,12 @@ _PACKAGES = ("torch", "transformers", "tensordict", "numpy")
 _OURS = {"config.yaml", INPUTS_FILE, "events.jsonl", "samples", "checkpoints", "logs", "lock", f".{RUN_FILE}.tmp"}
 _WRITTEN = {"config.yaml", "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
             "spending.json", GROWN_FILE, INPUTS_FILE, RUN_FILE}  # fmt: skip
-_UNBEGUN = ("created", "model", "started_from", "threads", "preflight")
+_UNBEGUN = (
+    "created", "model", "started_from", "threads", "no_end_known", "reward_check", "environment", "preflight",
+)  # fmt: skip
 """Events of a run that has done nothing yet."""
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
+"""Errors of a disk, with which a run goes on once the disk is mended."""
 _DEFAULTS = RunConfig()
 
 
@@ -180,19 +185,18 @@ class RunFolder:
             link.unlink(missing_ok=True)
             link.symlink_to(target)
 
-    def remove_unbegun(self, failed: Exception) -> bool:
+    def remove_unbegun(self, error: Exception) -> bool:
         """Where the run has done nothing yet, remove what was put into its folder, and the folder where nothing else
-        holds it.
+        holds it; whether it was so. One that the disk refused stays, and goes on with --resume.
 
         Args:
-            failed: why it ends; a run that the disk refused is kept, since it goes on with --resume.
-
-        Returns:
-            Whether it was removed.
+            error: that ended the run.
         """
-        if isinstance(failed, RunError) and isinstance(failed.__cause__, OSError):
+        cause = error.__cause__ if isinstance(error, RunError) else None
+        if isinstance(cause, OSError) and cause.errno in _DISK:
             return False
-        if any(event["kind"] not in _UNBEGUN for event in self.events.read()):
+        has_samples = any(path.is_file() for path in (self.path / SAMPLES).rglob("*"))  # of the first validation
+        if has_samples or any(event["kind"] not in _UNBEGUN for event in self.events.read()):
             return False
         self.close()
         for entry in self.path.iterdir():

@@ -71,12 +71,15 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]], config: SftDataConfig, *, spl
     keep = config.keep
     if not keep.is_on:
         return list(range(len(rows)))
-    bad, scores = BadRows(split, len(rows), files=f"sft.data.{split}_files"), [math.nan] * len(rows)
+    scores: list[float] = []
+    texts: list[tuple[str, str]] = []
+    bad = BadRows(split, len(rows), files=f"sft.data.{split}_files")
     for number, row in enumerate(rows):
-        with bad.reading(where := f"{split} row {number}"):
-            scores[number] = _score(row, where)
+        where = f"{split} row {number}"
+        with bad.reading(where):
+            scores.append(_score(row, where))
+            texts.append(_prompt_and_answer(row, config, where))
     bad.check()
-    texts = [_prompt_and_answer(row, config, f"{split} row {number}") for number, row in enumerate(rows)]
     numbers = list(range(len(rows)))
     if not keep.repeats:
         best: dict[tuple[str, str], int] = {}

@@ -240,9 +240,12 @@ class Conversation:
         """The last message, whose words the answer continues, with these behind them."""
         if self._context.template.profile.takes_raw_answers:
             return dict(with_answer(self._messages, self._as_written(output))[-1])
-        thought = f"{parsed.reasoning}{CLOSE}" if self.begins_in_thinking else ""
-        message = with_answer(self._messages, f"{thought}{parsed.content}")[-1]
-        return {**message, **self._calls_for_template(parsed)}
+        is_inside = self.begins_in_thinking
+        thought = f"{parsed.reasoning}{CLOSE}" if is_inside else ""
+        message = dict(with_answer(self._messages, f"{thought}{parsed.content}")[-1])
+        if parsed.reasoning and not is_inside:
+            message |= _as_fields(parsed.reasoning)
+        return message | self._calls_for_template(parsed)
 
     def _as_written(self, output: TokenOutput) -> str:
         """The text of an answer with its control tokens, but for the one that ends it."""

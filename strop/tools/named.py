@@ -19,22 +19,26 @@ _searched: set[str] = set()
 """Folders of users' modules that were added to sys.path."""
 
 
-def read_yaml(path: str, *, setting: str) -> Any:
-    """The plain value of a YAML file that a setting names.
+def read_yaml(name: str, *, setting: str) -> Any:
+    """The plain value of a YAML file.
+
+    Args:
+        name: a path; a relative one starts at the current directory.
+        setting: that names it, for messages.
 
     Raises:
-        ValueError: the sentence names setting and file.
+        ValueError: the sentence says why it cannot be read.
     """
-    file = Path(path).expanduser()
-    try:
-        return parse_yaml(read_text(file, limit=MAX_YAML_BYTES))
-    except FileNotFoundError as error:
+    path = Path(name).expanduser().absolute()
+    if not path.is_file():
         raise ValueError(
-            f"{setting} names {path!r}, but {file.absolute()} is no file; relative names start at the current directory"
-        ) from error
+            f"{setting} names {name!r}, but {path} is no file; relative names start at the current directory"
+        )
+    try:
+        return parse_yaml(read_text(path, limit=MAX_YAML_BYTES))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"{setting} names {path!r}, which cannot be read: {reason}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{setting} names {name!r}, which cannot be read: {why}") from error
 
 
 def load_class(name: str, *, setting: str, folder: Path | None = None) -> type:

@@ -80,7 +80,7 @@ def load_training_data(
             settings do not go with images.
     """
     data = data or config.data
-    tokenizer = load_tokenizer(config.model)
+    tokenizer = checked_tokenizer(config)
     if not data.train_files:
         raise ValueError("data.train_files is empty; name at least one .parquet or .jsonl file")
     setup = AgentSetup(config.agent, tokenizer, template_options=data.chat_template_kwargs)
@@ -190,6 +190,30 @@ def end_of_turn(tokenizer: Any) -> int | None:
     return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None
 
 
+def checked_tokenizer(config: Config) -> Any:
+    """The tokenizer of the run's model, once the tokens that end a response are known to be fine.
+
+    Raises:
+        ValueError: as of `load_tokenizer`, or as of `stop_token_ids`.
+    """
+    model, extra = config.model, config.rollout.stop_token_ids
+    if extra and not config.rollout.remote:
+        size = int(read_shape(model).get_text_config().vocab_size)
+        _check_stop_tokens(extra, size, f"the model in {model.path!r}")
+    tokenizer = load_tokenizer(model)
+    if not config.rollout.remote:
+        stop_token_ids(model, tokenizer, extra)
+    return tokenizer
+
+
+def _check_stop_tokens(extra: Sequence[int], size: int, whose: str) -> None:
+    if strange := [token for token in extra if not 0 <= token < size]:
+        raise ValueError(
+            f"rollout.stop_token_ids has {strange[0]}, but {whose} has the ids 0 to {size - 1}: name one of them, or "
+            f"remove it"
+        )
+
+
 def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()) -> tuple[int, ...]:
     """Tokens that end a response: those of the model folder's generation settings, the tokenizer's, the one with which
     the chat template ends an answer, and `extra`.
@@ -197,11 +221,7 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
     Raises:
         ValueError: there is none, so every response would run into its length limit; or one of `extra` is no token.
     """
-    if strange := [token for token in extra if not 0 <= token < len(tokenizer)]:
-        raise ValueError(
-            f"rollout.stop_token_ids has {strange[0]}, but the tokenizer of {model.path!r} has the ids 0 to "
-            f"{len(tokenizer) - 1}"
-        )
+    _check_stop_tokens(extra, len(tokenizer), f"the tokenizer of {model.path!r}")
     found = {*(int(token) for token in extra), *named_ends(model, tokenizer)}
     if (end := end_of_turn(tokenizer)) is not None:
         found.add(end)

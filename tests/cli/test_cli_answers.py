@@ -115,7 +115,7 @@ def test_eval_runs_the_programs_of_its_agents_in_the_sandbox(project: Project, t
         "eval", project.model, "--config", project.config, f"agent.files=[{tmp_path / 'agent.py'}]",
         f"agent.tools={tmp_path / 'tools.yaml'}", "agent.tool_format=counted", "data.max_val_prompts=2",
         "agent.default_agent=writes_a_program", "data.max_response_tokens=900", "data.max_prompt_tokens=900",
-        f"reward.path={tmp_path / 'reward.py'}",
+        "model.override_config={max_position_embeddings: 2048}", f"reward.path={tmp_path / 'reward.py'}",
     ]  # fmt: skip
     result = cli(*words, "--json")
     assert result.code == 0, result.err

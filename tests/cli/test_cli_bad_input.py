@@ -139,7 +139,7 @@ def test_a_tracker_that_is_not_there_is_said_before_torch_is_loaded(tmp_path: Pa
 
 def test_a_stop_token_that_the_model_has_not_is_refused(project: Project, tmp_path: Path) -> None:
     sentence = train(project, tmp_path, "rollout.stop_token_ids=[99999]").sentence
-    assert "rollout.stop_token_ids has 99999, but the tokenizer of" in sentence
+    assert "rollout.stop_token_ids has 99999, but the model in" in sentence
 
 
 @pytest.mark.parametrize(

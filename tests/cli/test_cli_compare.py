@@ -68,8 +68,13 @@ def test_answers_without_a_verdict_are_compared_by_their_scores(tmp_path: Path) 
     assert record["difference"] == pytest.approx(0.225)
     assert [one["pass_rate"] for one in record["models"]] == [None, None]
     assert [one["mean_reward"] for one in record["models"]] == pytest.approx([0.35, 0.575])
+    # Standard errors 0.15 and 0.175, and t = 12.706205 with 1 degree of freedom.
+    assert [(one["low"], one["high"]) for one in record["models"]] == [
+        pytest.approx((0.35 - 1.905931, 0.35 + 1.905931), abs=1e-6),
+        pytest.approx((0.575 - 2.223586, 0.575 + 2.223586), abs=1e-6),
+    ]
     text = cli("compare", str(first), str(second)).out
-    assert "b.jsonl  mean reward 0.575" in text
+    assert "b.jsonl  mean reward 0.575 (95 % interval -1.649 to 2.799)" in text
     assert "b.jsonl less a.jsonl: +0.225 (95 % interval" in text
     assert "points" not in text
 

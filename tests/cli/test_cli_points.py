@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli
 
-from strop.evaluation.eval_table import measured
+from strop.evaluation.eval_table import measured, show
 from strop.evaluation.evaluate import Evaluation
 from strop.evaluation.models import ModelSource
 from strop.evaluation.points import Point
@@ -109,3 +109,29 @@ def test_cost_is_that_of_the_steps_between_and_only_of_a_gain_that_is_shown() ->
     other = measured([(Point(name="m", source=source), low), (point(50, 9000, 3.0), high)])
     assert other[1].per_point()["tokens"] == pytest.approx(225), "another model: all that the run has spent"
     json.dumps([one.per_point() for one in found])
+
+
+def test_models_without_pass_rates_are_shown_with_the_intervals_of_their_mean_rewards(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rewards 1, 2 and 3: mean 2, standard error 1 / sqrt(3), and t = 4.302653: 2.484 to either side."""
+
+    def rewarded(*scores: float) -> Evaluation:
+        total = summarize_validation(
+            [
+                EpisodeReport(
+                    uid=f"v{number}", sample_index=0, data_source="x", num_prompt_tokens=1,
+                    num_sampled_tokens=4, num_response_tokens=4, outcome=Outcome(kind="score", score=score),
+                )
+                for number, score in enumerate(scores)
+            ]
+        )  # fmt: skip
+        return Evaluation(total=total, by_source={"x": total}, answers=(), seconds=1.0, usage={})
+
+    source = ModelSource(folder=Path("m"), config=None)
+    some, equal = rewarded(1, 2, 3), rewarded(2, 2, 2)
+    show(measured([(Point(name="a", source=source), some), (Point(name="b", source=source), equal)]))
+    header, first, second = capsys.readouterr().out.splitlines()
+    assert "mean reward  " in header
+    assert "-0.4841 to 4.484" in first
+    assert second.split()[:3] == ["b", "2", "-"], "equal rewards have no interval"

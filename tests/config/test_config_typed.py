@@ -197,6 +197,17 @@ def test_what_is_advised_for_a_list_in_a_file_is_taken_there(
     load_config(Config, source=source)
 
 
+def test_a_type_says_of_which_part_null_is_said() -> None:
+    assert type_name(tuple[str, ...] | None) == "list, each entry text; or null"
+    assert type_name(dict[str, float] | None) == "mapping of names to a number; or null"
+    assert type_name(tuple[int, int] | None) == "list of 2: a whole number, a whole number; or null"
+    assert type_name(float | None) == "a number or null"
+
+
+def test_an_empty_choice_is_shown() -> None:
+    assert 'but it needs one of "", otlp, mlflow' in refused("rollout.trace.backend=jaeger")
+
+
 def test_advice_for_a_program_speaks_of_no_shell() -> None:
     for override, advice in {
         "reward.path=12": 'to make it text, put it in quotes: "12"',
@@ -234,7 +245,7 @@ COUNTS = [
         (tuple[str, ...] | None, "list, each entry text; or null"),
         (dict[str, str] | tuple[str, ...], "mapping of names to text; or list, each entry text"),
         (int | None, "a whole number or null"),
-        (Literal["", "a"], "one of '', a"),
+        (Literal["", "a"], 'one of "", a'),
     ],
 )
 def test_a_type_in_words_says_what_belongs_together(hint: Any, text: str) -> None:

@@ -158,6 +158,7 @@ UNREADABLE = {
     "an object cut off": json.dumps({"messages": HELLO})[:-2],
     "encoded twice and cut off": json.dumps(json.dumps(HELLO))[:70],
     "the content first": '[{"content": "hi", "role": "user"},',
+    "an object with tools": json.dumps({"messages": HELLO, "tools": []}),
     "names of ShareGPT": '[{"from": "human", "value": "hi"}]',
 }
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strop.evaluation.intervals import clustered_interval, wilson_interval
+from strop.evaluation.intervals import clustered_interval, mean_interval, wilson_interval
 from strop.evaluation.votes import (
     Moments,
     best_at_k,
@@ -195,6 +195,25 @@ def test_the_ends_of_an_interval_over_clusters() -> None:
     assert clustered_interval([3, 0, 1], [3, 0, 1]) == pytest.approx(wilson_interval(2, 2))
     for total in (0, 8):
         assert clustered_interval([total] * 5, [8] * 5) == pytest.approx(wilson_interval(total / 8 * 5, 5))
+
+
+def test_an_interval_of_a_mean_over_clusters_by_hand() -> None:
+    # Rewards 1, 2 and 3 of three prompts: mean 2, standard error 1 / sqrt(3), and t = 4.302653 with 2 degrees of
+    # freedom (tables of Student's distribution): half the width is 2.484138.
+    assert mean_interval([1, 2, 3], [1, 1, 1]) == pytest.approx((-0.484138, 4.484138), abs=1e-6)
+    # Two prompts with two answers each, rewards 1, 1 and 0, 0: mean 1/2, v = 2 (1 + 1) / 16 = 1/4, and t = 12.706205.
+    assert mean_interval([2, 0], [2, 2]) == pytest.approx((0.5 - 6.353102, 0.5 + 6.353102), abs=1e-6)
+    # 20 prompts, half of them -1 and half 3: mean 1, standard error 2 sqrt(20 / 19) / sqrt(20), t = 2.093024.
+    expected = (1 - 0.960345, 1 + 0.960345)
+    assert mean_interval([-1.0, 3.0] * 10, [1] * 20) == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_mean_of_equal_rewards_or_of_one_prompt_has_no_interval() -> None:
+    assert mean_interval([0.1] * 30, [1] * 30) is None
+    assert mean_interval([0.3, 0.1, 0.2], [3, 1, 2]) is None
+    assert mean_interval([3.0], [4]) is None
+    assert mean_interval([3.0, 0.0], [4, 0]) is None  # a prompt without a reward says nothing
+    assert mean_interval([], []) is None
 
 
 def test_a_variance_of_few_clusters_counts_less() -> None:

@@ -405,3 +405,13 @@ def test_advice_about_a_setting_given_in_python_speaks_of_no_shell(tmp_path: Pat
             with pytest.raises(ConfigError) as caught:
                 call(settings=settings, **({} if call is evaluate else {"out": tmp_path / "run"}))
             assert str(caught.value).endswith(sentence)
+
+
+def test_a_run_without_recorded_samples_leaves_nothing_behind(
+    tiny_model: Path, rows: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    settings = {**SMALL, "trainer.skip_rollout": str(tmp_path / "empty")}
+    with pytest.raises(RunError, match="holds no training samples"):
+        train(tiny_model, first_letter, rows, algorithm=SHORT, settings=settings, out=tmp_path / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]

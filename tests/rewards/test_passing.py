@@ -104,9 +104,11 @@ def test_a_validation_has_a_pass_rate_where_each_scored_answer_has_a_verdict() -
 def test_without_verdicts_there_is_a_mean_reward_alone() -> None:
     found = summarize_validation(reports((2.0, None), (1.0, True), (None, None)))
     assert (found.pass_rate, found.num_passed, found.interval(), found.rank) == (None, None, None, 1.5)
+    # Mean 1.5, standard error 1/2 and t = 12.706 with 1 degree of freedom.
+    assert found.reward_interval() == pytest.approx((1.5 - 6.353102, 1.5 + 6.353102))
     assert found.describe() == (
-        "mean reward 1.5 on 3 answers; 1 could not be scored; no pass rate: nothing says which answers pass (give "
-        "`acc`, or set reward.pass_by)"
+        "mean reward 1.5 (95 % interval -4.853 to 7.853) on 3 answers; 1 could not be scored; no pass rate: nothing "
+        "says which answers pass (give `acc`, or set reward.pass_by)"
     )
     assert not [name for name in found.metrics if "/acc/" in name or name.endswith("pass_rate")]
 

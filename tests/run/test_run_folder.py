@@ -45,6 +45,33 @@ def test_create_records_where_the_run_comes_from(tmp_path: Path) -> None:
         assert [record["kind"] for record in again.events.read()] == ["created"]
 
 
+def refusal(code: int | None) -> RunError:
+    error = RunError("refused")
+    error.__cause__ = None if code is None else OSError(code, os.strerror(code))
+    return error
+
+
+def test_a_run_that_was_refused_before_it_began_is_removed(tmp_path: Path) -> None:
+    for number, error in enumerate((ValueError("x"), refusal(None), refusal(errno.EACCES))):
+        with create(tmp_path / str(number)) as run:
+            for kind in ("no_end_known", "reward_check", "environment", "preflight"):
+                run.events.append(kind, 0)
+            assert run.remove_unbegun(error)
+        assert not run.path.exists()
+
+
+def test_a_run_that_the_disk_refused_or_that_has_done_something_stays(tmp_path: Path) -> None:
+    with create(tmp_path / "disk") as run:
+        assert not run.remove_unbegun(refusal(errno.ENOSPC))
+    with create(tmp_path / "step") as run:
+        run.events.append("step", 1)
+        assert not run.remove_unbegun(refusal(None))
+    with create(tmp_path / "samples") as run:
+        (run.path / "samples" / "val-000000.parquet").touch()
+        assert not run.remove_unbegun(refusal(None))
+    assert all(is_run(tmp_path / name) for name in ("disk", "step", "samples"))
+
+
 def test_an_existing_run_points_to_resume(tmp_path: Path) -> None:
     create(tmp_path / "run").close()
     with pytest.raises(

@@ -120,6 +120,12 @@ def test_what_keep_cannot_choose_by_is_named() -> None:
     assert "row 2: has the score 'bad'" in str(error.value)
     with pytest.raises(ValueError, match="no train row is kept: .* the highest score is 0.25; lower it"):
         kept([sampled([7], 0.25), sampled([8], None)], min_score=1.0)
+    some = [{"prompt": "a", "completion": "b", "score": score} for score in ("good", 1.0, "bad", "good")]
+    with pytest.raises(ValueError, match="^3 of 4 train rows cannot be used; mend them, or take them out of") as caught:
+        kept(some, best=1)
+    good, bad = str(caught.value).splitlines()[1:]
+    assert good == "  - rows 0, 3: has the score 'good', which is no number; write one, or null"
+    assert bad == "  - row 2: has the score 'bad', which is no number; write one, or null"
     with pytest.raises(ValueError, match=r"sft\.data\.keep\.repeats is true, but nothing is left out"):
         SftKeepConfig(repeats=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from template_family import BY_NAME, tokenizer_of
 
 from strop.data.chat import Chat, encode, render_prompt
 from strop.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse
+from strop.tools.answers import ParsedTurn
+from strop.tools.conversation import Conversation
 from strop.trajectory import Prompt, Trajectory
 
 SCHEMA = {
@@ -101,3 +104,17 @@ def test_a_message_may_be_continued_inside_its_thinking() -> None:
     assert len(model.requests) == 2
     assert sequences[0].messages[0]["reasoning"].strip() == "look it up."
     assert sequences[0].messages[0]["content"].strip() == ""
+
+
+def test_the_message_of_the_row_keeps_its_other_keys() -> None:
+    family = BY_NAME["qwen25"]
+    tokenizer = tokenizer_of(family.template, control=family.control, end=family.end)
+    model = ScriptedModel([encode(tokenizer, f"3.{family.end}")])
+    setup = setup_with(tokenizer, [Echo()], tool_format=family.format)
+    prompt, sampling = continued(tokenizer, "It is "), sampling_of(tokenizer)
+    context = setup.context(prompt, sampling, deadline=1e9)
+    first = Trajectory(uid="u", sample_index=0, prompt_ids=prompt.token_ids)
+    conversation = Conversation(prompt, first, context)
+    output = asyncio.run(model.generate("r", prompt.token_ids, sampling))
+    conversation.add_answer(output, ParsedTurn("3.", ()))
+    assert conversation._messages[-1] == {"role": "assistant", "content": "It is 3.", "name": "bot"}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 from tiny_runs import Project
 
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
-from strop.trainer.setup import end_of_turn, stop_token_ids
+from strop.evaluation.evaluate import evaluate
+from strop.trainer.setup import end_of_turn, load_training_data, stop_token_ids
 
 TURNS = "{% for message in messages %}[{{ message.role }}]{{ message.content }}END{% endfor %}"
 
@@ -30,3 +35,30 @@ def test_a_template_that_refuses_such_a_chat_and_none_at_all_add_nothing(project
     assert end_of_turn(tokenizer) is None
     tokenizer.chat_template = None
     assert end_of_turn(tokenizer) is None
+
+
+def test_a_stop_token_beyond_the_model_is_refused_by_its_configuration_alone(
+    project: Project, tmp_path: Path
+) -> None:
+    (tmp_path / "bare").mkdir()  # no tokenizer, no weights
+    shutil.copy(project.model / "config.json", tmp_path / "bare")
+    for ends in ("[70000]", "[-1]"):
+        config = project.config(f"model.path='{tmp_path / 'bare'}'", f"rollout.stop_token_ids={ends}")
+        for load in (load_training_data, lambda config: evaluate(config, say=lambda line: None)):
+            with pytest.raises(
+                ValueError, match=r"stop_token_ids has .*, but the model in .* has the ids 0 to"
+            ):
+                load(config)
+
+
+def test_a_stop_token_beyond_the_tokenizer_is_refused_before_a_role_starts(
+    project: Project, tmp_path: Path
+) -> None:
+    model = tmp_path / "padded"
+    shutil.copytree(project.model, model)
+    settings = json.loads((model / "config.json").read_text())
+    beyond = settings["vocab_size"]
+    (model / "config.json").write_text(json.dumps({**settings, "vocab_size": beyond + 64}))
+    config = project.config(f"model.path='{model}'", f"rollout.stop_token_ids=[{beyond}]")
+    with pytest.raises(ValueError, match=rf"stop_token_ids has {beyond}, but the tokenizer of"):
+        load_training_data(config)

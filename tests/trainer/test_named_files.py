@@ -77,7 +77,7 @@ def test_a_manager_is_looked_at_before_its_tokenizer_is_there() -> None:
         ({"agent__tools": "gone.yaml"}, "agent.tools names 'gone.yaml', but .* gone.yaml is no file; relative"),
         ({"agent__loops": "gone.yaml"}, "agent.loops names 'gone.yaml', but .* gone.yaml is no file; relative"),
         ({"agent__interactions": "gone.yaml"}, "agent.interactions names 'gone.yaml', but .* is no file"),
-        ({"agent__tools": "."}, "which cannot be read: it is a directory and no file"),
+        ({"agent__tools": "."}, "is no file; relative names start at the current directory"),
         ({"agent__loops": "loops.yaml"}, "importing.py cannot be imported: ModuleNotFoundError"),
         ({"agent__interactions": "interactions.yaml"}, "names 'gone.py:User', but there is no such file"),
         ({"agent__environment__name": "other.py:Game"}, "other.py has no class 'Game'"),
