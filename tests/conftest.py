@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from strop.base import guests
 from strop.data.tiny import make_tiny_model
 from strop.quickstart.task import TaskFiles, write_task
 
@@ -40,18 +39,6 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder))
         yield folder
-
-
-@pytest.fixture
-def core_alone(tmp_path: Path) -> Iterator[None]:
-    """As if the folders of all guests were taken away."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guests, "PACKAGE", tmp_path)
-        guests.guests.cache_clear()
-        guests.targets.cache_clear()
-        yield
-    guests.guests.cache_clear()
-    guests.targets.cache_clear()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Agents: what happens between a prompt and its final answer.
 
 registry.py      agents by name, the decorator that registers one, and the simplest agent: one answer, no tools
-context.py       what an agent may use: generate, chat template, limits, and what guests bring (kits.py)
+context.py       what an agent may use: generate, chat template, limits, and what it is given (kits.py)
 setup.py         everything a run names, loaded and checked; rows with their agent and schemas
 episodes.py      plays an agent for one sample: its random stream, its token budget, its deadline
 """

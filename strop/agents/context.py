@@ -1,4 +1,4 @@
-"""What an agent may use beside its prompt: the chat template, limits, and what guests bring."""
+"""What an agent may use beside its prompt: the chat template, limits, and what kits give."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class AgentContext:
     """Puts images that an agent comes by into token ids, a strop.tools.images.ImageEncoder; None where the model takes
     text alone."""
     kits: Mapping[str, Any] = field(default_factory=dict)
-    """What kits give the episode, by their names; the guest that brings a kit knows its type."""
+    """What kits give the episode, by their names."""
 
     if not TYPE_CHECKING:  # whose users see a misspelt attribute so
 
@@ -73,7 +73,7 @@ class AgentContext:
 
     @property
     def template(self) -> Any:
-        """The chat template with the row's variables, for conversations that go on (place "chat of agents")."""
+        """The chat template with the row's variables, for conversations that go on."""
         return self.chat()
 
     def read_images(self, images: Sequence[Any]) -> list[Media]:

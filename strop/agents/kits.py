@@ -1,4 +1,4 @@
-"""Kits: what guests bring to the agents of a run."""
+"""Kits: what the agents of a run are given, such as tools or an environment."""
 
 from __future__ import annotations
 
@@ -82,3 +82,20 @@ def extra_info_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The column extra_info of a row; empty where it has none."""
     extra = row.get("extra_info")
     return extra if isinstance(extra, Mapping) else {}
+
+
+def kit_classes() -> dict[str, type[Kit]]:
+    """Kits by the names under which agents find what they give."""
+    from strop.compat.agent_loops.kit import LoopKit  # these import this package
+    from strop.environments.kit import EnvironmentKit
+    from strop.gateway.kit import OpenAIKit
+    from strop.interactions.kit import InteractionKit
+    from strop.tools.kit import ToolKit
+
+    return {
+        "loops": LoopKit,
+        "environments": EnvironmentKit,
+        "openai": OpenAIKit,
+        "interactions": InteractionKit,
+        "tools": ToolKit,
+    }

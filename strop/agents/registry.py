@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
 from strop.agents.config import SINGLE_TURN
 from strop.agents.context import AgentContext, Generate
-from strop.base.guests import all_joined, joined, targets
 from strop.base.registry import Registry
 from strop.trajectory import Prompt, Trajectory
 
@@ -28,54 +27,90 @@ class Agent(Protocol):
 
 
 class AgentRegistry(Registry[Callable[..., Any]]):
-    """Agents by name: async functions (prompt, trajectory, generate[, context]), or what guests make one of."""
+    """Agents by name: async functions (prompt, trajectory, generate[, context]), or classes in verl's form."""
 
     def register(self, name: str | Enum) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that makes an agent known under `name`.
 
         Raises:
             ValueError: another agent has the name.
-            TypeError: it is no async function, and of no form that a guest knows.
+            TypeError: it is neither an async function nor a class as verl's loops are.
         """
         add_checked = super().register(name)
 
         def add(agent: Callable[..., Any]) -> Callable[..., Any]:
             if _as_function(agent) is None:
-                forms = ["an async function (prompt, trajectory, generate)", *targets("form of agents")]
-                raise TypeError(f"agent {name!r} is {agent!r}; register {', or '.join(forms)}")
+                raise TypeError(
+                    f"agent {name!r} is {agent!r}; register an async function (prompt, trajectory, generate), or a "
+                    f"class with `async def run(self, sampling_params, **row)` or `run(self, messages, "
+                    "sampling_params)`"
+                )
             return add_checked(agent)
 
         return add
 
 
-def _of_guest(place: str, name: str) -> Callable[..., Awaitable[AgentResult]]:
-    """An agent of a guest, which is imported when it plays."""
+async def _tool_agent(
+    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
+) -> AgentResult:
+    from strop.tools.agent import tool_agent  # these import this package
 
-    async def play(
-        prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
-    ) -> AgentResult:
-        played: AgentResult = await joined(place, name)(prompt, trajectory, generate, context)
-        return played
-
-    return play
+    return await tool_agent(prompt, trajectory, generate, context)
 
 
-AGENTS_IN_A_WORLD = frozenset(targets("self-scoring agent"))
+async def _interaction_agent(
+    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
+) -> AgentResult:
+    from strop.interactions.agent import interaction_agent
+
+    return await interaction_agent(prompt, trajectory, generate, context)
+
+
+async def _env_agent(
+    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
+) -> AgentResult:
+    from strop.environments.agent import env_agent
+
+    return await env_agent(prompt, trajectory, generate, context)
+
+
+async def _openai_agent(
+    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
+) -> AgentResult:
+    from strop.gateway.agent import openai_agent
+
+    return await openai_agent(prompt, trajectory, generate, context)
+
+
+async def _openrlhf_agent(
+    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
+) -> AgentResult:
+    from strop.compat.agent_instances import openrlhf_agent
+
+    return await openrlhf_agent(prompt, trajectory, generate, context)
+
+
+AGENTS_IN_A_WORLD = frozenset({"env_agent", "openai_agent", "openrlhf_agent"})
 """Names of agents that are given no tools, and score their episodes themselves."""
-agents = AgentRegistry(
-    "agent",
-    {name: _of_guest(place, name) for place in ("agent", "self-scoring agent") for name in targets(place)},
-)
+BUILT_IN: Mapping[str, Callable[..., Awaitable[AgentResult]]] = {
+    "interaction_agent": _interaction_agent,
+    "tool_agent": _tool_agent,
+    "openrlhf_agent": _openrlhf_agent,
+    "env_agent": _env_agent,
+    "openai_agent": _openai_agent,
+}
+agents = AgentRegistry("agent", BUILT_IN)
 register = agents.register
-"""Decorator: `@register("name")` over an async function, or over what a guest makes one of."""
+"""Decorator: `@register("name")` over an async function, or over a class in verl's form."""
 
 
 def _as_function(agent: object) -> Callable[..., Awaitable[AgentResult]] | None:
     """The async function that plays an agent; None where it is none."""
     if inspect.iscoroutinefunction(agent):
         return agent
-    made = (function_of(agent) for function_of in all_joined("form of agents").values())
-    return next((function for function in made if function is not None), None)
+    from strop.compat.agent_loops.loops import agent_of_class  # imports this package
+
+    return agent_of_class(agent)
 
 
 @register(SINGLE_TURN)

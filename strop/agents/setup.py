@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
-from strop.agents.kits import Kit
+from strop.agents.kits import Kit, kit_classes
 from strop.agents.registry import check_agent
-from strop.base.guests import all_joined
 from strop.base.user_files import load_user_file
 from strop.rollout.types import Sampling
 from strop.tools.templates import ChatTemplate
@@ -51,8 +50,8 @@ class AgentSetup:
         self._templates: dict[bool | None, ChatTemplate] = {}
         for name in config.files:
             load_user_file(name, setting="agent.files")
-        self.kits: dict[str, Kit] = {name: kit(self) for name, kit in all_joined("agent kit").items()}
-        """What guests bring, by name."""
+        self.kits: dict[str, Kit] = {name: kit(self) for name, kit in kit_classes().items()}
+        """What agents are given, by name."""
         check_agent(config.default_agent, "agent.default_agent is")
 
     def template(self, thinking: bool | None = None) -> ChatTemplate:

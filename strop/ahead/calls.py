@@ -18,7 +18,7 @@ from strop.trajectory import Prompt
 
 
 def calls(roles: Roles) -> AheadWorker:
-    """The rollout workers of a run, whose role the guest has made."""
+    """The rollout workers of a run, whose role was made for this."""
     return cast(WorkerGroup[AheadWorker], roles.rollout).call
 
 

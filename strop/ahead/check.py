@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from strop.ahead.virtual_time import virtual_time
-from strop.trainer.config import Config
+
+if TYPE_CHECKING:
+    from strop.trainer.config import Config
 
 
 def check(config: Config) -> None:

@@ -1,4 +1,4 @@
-"""What the trainer is given where samples are played over several calls (place "generation ahead")."""
+"""What the trainer is given where samples are played over several calls."""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@
     sequence_credit.py   credit of episodes of several training sequences
     kl.py                per-token KL estimators
     aggregation.py       per-token weights: how terms become one loss, for any cut of the batch
-    (guests: distillation/, learning from a teacher; stream_functions/, filters and
+    (distillation/, learning from a teacher; stream_functions/, filters and
     reward shaping of a user's own, and penalties on long responses)
 
     batch_metrics.py     what is measured on the rows of a step
 
-Rules that functions keep, ours and a user's own, are checked by the guest `strop.checks`.
+Rules that functions keep, ours and a user's own, are checked by `strop.checks`.
 Nothing is imported here, so that the torch-free modules stay free of torch.
 """

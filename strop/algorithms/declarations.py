@@ -1,6 +1,6 @@
 """What the estimators and losses of the core ask for, and what may be set for them (torch-free).
 
-The functions are in advantages/ and losses/; those of further papers are guests (place "recipes").
+The functions are in advantages/ and losses/; those of further papers in strop.recipes and strop.roles.
 """
 
 from __future__ import annotations

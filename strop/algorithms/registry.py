@@ -62,7 +62,7 @@ STEP_COLUMNS = frozenset({"sample_index", "turn_index", "turn_rewards", "anchor_
 
 @dataclass(frozen=True, kw_only=True)
 class Recipes:
-    """Estimators and losses of a guest."""
+    """Estimators and losses of a package."""
 
     estimators: Mapping[str, Declaration] = field(default_factory=dict)
     """What each asks for, by name."""
@@ -81,7 +81,7 @@ def joined_recipes() -> tuple[Recipes, ...]:
 
 
 def load_recipes() -> None:
-    """Have the functions of all guests' recipes registered."""
+    """Have the functions of all recipes registered."""
     for recipes in joined_recipes():
         importlib.import_module(recipes.functions)
 
@@ -100,7 +100,7 @@ def load_extensions(files: Iterable[str]) -> None:
 
 
 def verl_convention(who: str) -> Any:
-    """What calls functions of verl's convention: a module as the place "calling convention" describes.
+    """The module that calls functions of verl's convention.
 
     Args:
         who: the function, for the error where there is no such module.
@@ -233,7 +233,7 @@ class FunctionRegistry(Registry[F]):
 
 FILTERS = FunctionRegistry[Callable[..., object]]("filter")
 REWARD_SHAPINGS = FunctionRegistry[Callable[..., object]]("reward shaping")
-"""Functions of a user's own on the samples of a prompt (the guest stream_functions)."""
+"""Functions of a user's own on the samples of a prompt (stream_functions)."""
 
 
 def own_settings(function: Callable[..., object], declaration: Declaration) -> dict[str, object]:

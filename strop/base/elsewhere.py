@@ -1,18 +1,10 @@
-"""What does not lie on this machine: how its names look, and the guest that fetches what they mean or sends something
-there.
-
-The core reads files and folders of this machine. A model, rows, or the copy of a run under any other name is the
-matter of what joins at the place `elsewhere` (strop.base.guests).
-"""
+"""What does not lie on this machine: how its names look, and how the files of a model are fetched (strop.hub)."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
-
-from strop.base.guests import joined, targets
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+(::[a-z][a-z0-9+.-]+)*://", re.IGNORECASE)
 HUBS = ("hub:", "modelscope:")
@@ -42,24 +34,6 @@ def folder_here(text: str) -> str:
     return text if Path(text).is_dir() else str(folder)
 
 
-def elsewhere(what: str, why: str) -> Any:
-    """The module that fetches or sends models, rows or runs.
-
-    Args:
-        what: one of these words.
-        why: who needs it, the beginning of a sentence.
-
-    Raises:
-        ValueError: none is there.
-    """
-    if what not in targets("elsewhere"):
-        raise ValueError(
-            f"{why}, and the part of strop that fetches from hubs and stores, and sends there, is missing from this "
-            f"installation: give a file or folder of this machine, or install all of strop"
-        )
-    return joined("elsewhere", what)
-
-
 def fetch_copy(
     folder: Path, *, weights: bool, tokenizer: bool = False, code: bool = False, offline: bool = False
 ) -> None:
@@ -76,7 +50,6 @@ def fetch_copy(
     Raises:
         ValueError: it cannot be fetched.
     """
-    if "models" in targets("elsewhere"):
-        joined("elsewhere", "models").fetch_copy(
-            folder, weights=weights, tokenizer=tokenizer, code=code, offline=offline
-        )
+    from strop.hub.models import fetch_copy as fetch  # imports this module
+
+    fetch(folder, weights=weights, tokenizer=tokenizer, code=code, offline=offline)

@@ -1,6 +1,6 @@
 """What this process does (`doing`), and which things it waits for (`item`).
 
-The guest net/ writes both down, so that a run that died or hangs can be looked into.
+strop.net writes both down, so that a run that died or hangs can be looked into.
 """
 
 from __future__ import annotations

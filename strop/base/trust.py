@@ -1,7 +1,7 @@
 """Whether what settings name may be run: the one door in front of code, commands and addresses.
 
 What received settings name is not run, imported, started or contacted unless the user says so for this command
-(which settings are received, the guest received/ knows).
+(which settings are received, strop.received knows).
 
 Every place that does one of these asks `ask` first. The door stands open unless a command closes it, so a program that
 uses strop as a library, and the worker processes of a run that was let through, are not concerned.

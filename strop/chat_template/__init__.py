@@ -1,6 +1,6 @@
 """The one door to chat templates: from messages to text, whoever wrote the template.
 
-A template comes with a model, and a model may come from anybody: the guest `bounded` sees to what a rendering may cost.
+A template comes with a model, and a model may come from anybody: `bounded` sees to what a rendering may cost.
 """
 
 from __future__ import annotations

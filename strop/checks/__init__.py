@@ -1,6 +1,5 @@
 """What a person wants checked before a run: functions of their own, environments, files of data.
 
-A guest: it uses the core and is never used by it (guest.toml says where it joins).
 
     command.py               `strop check`: whether a run can learn; a loss or an estimator under test
     preflight/               the samples of a run that tell; before its first step too

@@ -7,8 +7,8 @@ settings.py   --config and key=value, the same for every command
 launching.py  what commands that make runs share: a run folder, its resume, its end
 standard_error.py  standard error that cannot end a run
 
-The guest `unread` refuses settings that a command has no use for.
+`unread` refuses settings that a command has no use for.
 
-One module per command, by its name: train.py is `strop train`; those of guests are with the guests. Each has
+One module per command, by its name: train.py is `strop train`; others are with what they carry out. Each has
 `add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs.
 """

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.base.elsewhere import elsewhere, is_url
+from strop.base.elsewhere import is_url
 from strop.base.shell import shell_word
 from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import (
@@ -145,7 +145,9 @@ def _fetched_to(url: str, out: Path | None) -> Path:
             f"{folder} is there: name an absent folder with --out, or continue it with --resume {shell_word(folder)}"
         )
     say(f"fetching {url} into {folder}")
-    return Path(elsewhere("runs", f"{url} is a URL").fetch_run(url, folder))
+    from strop.hub.copies import fetch_run  # libraries of hubs: slow to import
+
+    return Path(fetch_run(url, folder))
 
 
 @contextlib.contextmanager
@@ -176,7 +178,7 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
 
 def _refuse_sources(args: argparse.Namespace) -> None:
     given = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
-    # Of the guest of "beginning of a run".
+    # Of strop.trainer.beginning.
     others = {"origin": "--from", "with_optimizer": "--with-optimizer"}
     given += [option for name, option in others.items() if getattr(args, name, None)]
     if given:

@@ -1,4 +1,4 @@
-"""Guests from other libraries: what comes from verl, TRL or OpenRLHF finds its way here.
+"""What comes from verl, TRL or OpenRLHF finds its way here.
 
 datasets/            dataset classes and samplers in verl's form, and well-known data sets in its schema
 prepare_command.py   `strop data prepare`, which writes these

@@ -9,7 +9,7 @@ A YAML file may begin with `defaults:`, a list of presets that it builds on:
       clip_ratio: 0.1         # the file's own keys come on top
 
 The own keys come where `_self_` stands in the list; without it, on top. The folder of the file is a place of presets
-too, where the guest is there that knows files as Hydra has them.
+too.
 
 A preset of a section holds the keys of that section, and may have two more entries:
 

@@ -12,7 +12,7 @@ runtime       the interface of what makes worker groups
 inline        workers in this process
 errors        how workers in other processes fail
 
-A guest in this room, with a file that says where it joins: ray/ (workers in processes of their own).
+ray/ below it (workers in processes of their own).
 """
 
 from __future__ import annotations

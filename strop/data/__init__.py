@@ -6,7 +6,7 @@
     prompts.py, drawing.py               PromptDataset, with the token ids of all; the prompts of a step
     sampler.py                           in which order rows are visited
 
-Guests below it: `cache`, what is kept for the next run; `curriculum`, orders by results, and those of a user's own;
+Below it: `cache`, what is kept for the next run; `curriculum`, orders by results, and those of a user's own;
 `command`, which is `strop data`; `growing`, rows that come while a run goes on; `mixing`, how often the rows of each
 source are visited; `streaming`, rows that are read when they are visited; `tiny`, which makes a small model folder.
 """

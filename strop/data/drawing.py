@@ -11,7 +11,7 @@ from strop.trajectory import Prompt
 
 
 class TrainingPrompts(Protocol):
-    """What a run asks for its training prompts: a `PromptDataset`, or those of a guest."""
+    """What a run asks for its training prompts: a `PromptDataset`, or rows that are streamed."""
 
     @property
     def row_numbers(self) -> Sequence[int]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pyarrow
 import pyarrow.parquet
 
-from strop.base.elsewhere import elsewhere, is_hub, is_url
+from strop.base.elsewhere import is_hub, is_url
 from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.base.sections import section_on
 from strop.border import encodable_value
@@ -119,7 +119,9 @@ def open_set(entry: str) -> Any:
     Raises:
         ValueError: the entry has another form, or it cannot be had.
     """
-    return elsewhere("rows", f"data entry {entry!r} is a data set of a hub").open_hub(entry)
+    from strop.hub.rows import open_hub  # libraries of hubs: slow to import
+
+    return open_hub(entry)
 
 
 def folders(path: Path) -> Any:
@@ -150,7 +152,9 @@ def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
         FileNotFoundError: there is no such file.
     """
     if is_url(entry):
-        path = elsewhere("rows", f"data entry {entry!r} is a URL").fetch(entry, SUFFIXES, cache_dir)
+        from strop.hub.rows import fetch  # libraries of hubs: slow to import
+
+        path = fetch(entry, SUFFIXES, cache_dir)
         with fetched(entry, path):
             return _leaves(path, "")
     path, split = split_entry(entry)

@@ -1,6 +1,6 @@
 """Which rows a step visits.
 
-The order of an epoch is a pure function of (seed, epoch), or, of a sampler that sees results (a guest's), of those as
+The order of an epoch is a pure function of (seed, epoch), or, of a sampler that sees results (curriculum/), of those as
 well; such an order is part of a checkpoint. The position in it is the set of visits already consumed, not an
 offset: prompts that were in flight when a run ended are simply not in that set, so they are visited again, and
 nothing is skipped or repeated.
@@ -40,7 +40,7 @@ def in_order(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
 
 
 ORDERS: dict[str, Callable[..., NDArray[np.int64]]] = {"shuffled": shuffled, "in_order": in_order}
-"""Values of data.sampler that need no guest."""
+"""Values of data.sampler that look at no results."""
 
 
 def is_sampler(name: str) -> bool:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from strop.base.guests import targets
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import is_setting, load_settings, user_path
 from strop.cli.unread import ENGINES, Reads, refuse_unread
 from strop.doctor.sockets import show, sockets_of
+from strop.rollout.registry import OWN_PROCESSES
 from strop.shell.versions import versions_in
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         )
     args.trust_code = False
     config = load_settings(
-        args, needs=("resources", *(f"rollout.{name}" for name in targets("rollout engine")))
+        args, needs=("resources", *(f"rollout.{name}" for name in OWN_PROCESSES))
     )
     refuse_unread(args, "doctor", READS)
     findings = [_rollout(config), *examine(config.resources, path=args.path or Path.cwd())]

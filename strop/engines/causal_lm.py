@@ -273,7 +273,7 @@ def max_positions(config: Any) -> int | None:
 def logit_form(module: Any) -> tuple[float, float | None]:
     """Scale and cap of a model's logits (`Head`), by the names that its configuration has for them.
 
-    Whether that is all that happens to them is asked when the model is loaded (place "carried models").
+    Whether that is all that happens to them is asked when the model is loaded.
     """
     text = module.config.get_text_config()
     if module.get_output_embeddings() is None:  # a value head

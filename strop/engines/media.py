@@ -1,7 +1,7 @@
-"""Models that take media beside tokens, by the guest that knows them (strop.vision.sight).
+"""Models that take media beside tokens, by the package that knows them (strop.vision.sight).
 
 To the core media are tokens of a sequence, one after another, with a value that it does not look into
-(`strop.trajectory.Media`). The guest says where such tokens stand, and turns the values into arguments of a model's
+(`strop.trajectory.Media`). It says where such tokens stand, and turns the values into arguments of a model's
 forward pass.
 """
 

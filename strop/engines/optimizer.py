@@ -1,6 +1,6 @@
 """One optimizer step: the learning rate, the global gradient norm, clipping, the refusal of poisoned gradients, AdamW.
 
-Other optimizers are guests (place "optimizer").
+Other optimizers are in optimizers/.
 
 Concurrency: with sharded parameters `step` is a collective of all ranks; they see the same norm, so they take,
 clip or skip the step alike. The other methods talk to nobody.
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from strop.base.guests import needed
 from strop.engines import gradients
 from strop.engines.config import OptimizerConfig
 
@@ -196,9 +195,13 @@ def _make(
     """The optimizers that share the parameters."""
     if config.name == "adamw":
         return adamw_parts(named.values(), config)
-    make = needed("optimizer", f"optim.name of a role is {config.name}", config.name)
-    parts: list[Part] = make(named, config, embeddings)
-    return parts
+    if config.name == "muon":
+        from strop.engines.optimizers.muon import muon_parts  # imports Part from here
+
+        return muon_parts(named, config, embeddings)
+    from strop.engines.optimizers.adamw_8bit import adamw_8bit_parts
+
+    return adamw_8bit_parts(named, config, embeddings)
 
 
 def adamw_parts(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> list[Part]:

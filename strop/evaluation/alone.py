@@ -1,7 +1,7 @@
 """Generation without a training run: what `strop eval`, `strop generate` and `strop check` answer with.
 
 The engine that `rollout.engine` names, on the weights of a model folder; or a server somewhere whose weights are not
-ours (place "remote model").
+ours (strop.rollout.endpoint).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Protocol, cast
 
 from strop.agents.setup import AgentSetup
 from strop.base.garbage import settled
-from strop.base.guests import joined
 from strop.data.config import DataConfig
 from strop.engines.flops.threads import set_threads
 from strop.engines.model import load_model
@@ -80,7 +79,11 @@ def is_remote(config: Config) -> bool:
 
 def answering(config: Config) -> Answering:
     """Who answers with these settings."""
-    return cast(Answering, joined("remote model", config.rollout.engine)) if is_remote(config) else _Ours()
+    if not is_remote(config):
+        return _Ours()
+    from strop.rollout.endpoint import answering as of_server  # imports this module
+
+    return cast(Answering, of_server)
 
 
 async def play_alone(

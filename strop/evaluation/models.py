@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.base.elsewhere import elsewhere
-from strop.base.guests import targets
 from strop.base.shell import shell_word
 from strop.cli.output import UsageError, say
 from strop.cli.settings import is_setting
+from strop.rollout.registry import REMOTE
 from strop.run import CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
 from strop.trainer.beginning.naming import choose_checkpoint, run_in
@@ -175,7 +174,7 @@ def _check_goes_without(config: Config, command: str) -> None:
     """Refuse to answer without a model folder where one is needed."""
     engine, remote = config.rollout.engine, config.rollout.remote
     if remote is None:
-        servers = " or ".join(f"rollout.engine={name}" for name in targets("remote model"))
+        servers = " or ".join(f"rollout.engine={name}" for name in REMOTE)
         raise UsageError(
             f"name MODEL_OR_RUN, as in `strop {command} runs/arithmetic` (the model comes first, then key=value): "
             f"{HELP}; only --config with model.path, or {servers}, goes without"
@@ -204,7 +203,9 @@ def _is_elsewhere(text: str) -> bool:
 def _of_hub(text: str, step: int | str | None, *, weights: bool) -> ModelSource:
     if step is not None:
         raise ValueError(f"--step {step} chooses a checkpoint of a run, and {text} is none: leave it out")
-    models = elsewhere("models", f"{text} is no folder")
+    from strop.hub import models as hub_models  # libraries of hubs: slow to import
+
+    models = hub_models
     fetched = models.fetch_model(text, models.Fetch(say=say, weights=weights), key="MODEL")
     return ModelSource(
         folder=Path(fetched.folder),

@@ -29,7 +29,7 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
     Args:
         config, data, run: of the run.
         say: takes lines for the person who watches.
-        costs: counts what services cost (place "costs of services"); None where none has a price.
+        costs: counts what services cost; None where none has a price.
 
     Raises:
         RewardError: every probe failed.

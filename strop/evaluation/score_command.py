@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from strop.base.guests import targets
 from strop.cli.output import UsageError, plain, print_json, print_plain, say, shorten
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings, user_path
 from strop.cli.unread import AFTER_SCORING, Reads, refuse_unread
@@ -113,7 +112,7 @@ def reward_settings(given: str) -> list[str]:
         "reward.functions=[]",
         "reward.manager=''",
     ]
-    return [*chosen, *(f"{key}={{}}" for key in targets("reward service"))]
+    return [*chosen, *(f"reward.{name}={{}}" for name in ("judge", "server"))]
 
 
 def _settings(args: argparse.Namespace) -> Config:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from strop.base.guests import joined, targets
 from strop.cli.output import UsageError, say
 
 _OWN_ROWS = (
@@ -32,9 +32,24 @@ def add_data_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+SETS = ("gsm8k", "math500", "aime24", "aime25", "reasoning_gym/")
+"""Names of sets, and beginnings of names."""
+
+
+def _rows_of(entry: str) -> Callable[[str, str], list[dict[str, Any]]]:
+    """What reads a set: a function of its name and of where it is (empty: where it is published)."""
+    if entry == "reasoning_gym/":
+        from strop.scorers.reasoning_gym_rows import rows_of_set as generated
+
+        return generated
+    from strop.compat.datasets.sets import rows_of_set
+
+    return rows_of_set
+
+
 def names() -> list[str]:
     """Of the sets; TASK stands for any ending."""
-    return [f"{name}TASK" if name.endswith("/") else name for name in targets("evaluation set")]
+    return [f"{name}TASK" if name.endswith("/") else name for name in SETS]
 
 
 @contextlib.contextmanager
@@ -74,7 +89,7 @@ def _set_of(word: str) -> str:
     return next(
         (
             one
-            for one in targets("evaluation set")
+            for one in SETS
             if name == one or (one.endswith("/") and name.startswith(one))
         ),
         "",
@@ -87,7 +102,7 @@ def _written(word: str, folder: Path) -> str:
     import pyarrow.parquet
 
     name, _, source = word.partition("=")
-    rows = joined("evaluation set", _set_of(word))(name, source)
+    rows = _rows_of(_set_of(word))(name, source)
     file = folder / f"{name.replace('/', '-')}.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), file)
     say(f"{name}: {len(rows)} prompts{f' of {source}' if source else ''}, scored as {rows[0]['data_source']}")

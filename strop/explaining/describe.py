@@ -43,7 +43,7 @@ def describe(root: type) -> list[FieldDoc]:
 
 @cache
 def field_texts(cls: type) -> dict[str, str]:
-    """The string under each field of a dataclass, also of inherited fields; of a section of a guest, its docstring."""
+    """The string under each field of a dataclass, also of inherited fields; of a section without one, its docstring."""
     texts = {
         name: " ".join((inspect.getdoc(hint) or "").partition("\n\n")[0].split())
         for name, hint in field_hints(cls).items()

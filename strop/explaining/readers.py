@@ -17,7 +17,7 @@ def readers(owner: type, section: str, name: str, package: Path = PACKAGE) -> li
 
     Counted is `x.name` where x, or its last part, is called as the section, is annotated with the dataclass, is what
     `section_of` finds by it, or was assigned from one of these; and the same for a property of the dataclass that is
-    made of the field. A field of a guest's settings is also read through their class. A reader
+    made of the field. A field of settings that stand in a class of their own is also read through that class. A reader
     that gets the value by other ways (getattr, a mapping) is not seen, so the list may be too short. The module of
     the dataclass itself, which checks the value, is left out.
 

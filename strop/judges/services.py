@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, cast
 
-from strop.base.guests import joined
 from strop.border import encodable, usable
 from strop.border.values import MAX_NUMBER
 from strop.judges.client import CallFailed
+from strop.judges.judge import Judge
+from strop.judges.server import RewardServer
 from strop.rewards.combining import Part, combine
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
@@ -73,6 +74,10 @@ class ComparingService(RewardService, Protocol):
         ...
 
 
+SERVICES: Mapping[str, Callable[..., RewardService]] = {"judge": Judge, "server": RewardServer}
+"""By the name of a section below reward."""
+
+
 class Services:
     """All services of a pool, which ask its functions too."""
 
@@ -87,7 +92,7 @@ class Services:
         """
         self._config, self._functions = config, functions
         self._services: dict[str, RewardService] = {
-            name: joined("reward service", f"reward.{name}")(section, rank=rank, count=count)
+            name: SERVICES[name](section, rank=rank, count=count)
             for name, section in config.services.items()
         }
 

@@ -6,7 +6,7 @@ batch        DataProto
 indices      row numbers, masks, equal ranges
 merging      columns and facts by name: chosen, and of the same name joined or refused
 
-A guest has a batch in other forms: forms/ (a folder, one TensorDict).
+Other forms of a batch: forms/ (a folder, one TensorDict).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 command.py  the command
 making.py   the folder of the run that repeats it; repeated.py: what is found there
-fingerprints.py a hash chain per step and stage
 comparing.py where two runs part, by their fingerprints
 schedule.py what ended in which order, and which weights sampled which tokens
 samples.py  samples of a run in place of generation (trainer.skip_rollout)

@@ -10,7 +10,7 @@
     child.py       the worker process; functions.py loads and calls the user's function there
     waiting.py     time that a deadline does not count
     printed.py     what reward functions print
-    managers.py, budget.py  names that reward files import, and guests offer
+    managers.py, budget.py  names that reward files import
 
 Nothing here imports torch: a worker process starts in a fraction of a second.
 """

@@ -1,4 +1,4 @@
-"""Where reward files import `bounded` from, a comparison with a limit on its computing, which a guest offers here."""
+"""Where reward files import `bounded` from, a comparison with a limit on its computing."""
 
 from __future__ import annotations
 

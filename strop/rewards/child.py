@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from strop.base.guests import joined
 from strop.border import usable
 from strop.border.values import MAX_NUMBER
 from strop.rewards import waiting
@@ -31,6 +30,7 @@ from strop.rewards.combining import Part, combine
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
 from strop.rewards.outcome import Outcome, RewardUnavailable
 from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
+from strop.sandbox.told import configure_shared
 from strop.scorers import budget
 
 if TYPE_CHECKING:
@@ -268,8 +268,8 @@ def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
         return
     (setup,) = decode(first)
     _limit_resources(setup["max_memory_bytes"])
-    for section, data in setup["sections"].items():
-        joined("reward worker", section)(data)
+    if (sandbox := setup["sections"].get("reward.sandbox")) is not None:
+        configure_shared(sandbox)
     try:
         functions = load_functions(setup["functions"])
     except LoadError as error:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, Protocol
 from annotated_types import Ge, Gt, Le
 
 from strop.base.field_types import FiniteFloat, PositiveInt, Share
-from strop.base.guests import targets
 from strop.base.sections import code_of_guests, guest_sections, section
 from strop.base.trust import Named
 from strop.base.user_files import divide_named_file
@@ -228,8 +227,8 @@ class RewardConfig:
     @property
     def services(self) -> dict[str, ServiceSection]:
         """Services that score as well, by the names of their sections, which are those of their parts too."""
-        joined = targets("reward service")
-        below = {key: given for key, given in guest_sections(self, "reward").items() if key in joined}
+        names = ("reward.judge", "reward.server")
+        below = {key: given for key, given in guest_sections(self, "reward").items() if key in names}
         return {key.rpartition(".")[2]: given for key, given in below.items() if given.scores}
 
     def code_named(self) -> Iterator[Named]:

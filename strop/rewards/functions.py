@@ -1,7 +1,7 @@
 """Runs in the worker process: finds the reward function, calls it in its own convention, reads its answer.
 
 A function is called as `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, with those of
-them that it takes. Functions in another form are a guest's (`reward form`), each known by one of its parameters. Each
+them that it takes. Functions in the forms of TRL and OpenRLHF are each known by one of their parameters. Each
 may be `async def`.
 """
 
@@ -19,7 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from strop.base.guests import joined, targets
 from strop.base.user_files import modules_beside
 from strop.border import real, usable
 from strop.border.text import describe_object
@@ -168,7 +167,7 @@ def load_functions(setups: Sequence[Mapping[str, Any]]) -> list[RewardFunction]:
 
 
 def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> RewardFunction:
-    """The reward function of a file, or what a guest loads in its place.
+    """The reward function of a file, or a manager or built-in scorer in its place.
 
     Args:
         setup: path, source, name, kwargs, manager, tokenizer, key and weight.
@@ -177,16 +176,16 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
     Raises:
         LoadError: the file cannot be imported, has no such function, or the function cannot be called.
     """
+    from strop.compat.listed_rewards import of_batches, of_trl  # they import this module
+    from strop.compat.query_rewards import of_queries
+    from strop.compat.reward_managers import load_manager
+    from strop.scorers.loading import load_built_in
+
+    forms = {"completions": of_trl, "solution_strs": of_batches, "queries": of_queries}
     path, name, kwargs = setup["path"], setup["name"], setup["kwargs"]
     kind = "manager" if setup["manager"] else "" if path else "built-in scorer"
     if kind:
-        if kind not in targets("reward loader"):
-            raise LoadError(
-                f"this installation has no {kind} of a reward (reward.manager is {setup['manager']!r}, reward.path "
-                f"{path!r}): set reward.path to a file with a function of your own"
-            )
-        loaded: RewardFunction = joined("reward loader", kind)(setup)
-        return loaded
+        return load_manager(setup) if kind == "manager" else load_built_in(setup)
     if path not in modules:
         modules[path] = load_module(path, setup["source"], len(modules))
     module = modules[path]
@@ -201,9 +200,7 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
         raise LoadError(
             f"{name!r} in reward file {path} is {shown(function)}, not a function; set reward.name"
         )
-    form = next(
-        (form for form in targets("reward form") if form in inspect.signature(function).parameters), ""
-    )
+    form = next((form for form in forms if form in inspect.signature(function).parameters), "")
     label = f"{name} in {Path(path).name}"
     made = replace(
         _with_parameters(function, label, kwargs),
@@ -212,8 +209,7 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
         weight=setup["weight"],
     )
     if form:
-        in_form: RewardFunction = joined("reward form", form)(function, made, setup)
-        return in_form
+        return forms[form](function, made, setup)
     check_supplied(made, SINGLE)
     return made
 

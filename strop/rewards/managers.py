@@ -1,4 +1,4 @@
-"""Where reward files import `RewardManagerBase` and `register` from, which a guest offers here."""
+"""Where reward files import `RewardManagerBase` and `register` from."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Functions run in worker processes (workers.py): the caller waits for one future per sample, which the thread that owns
 them resolves when the worker answers, when the sample's deadline ends, or when the pool is closed. Where services score
-as well, a guest asks all of them. What could not be scored is scored again, or given a score in its place,
+as well, strop.judges asks all of them. What could not be scored is scored again, or given a score in its place,
 as reward.on_failure says.
 """
 

@@ -1,7 +1,7 @@
 """What agents talk to: token ids in, tokens out.
 
 `EngineClient` asks the engine in this process. Engines in processes of their own may be lost while they generate, and
-there may be several: a guest asks those (strop.workers.generation).
+there may be several (strop.rollout.processes).
 
 Concurrency: one asyncio loop.
 """

@@ -8,13 +8,12 @@ from typing import Annotated, Literal, Protocol
 from annotated_types import Ge, Gt
 
 from strop.base.field_types import NonEmptyText, NonNegativeInt, PositiveInt, PositiveShare
-from strop.base.guests import targets
 from strop.base.sections import section
-from strop.rollout.registry import NATIVE
+from strop.rollout.registry import NATIVE, OWN_PROCESSES, REMOTE
 
 
 class OwnProcesses(Protocol):
-    """Settings of an engine in processes of its own (place "rollout engine")."""
+    """Settings of an engine in processes of its own."""
 
     @property
     def takes_media(self) -> bool:
@@ -25,7 +24,7 @@ class OwnProcesses(Protocol):
 
 
 class RemoteModel(Protocol):
-    """Settings of a server whose weights are not ours (place "remote model")."""
+    """Settings of a server whose weights are not ours."""
 
     @property
     def model(self) -> str:
@@ -103,7 +102,7 @@ class RolloutConfig:
     def remote(self) -> RemoteModel | None:
         """The settings of the server that generates, where its weights are not ours; None of every engine of ours."""
         found: RemoteModel | None = (
-            getattr(self, self.engine) if self.engine in targets("remote model") else None
+            getattr(self, self.engine) if self.engine in REMOTE else None
         )
         return found
 
@@ -111,7 +110,7 @@ class RolloutConfig:
     def own_processes(self) -> OwnProcesses | None:
         """The settings of the engine in processes of its own that generates; None of every other engine."""
         found: OwnProcesses | None = (
-            getattr(self, self.engine) if self.engine in targets("rollout engine") else None
+            getattr(self, self.engine) if self.engine in OWN_PROCESSES else None
         )
         return found
 
@@ -121,7 +120,7 @@ class RolloutConfig:
                 f"rollout.over_issue is {self.over_issue:g} and rollout.max_staleness {self.max_staleness:g}: with the "
                 f"latter what a step does not wait for is kept for the next one; set one of them to 0"
             )
-        for name in (*targets("rollout engine"), *targets("remote model")):
+        for name in (*OWN_PROCESSES, *REMOTE):
             given = getattr(self, name)
             if self.engine != name and given != type(given)():
                 raise ValueError(
@@ -152,5 +151,5 @@ def check_trainable(rollout: RolloutConfig) -> None:
         raise ValueError(
             f"rollout.engine={rollout.engine} asks {remote.model} at {remote.base_url}, whose weights nobody here can "
             f"train: it serves `strop eval`, `strop generate` and `strop check`; use "
-            f"{', '.join((NATIVE, *targets('rollout engine')))} or one of your own"
+            f"{', '.join((NATIVE, *OWN_PROCESSES))} or one of your own"
         )

@@ -12,16 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from strop.base.guests import targets
 from strop.base.registry import Registry, unknown
 
 NATIVE = "native"
-"""The engine of the core, in the process of the policy."""
+"""The engine in the process of the policy."""
+OWN_PROCESSES = ("sglang", "vllm")
+"""Engines in processes of their own."""
+REMOTE = ("openai",)
+"""Servers with a model whose weights are somebody else's."""
 
 
 def built_in() -> tuple[str, ...]:
     """Names in rollout.engine that need no registration."""
-    return (NATIVE, *targets("rollout engine"), *targets("remote model"))
+    return (NATIVE, *OWN_PROCESSES, *REMOTE)
 
 
 engines: Registry[Callable[[Any], Coroutine[Any, Any, Any]]] = Registry("rollout engine")

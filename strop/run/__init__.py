@@ -3,8 +3,8 @@
     folder.py         RunFolder holds them all; each also works alone
     events.py         the event log; records.py: the form of its records
     ledger.py         every issued sample has one fate
-    digests.py        of what the stages of a step computed (the guest replay/: a hash chain of them)
-    samples/          what the model wrote, as Parquet (a guest)
+    digests.py        of what the stages of a step computed; fingerprints.py: a hash chain of them
+    samples/          what the model wrote, as Parquet
     checkpoints.py    saves that are whole or absent; manifest.py: what one says
     lock.py           one writer per folder
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from strop.base.guests import joined, targets
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.settings import user_path
 from strop.run import RunError, RunFolder
+from strop.tracking.group import BUILT_IN, built_in
 from strop.trainer.beginning.naming import run_in
 
 SUMMARY = "send a recorded run to a tracker: wandb, mlflow, swanlab, trackio, clearml, comet"
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", type=user_path, help="run folder")
-    parser.add_argument("--to", required=True, choices=tuple(targets("tracker")), help="who is told")
+    parser.add_argument("--to", required=True, choices=BUILT_IN, help="who is told")
     parser.add_argument(
         "--project", metavar="NAME", help="project or experiment (default: trainer.project_name)"
     )
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     metrics = read_metrics(file) if file.is_file() else []
     if not metrics:
         raise RunError(f"{folder} has no numbers in {METRICS_FILE}: there is nothing to tell")
-    kind = joined("tracker", args.to)
+    kind = built_in(args.to)
     kind.check()
     setup = TrackerSetup(
         folder=folder,

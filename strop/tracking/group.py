@@ -1,4 +1,4 @@
-"""Several trackers as one, known by the names that a configuration uses: those that users register, and guests bring.
+"""Several trackers as one, by the names that a configuration uses: built-in ones, and those that users register.
 
 A tracker is made from a `TrackerSetup` by a name of the registry. All of them survive a resume: what they
 hold about steps after the resume point is replaced by what the continued run logs.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
-from strop.base.guests import joined, targets
 from strop.base.registry import Registry, unknown
 from strop.border import as_number, storable_text
 from strop.run.errors import RunError
@@ -36,19 +35,40 @@ trackers: Registry[TrackerFactory] = Registry("tracker")
 """Tracker factories by the names that a configuration uses."""
 
 
+BUILT_IN = ("console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "clearml", "comet")
+"""Names of trackers beside `jsonl`."""
+
+
+def built_in(name: str) -> Any:
+    """The class of a tracker, which has check() for what it needs; its own library is imported when one is made."""
+    from strop.tracking.clearml import ClearmlTracker  # they import Tracker from here
+    from strop.tracking.comet import CometTracker
+    from strop.tracking.console import ConsoleTracker
+    from strop.tracking.mlflow import MlflowTracker
+    from strop.tracking.swanlab import SwanlabTracker
+    from strop.tracking.tensorboard import TensorBoardTracker
+    from strop.tracking.trackio import TrackioTracker
+    from strop.tracking.wandb import WandbTracker
+
+    classes = (
+        ConsoleTracker, TensorBoardTracker, WandbTracker, MlflowTracker, SwanlabTracker, TrackioTracker,
+        ClearmlTracker, CometTracker,
+    )  # fmt: skip
+    return dict(zip(BUILT_IN, classes, strict=True))[name]
+
+
 def check_trackers(names: Sequence[str]) -> None:
     """Raise a ValueError, with the known names, when one of these is no tracker, or lacks what it needs."""
     for name in names:
-        if name in targets("tracker"):
-            joined("tracker", name).check()
+        if name in BUILT_IN:
+            built_in(name).check()
         elif name not in trackers:
-            raise ValueError(unknown("tracker", name, {*trackers, *targets("tracker")}))
+            raise ValueError(unknown("tracker", name, {*trackers, *BUILT_IN}))
 
 
 def _factory(name: str) -> TrackerFactory:
-    """What makes a tracker: one that is registered, or one of a guest."""
-    factory: TrackerFactory = trackers[name] if name in trackers else joined("tracker", name)
-    return factory
+    """What makes a tracker: one that is registered, or one that is built in."""
+    return trackers[name] if name in trackers else built_in(name)
 
 
 class TrackerGroup(Trackers):

@@ -2,7 +2,7 @@
 
 The algorithm of a step
 loop.py             Trainer: collect, learn, update weights; records, validation and checkpoints around it
-collecting.py       the samples of a step (the guest rounds/: in several rounds, with a group filter)
+collecting.py       the samples of a step (rounds/: in several rounds, with a group filter)
 experience.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights
@@ -16,17 +16,17 @@ loading.py          a configuration with the user's own files, checked; what it 
 
 Before the first step
 launch.py           a run is begun or continued; continuing.py: from where, with which settings anew
-models.py           models in folders of this machine (the guest hub/: those that are fetched)
+models.py           models in folders of this machine (strop.hub: those that are fetched)
 setup.py            data, sampling and what is checked with them; the reward function tried
 roles.py            the roles of a configuration: which there are, in which processes
 policy_sync.py      generation at the policy's weights
 
 Numbers
 validation.py       answers on held-out prompts
-trackers.py         where numbers go: the metrics file (the guest tracking/: all else)
+trackers.py         where numbers go: the metrics file (strop.tracking: all else)
 
 checkpointing.py    what a checkpoint holds, for every kind of training
 ending.py           what ends a run, and how it ended
-outside.py          who asks a run to end, and who hears of it; the guest restarts/: signals, and processes, machines
+outside.py          who asks a run to end, and who hears of it; restarts/: signals, and processes, machines
                     and disks that are lost
 """

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from strop.base.elsewhere import elsewhere
 from strop.controller import WorkerGroup
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
@@ -24,7 +23,7 @@ class Checkpointer:
     """Checkpoints of a run: the sharded state of each trained role, the policy as a Hugging Face folder, and the
     position in the data.
 
-    With run.async_save a guest writes them beside the training (`checkpointer`).
+    With run.async_save they are written beside the training (restarts/background.py).
     """
 
     def __init__(
@@ -61,7 +60,9 @@ class Checkpointer:
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
         self._copier: Any = None
         if settings.copy_to:
-            self._copier = elsewhere("runs", "run.copy_to is set").Copier(run, settings.copy_to)
+            from strop.hub.copies import Copier  # libraries of hubs: slow to import
+
+            self._copier = Copier(run, settings.copy_to)
         self._saved_step = 0
 
     def save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:

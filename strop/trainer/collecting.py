@@ -1,4 +1,4 @@
-"""The samples of a step: prompts drawn, played and scored. The guest rounds/ goes on until enough of them can teach."""
+"""The samples of a step: prompts drawn, played and scored. rounds/ goes on until enough of them can teach."""
 
 from __future__ import annotations
 

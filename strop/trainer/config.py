@@ -7,10 +7,10 @@ from itertools import pairwise
 from typing import Protocol
 
 from strop.agents.config import AgentConfig
+from strop.ahead.settings import asked as asked_by_clocks
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.registry import STEP_COLUMNS
-from strop.base.guests import joined, targets
 from strop.base.sections import guest_sections, section, section_on
 from strop.data.config import DataConfig
 from strop.data.sampler import is_sampler
@@ -42,7 +42,7 @@ class Learner(Protocol):
 
 
 class RoleSection(Protocol):
-    """The section of a role that a guest brings, under its name (places "section" and "role")."""
+    """The section of a role beside policy, reference and rollout, under its name."""
 
     wanted: frozenset[str]
     """Columns that the role makes before the updates, where the run has it; one that learns before that has those that
@@ -154,8 +154,8 @@ class Config:
 
     @property
     def further_roles(self) -> dict[str, RoleSection]:
-        """The sections of roles that guests bring, used by this run or not."""
-        return {name: getattr(self, name) for name in targets("role")}
+        """The sections of roles beside policy, reference and rollout, used by this run or not."""
+        return {name: getattr(self, name) for name in ("critic", "teacher", "prm", "reward_model")}
 
     @property
     def engines(self) -> dict[str, EngineConfig]:
@@ -186,9 +186,7 @@ class Config:
             "rollout.overlap_log_probs": rollout.overlap_log_probs,
         }
         own = next((key for key, value in asked.items() if value), "")
-        if own or "asked" not in targets("generation ahead"):
-            return own
-        return str(joined("generation ahead", "asked")(self))
+        return own or asked_by_clocks(self)
 
     @property
     def compares_answers(self) -> bool:
@@ -197,12 +195,12 @@ class Config:
 
     @property
     def chooses_samples(self) -> bool:
-        """Some samples may not be trained on, or several times, by the settings of a guest."""
+        """Some samples may not be trained on, or several times."""
         return getattr(self.algorithm, "chooses_samples", False)
 
     @property
     def penalizes_kl(self) -> bool:
-        """A penalty on the distance to the reference is taken off the rewards, by the settings of a guest."""
+        """A penalty on the distance to the reference is taken off the rewards."""
         return getattr(self.algorithm, "use_kl_in_reward", False)
 
     @property

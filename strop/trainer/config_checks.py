@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from strop.ahead import check as ahead
 from strop.algorithms.declarations import check_estimator, check_loss_settings
 from strop.algorithms.stream_functions import settings as stream_functions
-from strop.base.guests import needed
 from strop.data.sampler import sees_results
 from strop.engines.ulysses import settings as ulysses
 from strop.judges import config as judges
@@ -80,9 +80,8 @@ def _check_roles(config: Config) -> None:
 
 
 def _check_ahead(config: Config) -> None:
-    """Whether samples can be played over several calls, is known by the guest that plays them."""
-    if key := config.ahead_by:
-        needed("generation ahead", f"{key} is set", "check")(config)
+    if config.ahead_by:
+        ahead.check(config)
 
 
 def _check_sampler(config: Config) -> None:

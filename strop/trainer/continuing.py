@@ -1,7 +1,7 @@
 """How a run is continued: from which checkpoint, and with which settings anew.
 
 A run that is continued with its own settings makes the samples and weights that it would have made without the break.
-Which settings may be given anew, the guest steering/ says.
+Which settings may be given anew, steering/ says.
 """
 
 from __future__ import annotations

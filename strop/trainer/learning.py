@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from strop.base.guests import needed
 from strop.protocol import DataProto
 from strop.protocol.schema import labels_for
 from strop.recipes.choosing import chosen
@@ -19,7 +18,7 @@ from strop.trainer.producers import (
     wanted_before_updates,
     wanted_by_the_update,
 )
-from strop.trainer.roles import JoinedRole, Roles
+from strop.trainer.roles import Roles, further_role
 from strop.trainer.stages import Stages
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update, updates_of
@@ -109,7 +108,7 @@ class Learner:
         )
 
     def _learners(self, when: str) -> dict[str, Any]:
-        """The sections of roles of guests that learn then, by name."""
+        """The sections of further roles that learn then, by name."""
         return {
             name: section
             for name, section in self._config.further_roles.items()
@@ -117,12 +116,11 @@ class Learner:
         }
 
     def _update_others(self, when: str, experience: Experience, stages: Stages) -> list[Update]:
-        """Every optimizer step of the roles of guests that learn then."""
+        """Every optimizer step of the further roles that learn then."""
         steps: list[Update] = []
         for name in self._learners(when):
             with stages.stage(f"update_{name}", name):
-                joins: JoinedRole = needed("role", f"the run has a {name}", name)
-                steps += joins.update(self._config, self._roles.others[name], experience)
+                steps += further_role(name).update(self._config, self._roles.others[name], experience)
         return steps
 
     def _update_actor(self, experience: Experience) -> tuple[list[Update], DataProto | None]:

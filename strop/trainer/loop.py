@@ -18,8 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from strop.ahead.joining import collector_of
 from strop.base.garbage import settled
-from strop.base.guests import needed
 from strop.base.heartbeat import doing
 from strop.base.sections import section_on
 from strop.checks.preflight.of_run import try_run as preflight
@@ -223,10 +223,11 @@ class Trainer:
         self.learner = Learner(config, self.roles, facts)
         sampling = sampling_of(config, config.rollout, self.data.tokenizer)
         parts = config, self._run, self.data, self.roles, sampling
-        if key := config.ahead_by:
-            make = needed("generation ahead", f"{key} is set", "collector")
+        if config.ahead_by:
             recorded = {} if self._recorded is None else self._recorded.steps
-            self.collector: RolloutCollector = make(*parts, start_step=self._start_step, recorded=recorded)
+            self.collector: RolloutCollector = collector_of(
+                *parts, start_step=self._start_step, recorded=recorded
+            )
         elif section_on(config.algorithm, "filter_groups") is not None or config.rollout.longest_first:
             self.collector = RoundsCollector(*parts)
         else:
@@ -319,7 +320,7 @@ class Trainer:
         if self._saves_samples:
             decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "", ""))
             self.roles.write_samples(step, episodes, decided, split="val")
-        interval = validation.interval() if validation.has_interval else None
+        interval = validation.interval()
         ends = {} if interval is None else dict(zip(("low", "high"), interval, strict=True))
         self._run.events.append(  # last: what it stands for was written
             "validation",

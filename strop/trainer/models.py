@@ -1,34 +1,14 @@
-"""The models that a configuration names are folders of this machine, where no guest fetches those of other names."""
+"""Settings that name models, read and replaced by their full keys."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 from typing import Any
 
-from strop.base.elsewhere import elsewhere, folder_here
 from strop.trainer.config import Config
 
 MODEL_PATHS = ("model.path", "model.tokenizer_path", "reference.path")
 """Settings of the core that name a model."""
-
-
-def local_models(config: Config, *, but: Collection[str] = ()) -> Config:
-    """The configuration with the folders of its models, but for those of some keys.
-
-    Raises:
-        ValueError: one is no folder of this machine.
-    """
-    tree: Config = config
-    for key in MODEL_PATHS:
-        text = value_of(config, key)
-        if not text or key in but:
-            continue
-        folder = folder_here(text)
-        if not folder:
-            elsewhere("models", f"{key} {text!r} is not a folder")
-        tree = replaced(tree, key, folder)
-    return with_template(tree)
 
 
 def with_template(config: Config) -> Config:
@@ -42,7 +22,7 @@ def with_template(config: Config) -> Config:
 
 
 def value_of(config: Any, key: str) -> str:
-    """The text of a full key; empty in sections of guests that are not there."""
+    """The text of a full key; empty in sections that it has not."""
     for part in key.split("."):
         config = getattr(config, part, "")
     return str(config)

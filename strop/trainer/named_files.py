@@ -6,8 +6,8 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from strop.agents.config import AgentConfig
+from strop.agents.kits import kit_classes
 from strop.agents.registry import check_agent
-from strop.base.guests import all_joined
 from strop.base.sections import section_on
 from strop.base.user_files import load_user_class, load_user_file
 from strop.data.config import DataConfig
@@ -60,6 +60,6 @@ def _load_agents(config: AgentConfig) -> None:
         return  # the modules of agents import torch
     for name in config.files:
         load_user_file(name, setting="agent.files")
-    for kit in all_joined("agent kit").values():
+    for kit in kit_classes().values():
         kit.load(config)
     check_agent(config.default_agent, "agent.default_agent is")

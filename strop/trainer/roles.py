@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from strop.base.device import device_name
-from strop.base.guests import needed
 from strop.base.sections import section_on
 from strop.controller import (
     InlineRuntime,
@@ -66,7 +65,7 @@ class Roles:
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     others: Mapping[str, WorkerGroup[Any]] = field(default_factory=dict)
-    """Those of guests, by name."""
+    """Further ones, by name."""
     learning: frozenset[str] = frozenset()
     """Which of these learn."""
     offloads_idle: bool = False
@@ -186,23 +185,23 @@ def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
         log_dir: where worker processes write what they print.
 
     Raises:
-        ValueError: nothing is installed that runs them in processes of their own.
+        ModuleNotFoundError: Ray is not installed.
     """
     if config.resources.runtime == "inline":
         return InlineRuntime()
-    make = needed("runtime", "resources.runtime=ray puts the roles into processes of their own")
-    made: Runtime = make(config.resources, log_dir=log_dir)
-    return made
+    from strop.controller.ray.joining import make_runtime  # ray: seconds
+
+    return make_runtime(config.resources, log_dir=log_dir)
 
 
 def check_models(config: Config) -> None:
     """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_language_model`, `check_engine`, and the roles of guests; or sequences that cannot be
+        ValueError: as `check_language_model`, `check_engine`, and further roles; or sequences that cannot be
             divided over ranks.
     """
-    of_guests = _joined_roles(config)
+    further = _further_roles(config)
     check_language_model(config.model)
     own: dict[str, str] = {name: getattr(config, name).path for name in config.roles if name not in _POLICY}
     for name, path in own.items():
@@ -211,7 +210,7 @@ def check_models(config: Config) -> None:
     check_engine(config.model, config.rollout)
     if own.get("reference"):
         check_language_model(dataclasses.replace(config.model, path=config.reference.path))
-    for joins in of_guests.values():
+    for joins in further.values():
         joins.check(config)
     for name, engine in config.used_engines.items():
         if engine.sequence_parallel > 1:
@@ -220,8 +219,8 @@ def check_models(config: Config) -> None:
             check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
 
 
-class JoinedRole(Protocol):
-    """The module that a guest has for a role, at the place "role"."""
+class FurtherRole(Protocol):
+    """The module of a role beside policy, reference and rollout."""
 
     def spec(
         self, config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
@@ -239,10 +238,22 @@ class JoinedRole(Protocol):
         """Every optimizer step of a role that learns, on these samples."""
 
 
-def _joined_roles(config: Config) -> dict[str, JoinedRole]:
-    """The roles of guests that this run uses."""
-    others = [name for name in config.further_roles if name in config.roles]
-    return {name: needed("role", f"the run has a {name}", name) for name in others}
+def _further_roles(config: Config) -> dict[str, FurtherRole]:
+    """Those that this run uses, by name."""
+    return {name: further_role(name) for name in config.further_roles if name in config.roles}
+
+
+def further_role(name: str) -> FurtherRole:
+    """The module of a role by its name."""
+    from strop.roles import critic, prm, reward_model, teacher  # they import this module
+
+    modules: dict[str, FurtherRole] = {
+        "critic": critic,
+        "teacher": teacher,
+        "prm": prm,
+        "reward_model": reward_model,
+    }
+    return modules[name]
 
 
 def _shape(config: Config, name: str, path: str) -> Any:
@@ -380,7 +391,7 @@ def role_specs(
     specs: dict[str, RoleSpec[Any]] = {
         "actor": role(ActorWorker, model, config.actor, config.algorithm, learning)
     }
-    joined = _joined_roles(config)
+    joined = _further_roles(config)
     for name in config.roles:
         if name == "reference":
             specs[name] = role(ReferenceWorker, model, config.reference, device=device)
@@ -389,8 +400,10 @@ def role_specs(
                 config, device=device, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer
             )
     specs["rollout"] = role(RolloutWorker, model, config.rollout, config.reward, playing)
-    if key := config.ahead_by:
-        specs["rollout"] = needed("generation ahead", f"{key} is set", "role")(config, playing)
+    if config.ahead_by:
+        from strop.ahead.joining import role_of  # imports this module
+
+        specs["rollout"] = role_of(config, playing)
     engines = config.engines
     return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
 

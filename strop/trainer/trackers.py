@@ -1,4 +1,4 @@
-"""Where the numbers of a run go: into its metrics file, and where the guest tracking/ shows or sends them."""
+"""Where the numbers of a run go: into its metrics file, and where strop.tracking shows or sends them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rich.console import Console
 
 from strop.base.durable import append_line, replace_text, whole_lines
 from strop.base.foreign_files import open_regular, parse_json
-from strop.base.guests import needed, optional
 from strop.base.lazy_names import lazy_names
 from strop.border import as_number, storable, storable_text
 from strop.run.errors import RunError
@@ -92,8 +91,10 @@ class Trackers:
 
 def check_trackers(names: Sequence[str]) -> None:
     """Raise a ValueError, with the known names, when one of these is no tracker, or lacks what it needs."""
-    if others := [name for name in names if name != "jsonl"]:
-        needed("trackers", f"trainer.trackers names {others[0]}").check_trackers(names)
+    if any(name != "jsonl" for name in names):
+        from strop.tracking import group  # imports this module
+
+        group.check_trackers(names)
 
 
 def trackers_of(names: Sequence[str], setup: TrackerSetup) -> Trackers:
@@ -104,9 +105,9 @@ def trackers_of(names: Sequence[str], setup: TrackerSetup) -> Trackers:
         RunError: the metrics file cannot be written.
     """
     check_trackers(names)
-    others = optional("trackers")
-    made: Trackers = Trackers(names, setup) if others is None else others.TrackerGroup(names, setup)
-    return made
+    from strop.tracking.group import TrackerGroup  # imports this module
+
+    return TrackerGroup(names, setup)
 
 
 class JsonlTracker:

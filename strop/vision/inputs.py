@@ -1,4 +1,4 @@
-"""What the core finds of models with images and videos (place "model with media")."""
+"""Models with images and videos, as the engines ask for them."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 config.py        ActorConfig, ReferenceConfig
 actor.py         ActorWorker: the policy; log-probs, policy updates, and the advantages of a batch
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
-(those of guests, such as a critic or a reward model: place "role")
+(further roles, such as a critic or a reward model: strop.roles)
 rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes;
                  generation.py: the engines that it has
 
@@ -12,7 +12,7 @@ step on them came to), estimates.py (advantages), summary.py (what the controlle
 batch).
 
 Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
-process; the guest agents/: episodes in processes of their own), episodes.py (Episode, and its training rows),
-reports.py (episodes without their tokens), metrics.py (numbers of episodes). The guest
-strop/ahead plays episodes over several calls.
+process; agents/: episodes in processes of their own), episodes.py (Episode, and its training rows),
+reports.py (episodes without their tokens), metrics.py (numbers of episodes).
+strop.ahead plays episodes over several calls.
 """

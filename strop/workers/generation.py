@@ -1,8 +1,8 @@
 """What generates in a rollout worker: an engine, and whose weights it uses.
 
 The core asks the native engine, which is made here, in the process of the worker, and which lives as long as the worker
-does. Engines in processes of their own may be lost, be several, and have weights of their own: those are a guest's
-(place "engines apart"; each of them joins at "rollout engine"); a user's own are in strop.rollout.registry.
+does. Engines in processes of their own may be lost, be several, and have weights of their own: those are in
+strop.rollout.processes; a user's own are in strop.rollout.registry.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class Serving:
     """The native engine of a worker, and the client that asks it; one asyncio loop calls it. Its weights are those of
     the policy in this process, or a copy that is received.
 
-    A guest's subclass does the same with engines in processes of their own, which all have the same weights.
+    A subclass does the same with engines in processes of their own, which all have the same weights.
     """
 
     client: GenerateClient

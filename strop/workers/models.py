@@ -94,7 +94,7 @@ class TrainedWorker(ModelWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def usage(self) -> Any:
-        """What this rank did since the call before this one, by the guest that counts it."""
+        """What this rank did since the call before this one."""
         updates, total = self._in_updates, self.engine.operations
         done = None if total is None else total - self._seen
         self._in_updates, self._seen = 0.0, total or 0.0

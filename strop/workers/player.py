@@ -23,7 +23,6 @@ from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span, add_span
-from strop.base.guests import joined, targets
 from strop.base.heartbeat import item
 from strop.base.sections import guest_sections
 from strop.border import described, encodable, storable_text, usable
@@ -450,7 +449,7 @@ def make_player(
 def agent_workers(
     setup: AgentSetup, client: GenerateClient, model: ModelConfig, scorers: Scorers | None, *, seed: int
 ) -> Any:
-    """The processes that agent.num_workers asks for (place "agent processes"), not started; None for 0.
+    """The processes that agent.num_workers asks for, not started; None for 0.
 
     Args:
         setup, client, scorers, seed: as for Player.
@@ -480,15 +479,16 @@ def check_observers(rollout: RolloutConfig) -> None:
 
 
 def observers_of(rollout: RolloutConfig, tokenizer: Any) -> list[EpisodeObserver]:
-    """What guests have listen to episodes (strop.base.guests).
+    """What listens to episodes: traces, where rollout.trace asks for them.
 
     Raises:
-        ValueError: the sentence says what of their settings cannot be had here.
+        ValueError: the sentence says what of the settings cannot be had here.
     """
-    place = "episode observer"
+    from strop.tracing.observer import make_observer  # imports Episode's module
+
     sections = guest_sections(rollout, "rollout")
-    made = (joined(place, key)(sections[key], tokenizer) for key in targets(place))
-    return [observer for observer in made if observer is not None]
+    observer = make_observer(sections["rollout.trace"], tokenizer)
+    return [] if observer is None else [observer]
 
 
 def _given(trajectory: Trajectory) -> Outcome:

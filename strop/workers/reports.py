@@ -187,7 +187,7 @@ def report_of(episode: Episode) -> EpisodeReport:
 
 
 def training_rewards(reports: Sequence[EpisodeReport], *, weight: float) -> dict[str, float]:
-    """By sample id, what each sample is trained with before guests change it: its weighted score.
+    """By sample id, what each sample is trained with before shaping changes it: its weighted score.
 
     Samples that are left out of training are not in it.
     """

@@ -1,11 +1,8 @@
-"""What guests bring to agents, and what remains without them."""
+"""Settings and kits of agents."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -23,51 +20,9 @@ from strop.tools.settings import ToolSettings
 
 TOKENIZER = family_tokenizer("qwen25")
 END = TOKENIZER.eos_token_id
-CORE_ALONE = """
-import asyncio, dataclasses
-from strop.base import guests
-guests.guests = lambda: ()
-
-from strop.agents import AgentConfig, AgentSetup, agents
-from strop.agents.episodes import play_episode
-from strop.rollout.types import Sampling, TokenOutput
-from strop.trajectory import Prompt
-
-class Client:
-    async def generate(self, name, token_ids, sampling):
-        return TokenOutput(token_ids=(5, 2), log_probs=(-1.0, -2.0), versions=(0, 0), stop_reason="stop")
-
-prompt = Prompt(
-    uid="a", row=0, token_ids=(3,), messages=({"role": "user", "content": "?"},), data_source="",
-    ground_truth=None, agent_name="single_turn_agent",
-)
-setup = AgentSetup(AgentConfig(), None)
-(one,) = asyncio.run(play_episode(prompt, 0, Sampling(key=0, max_tokens=4), client=Client(), seed=0, setup=setup))
-import json, sys
-print(json.dumps({
-    "answer": [one.response_ids, one.stop_reason],
-    "agents": list(agents),
-    "settings": [field.name for field in dataclasses.fields(AgentConfig)],
-    "rooms": sorted({name.split(".")[1] for name in sys.modules if name.startswith("strop.")}),
-}))
-"""
 
 
-def test_single_turns_are_played_where_no_guest_is_there() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CORE_ALONE], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["answer"] == [[5, 2], "stop"]
-    assert found["agents"] == ["single_turn_agent"]
-    assert "timeout_s" in found["settings"]
-    assert not {"tools", "interactions", "environment"} & set(found["settings"])
-    assert "agents" in found["rooms"]
-    assert not {"tools", "environments", "interactions", "compat"} & set(found["rooms"])
-
-
-def test_settings_of_guests_stand_beside_those_of_the_core() -> None:
+def test_settings_of_tools_and_environments_stand_beside_the_others() -> None:
     config = AgentConfig(tools="t.yaml", tool_timeout_s=2.0, environment=EnvironmentConfig(name="gymnasium"))
     assert section_of(config, ToolSettings).tools == "t.yaml"
     assert section_of(config, EnvironmentConfig).name == "gymnasium"
@@ -114,7 +69,7 @@ def test_a_context_has_what_kits_give_and_nothing_else() -> None:
         _ = narrowed.tools
 
 
-def test_an_agent_of_a_class_needs_the_form_that_a_guest_knows(tmp_path: Path) -> None:
+def test_an_agent_of_a_class_needs_a_form_that_is_known(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         textwrap.dedent("""

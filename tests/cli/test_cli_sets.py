@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from cli_calls import Project, cli
 
-from strop.base.guests import joined
 from strop.evaluation.sets import names
+from strop.scorers.reasoning_gym_rows import rows_of_set
 
 GSM8K = [
     {"question": "Two and two?", "answer": "2+2=4\n#### 4"},
@@ -106,7 +106,7 @@ def test_without_a_hub_the_sentence_says_how_to_use_a_copy(
 @pytest.mark.slow
 def test_tasks_of_reasoning_gym_are_the_same_every_time() -> None:
     pytest.importorskip("reasoning_gym")
-    make = joined("evaluation set", "reasoning_gym/")
+    make = rows_of_set
     rows = make("reasoning_gym/spell_backward", "5")
     assert rows == make("reasoning_gym/spell_backward", "5")
     assert len(make("reasoning_gym/spell_backward", "")) == 200

@@ -225,16 +225,3 @@ def test_a_class_without_a_state_is_refused() -> None:
     register_sampler("odd")(Odd)
     with pytest.raises(ValueError, match="Odd.state_dict returned what a checkpoint cannot hold"):
         PromptSampler([1], 1, 0, "odd", data=DataConfig(sampler="odd")).progress()
-
-
-@pytest.mark.usefixtures("samplers", "core_alone")
-def test_without_the_form_of_classes_classes_are_refused_and_without_guests_all_but_two_orders() -> None:
-    assert PromptSampler([3, 1, 2], 3, 0, "in_order").next() == [(0, 3), (0, 1), (0, 2)]
-    with pytest.raises(
-        ValueError, match="data.sampler is 'easy_first', but the part of strop for that is missing"
-    ):
-        PromptSampler([3, 1, 2], 3, 0, "easy_first")
-    with pytest.raises(
-        ValueError, match="sampler 'rotating' is a class, but the part of strop for that is missing"
-    ):
-        register_sampler("rotating")(Rotating)

@@ -209,12 +209,3 @@ def test_more_rows_than_one_tokenizer_call_takes() -> None:
 def test_impossible_settings_are_refused(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         config(**changes)
-
-
-@pytest.mark.usefixtures("core_alone")
-def test_without_a_reader_of_media_rows_of_text_are_read_and_images_are_refused() -> None:
-    tokenizer = make_tokenizer(CHATML)
-    assert len(PromptDataset([row("ab")], tokenizer, config(), "train")) == 1
-    sentence = "train row 1 has images or videos, but the part of strop for that is missing"
-    with pytest.raises(ValueError, match=sentence):
-        PromptDataset([row("ab"), row("<image>", images=[b"png"])], tokenizer, config(), "train")

@@ -50,16 +50,6 @@ def test_pieces_of_prompts_and_moves_of_sequences_change_nothing(
         torch.testing.assert_close(torch.tensor(output.log_probs), wanted, atol=5e-5, rtol=5e-5)
 
 
-@pytest.mark.usefixtures("core_alone")
-def test_without_the_guest_that_knows_such_layers_they_are_refused(
-    tiny_folder: Callable[[str], Path],
-) -> None:
-    with pytest.raises(
-        ValueError, match="has layers of type linear_attention, but the part of strop for that is"
-    ):
-        load_model(ModelConfig(path=str(tiny_folder("qwen3_next_hybrid"))), device="cpu")
-
-
 def test_tables_grow_keep_what_they_have_and_give_their_memory_back() -> None:
     states = ((torch.ones(1, 2, 3), torch.full((1, 1, 2, 2), 2.0)),)
     slots = SlotStates({}, 4)

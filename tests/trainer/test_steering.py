@@ -16,10 +16,11 @@ from strop.checks.rewards_of_run import save_certificate
 from strop.config import ConfigError
 from strop.run import RunFolder
 from strop.trainer import loop
+from strop.trainer.ending import Ending
 from strop.trainer.launch import resume_run, start_run
 from strop.trainer.loading import read
 from strop.trainer.loop import train
-from strop.trainer.restarts.limits import LimitedEnding, has_stalled, ranks_of
+from strop.trainer.restarts.limits import has_stalled, ranks_of
 from strop.trainer.restarts.machine import MACHINE_ENDS, MachineEnd
 from strop.trainer.restarts.settings import RestartSettings
 from strop.trainer.restarts.signals import Terminated
@@ -255,21 +256,21 @@ def test_a_crash_after_the_last_validation_does_not_train_on(on_policy: Done, tm
     with RunFolder.create(tmp_path / "run", config={}, command=["strop"]) as run:
         for step, rate in enumerate([0.5, 0.25, 0.25]):
             run.events.append("validation", step, pass_rate=rate)
-        assert LimitedEnding(TrainerConfig(patience=2), run, num_steps=9).reason.startswith(
+        assert Ending(TrainerConfig(patience=2), run, num_steps=9).reason.startswith(
             "trainer.patience=2"
         )
-        assert LimitedEnding(TrainerConfig(patience=3), run, num_steps=9).reason == ""
+        assert Ending(TrainerConfig(patience=3), run, num_steps=9).reason == ""
 
 
 def test_the_hours_of_all_continuations_count(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", config={}, command=["strop"]) as run:
         for step in (1, 2):
             run.events.append("step", step, seconds=1800.0)
-        ending = LimitedEnding(TrainerConfig(max_hours=1), run, num_steps=9)
+        ending = Ending(TrainerConfig(max_hours=1), run, num_steps=9)
         assert ending.look(3)
         assert ending.reason == "trainer.max_hours=1: it has trained for 1 hours"
-        assert not LimitedEnding(TrainerConfig(max_hours=1.5), run, num_steps=9).look(3)
-        last = LimitedEnding(TrainerConfig(), run, num_steps=3)
+        assert not Ending(TrainerConfig(max_hours=1.5), run, num_steps=9).look(3)
+        last = Ending(TrainerConfig(), run, num_steps=3)
         assert not last.look(2)
         assert last.look(3)
 

@@ -4,7 +4,7 @@
     groups.py           what estimators share: groups, checks, one number per sample onto its tokens
     group_relative.py   grpo, dr_grpo: samples of a prompt compared
 
-Those of further papers are guests (place "recipes").
+Those of further papers are in strop.recipes and strop.roles.
 
 An estimator is a pure function of padded tensors. It is registered with the columns and settings that it
 takes by keyword; `estimate_advantages` passes exactly those. Settings of its own are its keyword defaults. What the

@@ -5,7 +5,7 @@
     spec.py           the losses of a run, resolved from its configuration
     policy.py         the whole loss of some tokens: the policy's term, entropy, KL and teacher together
 
-Those of further papers are guests (place "recipes").
+Those of further papers are in strop.recipes.
 
 A loss is a pure function of columns of one shape, [B, R] padded or [N] flat, and of keyword numbers. The loss
 of an optimizer batch is the sum of `weights * terms`, with weights computed once for that batch, so every loss

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from strop.base.guests import targets
 from strop.cli.output import UsageError, say
+from strop.rollout.registry import OWN_PROCESSES, REMOTE
 from strop.trainer.sections import FINE_TUNING_SECTIONS
 
 
@@ -48,7 +48,7 @@ _ANSWERS = ("eval.temperature", "eval.top_p", "eval.top_k")
 BUDGET = "actor.engine.max_tokens_per_device"
 """A configuration with long prompts or answers is refused without more of it."""
 ENGINES = (
-    "rollout.engine", *(f"rollout.{name}" for name in (*targets("rollout engine"), *targets("remote model"))),
+    "rollout.engine", *(f"rollout.{name}" for name in (*OWN_PROCESSES, *REMOTE)),
 )  # fmt: skip
 """Which engine generates, and its settings."""
 GENERATION = (
@@ -61,12 +61,12 @@ ORDER = (
 )  # fmt: skip
 AFTER_SCORING = ("reward.weight", "reward.overlong_buffer", "reward.overlong_penalty")
 OF_TRAINING = Reads(keys=("",), but=FINE_TUNING_SECTIONS)
-"""What `strop train` reads; the commands of guests say it themselves."""
+"""What `strop train` reads; other commands say it themselves."""
 
 
 def reads_with_engine(reads: Reads, engine: str) -> Reads:
     """What a command without a limit of prompts reads: engines in other processes are started for a longest one."""
-    if engine not in targets("rollout engine"):
+    if engine not in OWN_PROCESSES:
         return reads
     return replace(reads, keys=(*reads.keys, "data.max_prompt_tokens"))
 

@@ -8,9 +8,8 @@ from typing import Any
 
 from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.kits import Kit
-from strop.agents.registry import agents
+from strop.agents.registry import BUILT_IN, agents
 from strop.agents.setup import AgentSetup
-from strop.base.guests import targets
 from strop.base.sections import section_of
 from strop.compat.agent_loops.loops import loop_as_agent
 from strop.compat.agent_loops.settings import LoopSettings
@@ -37,7 +36,7 @@ class LoopKit(Kit):
         """
         path = section_of(config, LoopSettings).loops
         for name, agent in (loops_from_yaml(path) if path else {}).items():
-            if name in (SINGLE_TURN, *targets("agent"), *targets("self-scoring agent")):
+            if name in (SINGLE_TURN, *BUILT_IN):
                 raise ValueError(f"agent.loops names a loop {name!r}, which is built in; choose another name")
             agents[name] = agent
 

@@ -69,4 +69,4 @@ __getattr__, __dir__ = lazy_names(
     {
         "strop.compat.worker_groups": "ColocatedClass RayClassWithInitArgs RayWorkerGroup create_colocated_worker_cls",
     },
-)  # guests offer names here
+)

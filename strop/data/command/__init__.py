@@ -1,4 +1,4 @@
-"""`strop data`: data files before a run, and what is kept of them; actions of guests join its own.
+"""`strop data`: data files before a run, and what is kept of them.
 
 Exit codes: 0 a run would take the files; 2 it would refuse them, with every reason, or they cannot be read.
 """

@@ -53,7 +53,7 @@ class RowResult:
 
 
 class SamplerObject(Protocol):
-    """A sampler that is a class, made once per run; which classes can be one, a guest says."""
+    """A sampler that is a class, made once per run."""
 
     @property
     def learns(self) -> bool:
@@ -73,7 +73,7 @@ class SamplerObject(Protocol):
 
 
 def register_sampler(name: str) -> Callable[[F], F]:
-    """A decorator that makes a function, or a class in the form of a guest (`SamplerObject`), available as
+    """A decorator that makes a function, or a class in verl's form (`SamplerObject`), available as
     data.sampler=name.
 
     Raises:

@@ -13,7 +13,6 @@ from typing import Protocol, cast
 
 import torch
 
-from strop.base.guests import targets
 from strop.cli.libraries import quiet_libraries
 from strop.cli.output import plain, print_json, print_plain
 from strop.data.tiny import make_tiny_model
@@ -24,6 +23,7 @@ from strop.rollout.conformance.suite import run_checks
 from strop.rollout.conformance.trial import Finding, Start, Subject
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.processes.filling import make_engine
+from strop.rollout.registry import OWN_PROCESSES
 from strop.rollout.transfer.stream import parameter_stream
 from strop.rollout.transfer.target import ModuleTarget
 from strop.shell.versions import versions_in
@@ -107,7 +107,7 @@ def installed() -> tuple[dict[str, Tried], dict[str, str]]:
     about = f"torch {torch.__version__}, transformers {version('transformers')}"
     found = {"native": Tried(start_native, about)}
     missing: dict[str, str] = {}
-    for name in targets("rollout engine"):
+    for name in OWN_PROCESSES:
         own = RolloutConfig(engine=name).own_processes
         assert own is not None, f"{name} is among them"
         try:

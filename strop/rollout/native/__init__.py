@@ -8,7 +8,7 @@ compiled.py  what may be compiled for the processor
 batch.py     DecodeBatch: admits, decodes one token for every running sequence, releases
 engine.py    NativeEngine: the asyncio face of a DecodeBatch
 
-Guests make it faster: `captured` has decode steps of a few fixed shapes, captured once on a GPU and repeated,
+Others make it faster: `captured` has decode steps of a few fixed shapes, captured once on a GPU and repeated,
 `strop.cpu` has decode steps, attention and sampling compiled in C, and `kept` keeps computed tokens that may begin a
 later request.
 """

@@ -32,7 +32,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
 class OtherSteps(Protocol):
-    """Decode steps in place of the model's own forward pass (place "decode steps")."""
+    """Decode steps in place of the model's own forward pass."""
 
     is_given_up: bool
     """They are not used any more."""

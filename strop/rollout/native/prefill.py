@@ -86,7 +86,7 @@ class _Piece:
 
 
 class KeptPrefixes(Protocol):
-    """Keys and values [2, L, Hkv, P, D] that later requests may begin with (place "kept prefixes")."""
+    """Keys and values [2, L, Hkv, P, D] that later requests may begin with."""
 
     @property
     def num_bytes(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from strop.base.guests import joined
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.lora.adapters import merged_weights
@@ -24,8 +23,15 @@ async def make_engine(place: Place) -> Generation:
         ValueError: it cannot be used here.
     """
     name = place.rollout.engine
-    make = joined("rollout engine", name) if place.rollout.own_processes else engines[name]
-    made: Generation = await make(place)
+    if name == "vllm":
+        from strop.rollout.vllm.joining import make_vllm  # imports this package
+
+        return await make_vllm(place)
+    if name == "sglang":
+        from strop.rollout.sglang.joining import make_sglang
+
+        return await make_sglang(place)
+    made: Generation = await engines[name](place)
     return made
 
 

@@ -1,4 +1,4 @@
-"""How the core asks engines that are not its own (place "engines apart")."""
+"""Engines in processes of their own, as rollout workers and evaluations ask for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What brings weights to rollout workers in other processes: a guest, as the workers use it."""
+"""What brings weights to rollout workers in other processes: as the workers use it."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from strop.base.elsewhere import elsewhere, is_url
+from strop.base.elsewhere import is_url
 from strop.cli.launching import check_kind
 from strop.cli.output import UsageError, say
 from strop.cli.settings import check_unchanged, load_settings
@@ -64,4 +64,6 @@ def _run_and_step(text: str) -> tuple[Path, int | str | None]:
 
 
 def _fetched_copy(url: str, step: int | str | None) -> Path:
-    return Path(elsewhere("runs", f"{url} is a URL").kept_run(url, step))
+    from strop.hub.copies import kept_run  # libraries of hubs: slow to import
+
+    return Path(kept_run(url, step))

@@ -1,4 +1,4 @@
-"""Where the folders of these guests are taken away, the core says what is missing."""
+"""Which settings ask for samples that are played over several calls."""
 
 from __future__ import annotations
 
@@ -7,25 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from strop.agents.config import AgentConfig
-from strop.base import guests
 from strop.rollout.config import RolloutConfig
 from strop.trainer.config import Config
-from strop.trainer.config_checks import _check_ahead
+from strop.trainer.sections import TrainerConfig
 from strop.workers.player import agent_workers
-
-
-@pytest.fixture(autouse=True)
-def taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guests, "targets", lambda place: {})
-
-
-def test_generation_ahead_of_training_is_refused_by_the_name_of_its_setting() -> None:
-    config = SimpleNamespace(ahead_by="rollout.max_staleness")
-    with pytest.raises(
-        ValueError, match=r"rollout\.max_staleness is set, but the part of strop for that is mis"
-    ):
-        _check_ahead(config)  # type: ignore[arg-type]
-    _check_ahead(SimpleNamespace(ahead_by=""))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +19,7 @@ def test_generation_ahead_of_training_is_refused_by_the_name_of_its_setting() ->
 def test_every_setting_that_asks_for_it_is_seen(setting: str, value: float) -> None:
     rollout = RolloutConfig(**{setting: value})
     seen = Config.ahead_by.fget(  # type: ignore[attr-defined]
-        SimpleNamespace(rollout=rollout)
+        SimpleNamespace(rollout=rollout, trainer=TrainerConfig())
     )
     assert seen == f"rollout.{setting}"
     assert rollout.is_streamed
