@@ -7,7 +7,7 @@ native/       the in-process engine over any Hugging Face causal language model
 requests.py   what engines ask of a request
 sync/         how an engine with weights of its own holds those of the policy
 
-Below it: vllm/ and sglang/ (engines in environments of their own), processes/ (what such engines share, and what
-asks them), transfer/ (weights to rollout workers in other processes), captured/ and kept/ (what makes the native engine faster), endpoint/ (a server with OpenAI's API),
-conformance/ (the checks that every engine must pass).
+Below it: vllm/ and sglang/ (engines in environments of their own), processes/ (what such engines share, and what asks
+them), transfer/ (weights to rollout workers in other processes), captured/ and kept/ (what makes the native engine
+faster), endpoint/ (a server with OpenAI's API), conformance/ (the checks that every engine must pass).
 """
