@@ -10,13 +10,11 @@ from typing import Any
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
-from strop.base.sections import section_of
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 from strop.tools.base import BaseTool
 from strop.tools.images import ImageEncoder
 from strop.tools.kit import ToolKit
 from strop.tools.session import ToolLimits, ToolSession
-from strop.tools.settings import ToolSettings
 from strop.trajectory import Prompt, Trajectory
 
 
@@ -92,7 +90,7 @@ def setup_with(
     setup.config = AgentConfig(files=("tools.py",), **settings)
     setup.kits = {name: kit if name == "tools" else type(kit)(setup) for name, kit in setup.kits.items()}
     kit = tool_kit(setup)
-    kit._settings = section_of(setup.config, ToolSettings)
+    kit._settings = setup.config
     kit.tools = {tool.name: tool for tool in tools}
     kit.parser = kit.find_parser()
     return setup

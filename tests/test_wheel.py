@@ -55,7 +55,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel: Path) -> 
         if path.is_file() and path.suffix != ".pyc"
     }
     assert built == here
-    assert {"strop/py.typed", "strop/view/guest.toml", "strop/compat/migration/verl.toml"} < built
+    assert {"strop/py.typed", "strop/compat/migration/verl.toml"} < built
     assert {"strop/view/page/static/index.html", "strop/cpu/decode.c"} < built
 
 

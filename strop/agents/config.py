@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
 from strop.base.field_types import NonNegativeInt, PositiveFloat, PositiveInt
 from strop.base.sections import section
 from strop.base.user_files import absolute_path
+from strop.environments.config import EnvironmentConfig, check_credit
+from strop.gateway.settings import OpenAIAgentConfig
+from strop.interactions.settings import check_interactions
+from strop.tools.settings import check_tools
 
 SINGLE_TURN = "single_turn_agent"
 """Name of the agent that is always there."""
@@ -15,8 +20,8 @@ SINGLE_TURN = "single_turn_agent"
 
 @section("agent")
 class AgentConfig:
-    """Settings of guests stand beside these. One whose default is "" or () names files; a section of a guest has
-    `code_named` and `with_absolute_paths`."""
+    """Agents, and what they are given. A setting whose default is "" or () names files; a section has `code_named` and
+    `with_absolute_paths`."""
 
     default_agent: str = SINGLE_TURN
     """Who plays the rows that name no agent in a column agent_name: single_turn_agent, tool_agent, or an agent of
@@ -37,8 +42,34 @@ class AgentConfig:
     """Processes of each rank over which its episodes are spread, for agents and environments that compute; 0: they are
     played where tokens are generated. Each process has tools, servers of tools and a sandbox of its own, with their
     limits. Tokens are the same for any number. Not with models that read images."""
+    loops: str = ""
+    """YAML list of agent loops: name, _target_ (FILE.py:CLASS, or a dotted path) and further constructor arguments."""
+    credit: Literal["trajectory", "turn"] = "trajectory"
+    """How the rewards of single answers of env_agent are trained. trajectory: an episode is one sample, each reward on
+    the last token of its answer. turn: every answer is a sample of its own, worth the rewards from it on, without
+    discount, and estimators that compare the samples of a prompt compare all answers of all its episodes."""
+    interactions: str = ""
+    """YAML file with interactions: users that answer the model in episodes of interaction_agent."""
+    tools: str = ""
+    """YAML file with tool classes, their settings and schemas."""
+    function_tools: str = ""
+    """Python file with functions marked @function_tool."""
+    tool_format: str = "auto"
+    """How the model writes tool calls, also to an agent behind the gateway and in `strop serve`; auto: as its chat
+    template writes them."""
+    max_parallel_calls: PositiveInt = 1
+    """Tool calls of one answer that are carried out; the others are answered with a sentence that says so."""
+    max_tool_response_tokens: PositiveInt = 256
+    """Tokens of one tool result; longer ones are cut."""
+    tool_response_truncation: Literal["left", "right", "middle"] = "middle"
+    """Where a long tool result is cut: left keeps its end, right its beginning, middle both."""
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    openai: OpenAIAgentConfig = field(default_factory=OpenAIAgentConfig)
 
     def __post_init__(self) -> None:
+        check_credit(self)
+        check_interactions(self)
+        check_tools(self)
         # Where nothing else can be played, settings that a single turn does not read are refused.
         given = [one for one in dataclasses.fields(self) if getattr(self, one.name) != _default(one)]
         if self.default_agent != SINGLE_TURN or any(_names_code(setting) for setting in given):

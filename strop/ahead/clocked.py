@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from strop.ahead.calls import calls
-from strop.ahead.settings import ClockSettings
 from strop.base.metrics import Metric
-from strop.base.sections import section_of
 from strop.controller import as_list
 from strop.trainer.records import StepRecord
 from strop.trainer.rounds.collector import RoundsCollector
@@ -35,7 +33,7 @@ class ClockedCollector(RoundsCollector):
 
     def _clocked(self, collected: StepRecord) -> StepRecord:
         """With CLOCK_STEPS."""
-        if section_of(self._config.trainer, ClockSettings).clock == "wall":
+        if self._config.trainer.clock == "wall":
             return collected
         now = max(as_list(calls(self._roles).clock_steps()))
         passed, self._clock_steps = now - self._clock_steps, now

@@ -14,9 +14,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from strop.ahead.settings import ClockSettings
 from strop.base.randomness import random_key, uniforms
-from strop.base.sections import section_of
 from strop.trainer.sections import TrainerConfig
 
 _FORM = "lognormal(MEDIAN, SIGMA), or a file with one number per line"
@@ -112,7 +110,7 @@ def virtual_time(trainer: TrainerConfig) -> VirtualTime | None:
     Raises:
         ValueError: a distribution is none, or is for another clock.
     """
-    found, settings = {}, section_of(trainer, ClockSettings)
+    found, settings = {}, trainer
     for key, given in (("lengths", settings.clock_lengths), ("latencies", settings.clock_latencies)):
         if given and settings.clock == "wall":
             raise ValueError(

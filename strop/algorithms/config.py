@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 
+from strop.algorithms.distillation.settings import DistillationConfig, check_policy_coef
 from strop.algorithms.names import AggregationMode, KlKind
+from strop.algorithms.registry import REWARD_SHAPINGS
+from strop.algorithms.stream_functions.settings import check_shaping
 from strop.base.field_types import (
     FiniteFloat,
     NonNegativeFloat,
@@ -15,7 +18,11 @@ from strop.base.field_types import (
     PositiveShare,
     Share,
 )
-from strop.base.sections import section, section_on
+from strop.base.sections import section, where_on
+from strop.recipes.choice_settings import KeepConfig, check_choice
+from strop.recipes.correction_settings import CorrectionConfig, check_correction
+from strop.recipes.reward_kl_settings import KlControlConfig
+from strop.trainer.rounds.settings import FilterGroupsConfig
 
 ClipRange = Annotated[NonNegativeFloat, "usual values lie between 0.1 and 0.3"]
 _WITHOUT_RATIO = ("reinforce", "gpg")
@@ -86,15 +93,45 @@ class AlgorithmConfig:
     """Where the denominator of the ratio comes from: the trainer's own weights at the start of the step (recompute),
     or the log-probs recorded while sampling (rollout). Not set: rollout where samples are of older policies
     (rollout.max_staleness) and algorithm.correction is off, for losses whose clip is made for it; else recompute."""
+    policy_coef: NonNegativeFloat = 1.0
+    """Weight of the policy loss beside the distillation term; 0: the teacher alone teaches, whatever the rewards."""
+    reward_shaping: str = ""
+    """A function of your own by its registered name (extensions) that changes the rewards of a prompt's samples
+    before they are trained on, after reward.weight and reward.overlong_buffer; empty: none."""
+    shaping_settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of that function, by the names of its keyword arguments."""
+    use_kl_in_reward: bool = False
+    """Take a KL penalty between the policy and the frozen reference model off the reward of each token. May
+    stand beside use_kl_loss; then both act."""
+    kl_penalty: KlKind = "kl"
+    """KL estimator of that penalty, by the same names as kl_loss_type."""
+    kl_ctrl: KlControlConfig = field(default_factory=KlControlConfig)
+    """Coefficient of that penalty."""
+    resampling: Literal["none", "pow", "max_min", "max_random"] = "none"
+    """PF-PPO: train on as many samples as there are, drawn with replacement by their scores. pow: in proportion to
+    |score|^resampling_power. max_min: the largest and the smallest score alone. max_random: the largest score with
+    weight 0.4, every other with 0.1. none: each sample once."""
+    resampling_power: NonNegativeFloat = 2.0
+    """Exponent of resampling=pow."""
+    resampling_within: Literal["batch", "prompt"] = "batch"
+    """What scores are compared with and drawn from: all samples of the step, or those of the same prompt."""
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
+    keep: KeepConfig = field(default_factory=KeepConfig)
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
 
     def __post_init__(self) -> None:
+        check_policy_coef(self)
+        check_shaping(self)
+        check_correction(self)
+        check_choice(self)
         self._check_aggregation()
         self._check_reward_parts()
 
     @property
     def corrects_for_age(self) -> bool:
         """The loss knows which policy sampled each token: its ratio is taken to the rollout, or a correction is on."""
-        return section_on(self, "correction") is not None or self.is_ratio_to_rollout
+        return where_on(self.correction) is not None or self.is_ratio_to_rollout
 
     @property
     def clips_what_is_older(self) -> bool:
@@ -135,3 +172,14 @@ class AlgorithmConfig:
     def clip_high(self) -> float:
         """Upper clip range in force."""
         return self.clip_ratio if self.clip_ratio_high is None else self.clip_ratio_high
+
+    @property
+    def has_known_names(self) -> bool:
+        """The function is registered in this process."""
+        return not self.reward_shaping or self.reward_shaping in REWARD_SHAPINGS
+
+    @property
+    def chooses_samples(self) -> bool:
+        """Some samples may not be trained on, or several times."""
+        chooses: bool = self.resampling != "none" or self.keep.is_on
+        return chooses

@@ -1,6 +1,6 @@
 """What every room needs and none owns.
 
-guests.py, lazy_names.py     sections of other packages; names of a package that are imported when they are used
+lazy_names.py                names of a package that are imported when they are used
 elsewhere.py                 names and URLs of what does not lie on this machine
 sections.py, field_types.py  sections of the configuration; what a field may hold, and its bounds
 registry.py                  what stands under a name

@@ -6,11 +6,10 @@ import asyncio
 import time
 from typing import Any
 
-from strop.base.sections import section_of
 from strop.checks.environments import Inspection
 from strop.environments import choose_environment
 from strop.environments.agent import row_of
-from strop.environments.config import ENV_AGENT, EnvironmentConfig
+from strop.environments.config import ENV_AGENT
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.launch import Say
@@ -28,7 +27,7 @@ def certify_environments(config: Config, data: TrainingData, run: RunFolder, say
 
     A fault does not end the run: an environment may have its reasons.
     """
-    chosen = section_of(config.agent, EnvironmentConfig)
+    chosen = config.agent.environment
     rows: dict[str, list[dict[str, Any]]] = {}
     for number in list(data.train.row_numbers[:_NUM_PROMPTS]):
         prompt = data.train.prompt(number, f"check-{number:06d}")

@@ -80,13 +80,9 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
     if text is not None:
         return layers_of(mapping_in(text, str(source)), str(source), text=text)
     if path.exists() and not path.is_dir():
-        from strop.compat import config_files as files  # imports this package
+        from strop.compat.config_files import own_layers  # imports this package
 
-        if files is None:
-            text = read_settings(path, str(path))
-            return layers_of(mapping_in(text, str(path)), str(path), text=text)
-        found: list[Layer] = files.own_layers(path)
-        return found
+        return own_layers(path)
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         return preset_layers("", source)
     what = "is a directory" if path.is_dir() else "does not exist"

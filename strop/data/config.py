@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from strop.base.field_types import NonEmptyText, NonNegativeInt, PositiveInt
-from strop.base.sections import section, section_on
+from strop.base.field_types import NonEmptyText, NonNegativeFloat, NonNegativeInt, PositiveInt
+from strop.base.sections import section, where_on
+from strop.compat.datasets.settings import DatagenConfig, DatasetClassConfig
+from strop.data.mixing.settings import check_sources
 
 JsonMessages = Literal["refuse", "read", "text"]
 """What becomes of a text that is a list of messages, written as JSON or by Python."""
@@ -80,6 +82,16 @@ class DataConfig:
     """Validate on at most this many prompts, spread evenly over the rows; null means all."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template, for example {enable_thinking: false}."""
+    source_weights: dict[str, NonNegativeFloat] = field(default_factory=dict)
+    """How often the training rows of a data source are visited per epoch, by its name: 2 is twice, 0.5 in every
+    other epoch, 0 never. 1 for sources that are not named. Where no row has a data source of these names, they are
+    those of the files: the last part without its suffix; where several have it, the path from the folder that has them
+    all. The whole entry of train_files names it too."""
+    source_shares: dict[str, NonNegativeFloat] = field(default_factory=dict)
+    """In place of weights: the share that each source has of all visits, {math: 0.7, code: 0.3}, whatever they add up
+    to. The source with the smallest share for its number of rows is visited once per epoch, others more often."""
+    dataset_class: DatasetClassConfig = field(default_factory=DatasetClassConfig)
+    datagen: DatagenConfig = field(default_factory=DatagenConfig)
 
     @property
     def media_columns(self) -> dict[str, str]:
@@ -87,6 +99,7 @@ class DataConfig:
         return {"image": self.image_key, "video": self.video_key}
 
     def __post_init__(self) -> None:
+        check_sources(self)
         check_template_kwargs("data", self.chat_template_kwargs)
         if self.image_key == self.video_key:
             raise ValueError(
@@ -97,7 +110,7 @@ class DataConfig:
                 f"data.truncation={self.truncation} cuts long prompts, but data.filter_overlong_prompts=true "
                 f"drops them before; set data.filter_overlong_prompts=false to cut them"
             )
-        if self.streaming and section_on(self, "datagen") is not None:
+        if self.streaming and where_on(self.datagen) is not None:
             raise ValueError(
                 "data.datagen adds rows while the run goes on, and data.streaming=true wants to know all of them "
                 "before: use one of the two"

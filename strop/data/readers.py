@@ -13,7 +13,7 @@ import pyarrow.parquet
 
 from strop.base.elsewhere import is_hub, is_url
 from strop.base.foreign_files import check_regular, parse_json, read_text
-from strop.base.sections import section_on
+from strop.base.sections import where_on
 from strop.border import encodable_value
 from strop.data.config import DataConfig
 from strop.data.entries import SUFFIXES, missing, split_entry
@@ -99,7 +99,7 @@ def load_rows(
     """
     files = config.train_files if split == "train" else config.val_files
     is_streamed = config.streaming and split == "train"
-    if section_on(config, "dataset_class") is not None:
+    if where_on(config.dataset_class) is not None:
         from strop.compat.datasets.custom import open_custom as open_class  # torch: seconds
 
         limit = config.max_train_prompts if split == "train" else config.max_val_prompts

@@ -9,10 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from strop.agents.context import AgentContext, Generate
-from strop.base.sections import section_of
 from strop.border import described
 from strop.environments.base import EnvironmentFailed, Observation, Step
-from strop.environments.config import CreditSettings, EnvironmentConfig
 from strop.environments.credit import with_turn_rewards
 from strop.environments.loading import choose_environment
 from strop.environments.playing import PlayedEnvironment, episode_seed
@@ -41,8 +39,8 @@ async def env_agent(
     Raises:
         EnvironmentFailed: it failed before the model had said anything.
     """
-    own = section_of(context.config, EnvironmentConfig)
-    is_by_turn = section_of(context.config, CreditSettings).credit == "turn"
+    own = context.config.environment
+    is_by_turn = context.config.credit == "turn"
     row = row_of(prompt)
     choice = choose_environment(row, name=own.name, kwargs=own.kwargs, where=f"prompt {prompt.uid}")
     steps: list[Step] = []

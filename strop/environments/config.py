@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import field
+from typing import Any
 
-from strop.base.sections import section, section_of
+from strop.base.sections import section
 from strop.base.user_files import absolute_path
 
 ENV_AGENT = "env_agent"
@@ -52,18 +52,11 @@ class EnvironmentConfig:
         return dataclasses.replace(self, name=f"{absolute_path(file)}:{class_name}") if file else self
 
 
-@dataclass(frozen=True, kw_only=True)
-class CreditSettings:
-    credit: Literal["trajectory", "turn"] = "trajectory"
-    """How the rewards of single answers of env_agent are trained. trajectory: an episode is one sample, each reward on
-    the last token of its answer. turn: every answer is a sample of its own, worth the rewards from it on, without
-    discount, and estimators that compare the samples of a prompt compare all answers of all its episodes."""
-
-    def __post_init__(self) -> None:
-        agent: Any = self
-        plays = agent.default_agent == ENV_AGENT or section_of(agent, EnvironmentConfig).name
-        if self.credit == "turn" and not plays:
-            raise ValueError(
-                "agent.credit is turn, but no environment is played, and other agents give no reward per answer: set "
-                "agent.default_agent=env_agent or agent.environment.name, or remove it"
-            )
+def check_credit(agent: Any) -> None:
+    """Refuse credit per turn where no environment is played, as a ValueError."""
+    plays = agent.default_agent == ENV_AGENT or agent.environment.name
+    if agent.credit == "turn" and not plays:
+        raise ValueError(
+            "agent.credit is turn, but no environment is played, and other agents give no reward per answer: set "
+            "agent.default_agent=env_agent or agent.environment.name, or remove it"
+        )

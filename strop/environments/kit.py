@@ -8,8 +8,7 @@ from typing import Any
 from strop.agents.config import AgentConfig
 from strop.agents.kits import Kit
 from strop.agents.setup import AgentSetup
-from strop.base.sections import section_of
-from strop.environments.config import ENV_AGENT, EnvironmentConfig
+from strop.environments.config import ENV_AGENT
 from strop.environments.loading import choose_environment, find_environment
 
 
@@ -22,7 +21,7 @@ class EnvironmentKit(Kit):
         Raises:
             ValueError: there is none of this name.
         """
-        self._config = section_of(setup.config, EnvironmentConfig)
+        self._config = setup.config.environment
         self.load(setup.config)
 
     @classmethod
@@ -32,7 +31,7 @@ class EnvironmentKit(Kit):
         Raises:
             ValueError: there is none of this name.
         """
-        if name := section_of(config, EnvironmentConfig).name:
+        if name := config.environment.name:
             find_environment(name)
 
     def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from strop.base.sections import section_on
+from strop.base.sections import where_on
 from strop.border import storable
 from strop.data import DataConfig, read_rows
 from strop.data.prompts import spread
@@ -158,7 +158,7 @@ def samples_of_run(
         ValueError, FileNotFoundError: a data file is gone, or has fewer rows than the run saw.
     """
     files = data.train_files if split == "train" else data.val_files
-    has_files = section_on(data, "dataset_class") is None
+    has_files = where_on(data.dataset_class) is None
     rows = read_rows(files, data.cache_dir) if has_files else []
     saved = [row for step in steps for row in run.samples.read(step, split=split)]
     return [_of_run(row, rows, data, split) for row in saved if row.get("response") is not None]

@@ -9,9 +9,10 @@ import json
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from strop.base.guests import PACKAGE
+import strop
 from strop.cli.output import UsageError, print_json, print_plain
 from strop.explaining.keys import Explanation, explain, papers_in
 
@@ -32,6 +33,8 @@ _REGISTERED_BY = {
     "policy loss": "strop.algorithms.losses.terms",
 }
 """The module whose decorators register the built-in functions of a kind."""
+
+PACKAGE = Path(strop.__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,10 +59,7 @@ def _identifier(node: ast.expr) -> str:
 
 
 def _holds(node: ast.expr, receivers: set[str], class_names: set[str]) -> bool:
-    """The section: by a name of these, or as `section_of(x, cls)`."""
-    match node:
-        case ast.Call(func=ast.Name(id="section_of"), args=[_, cls]):
-            return _identifier(cls) in class_names
+    """The section, by a name of these."""
     return _identifier(node) in receivers
 
 

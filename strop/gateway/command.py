@@ -114,7 +114,6 @@ def any_session(config: Config, made: Generation) -> AnySession:
     Raises:
         ValueError: the model has no chat template, or there is no such tool format.
     """
-    from strop.base.sections import section_of
     from strop.base.user_files import load_user_file
     from strop.data.chat import require_chat_template
     from strop.engines.model import load_tokenizer
@@ -123,7 +122,6 @@ def any_session(config: Config, made: Generation) -> AnySession:
     from strop.gateway.session import ChatModel
     from strop.rollout.types import Sampling
     from strop.tools.formats import formats
-    from strop.tools.settings import ToolSettings
     from strop.tools.templates import ChatTemplate
     from strop.trainer.setup import stop_token_ids
 
@@ -140,7 +138,7 @@ def any_session(config: Config, made: Generation) -> AnySession:
     )
     template = ChatTemplate(tokenizer, config.data.chat_template_kwargs)
     images = None if made.media is None else made.media.image_encoder()
-    tool_format = section_of(config.agent, ToolSettings).tool_format
+    tool_format = config.agent.tool_format
     if tool_format not in ("auto", *formats):  # of one of the user's files
         for file in config.agent.files:
             load_user_file(file, setting="agent.files")

@@ -17,7 +17,6 @@ from strop.agents.config import AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.kits import Given, Kit
 from strop.agents.setup import AgentSetup
-from strop.base.sections import section_of
 from strop.base.user_files import load_user_file
 from strop.gateway.errors import ApiError
 from strop.gateway.samplers import Sampler
@@ -25,7 +24,6 @@ from strop.gateway.server import Gateway
 from strop.gateway.session import ChatModel, Session
 from strop.gateway.settings import OPENAI_AGENT, OpenAIAgentConfig
 from strop.tools.formats import ToolParser
-from strop.tools.settings import ToolSettings
 from strop.tools.templates import ChatTemplate
 
 MODEL_NAME = "policy"
@@ -57,14 +55,14 @@ class OpenAIKit(Kit):
         Raises:
             ValueError: there is none, or it has no such function.
         """
-        config = section_of(setup.config, OpenAIAgentConfig)
+        config = setup.config.openai
         if setup.config.default_agent == OPENAI_AGENT and not config.path:
             raise ValueError(
                 "agent.default_agent is openai_agent, but agent.openai.path is empty: name the function that plays, "
                 "FILE.py:FUNCTION"
             )
         self.function = _function_of(config)
-        self._tool_format = section_of(setup.config, ToolSettings).tool_format
+        self._tool_format = setup.config.tool_format
         if self._tool_format != "auto" and config.path:
             ToolParser.get_tool_parser(self._tool_format, setup.tokenizer)  # before an agent asks for it
         self._models: dict[ChatTemplate, ChatModel] = {}
@@ -80,7 +78,7 @@ class OpenAIKit(Kit):
         Raises:
             ValueError: there is none, or it has no such function.
         """
-        _function_of(section_of(config, OpenAIAgentConfig))
+        _function_of(config.openai)
 
     def of_episode(self, row: Mapping[str, Any], agent: str) -> Given:
         """The kit, for its own agent."""

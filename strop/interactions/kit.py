@@ -8,10 +8,9 @@ from typing import Any
 from strop.agents.config import AgentConfig
 from strop.agents.kits import Given, Kit, extra_info_of
 from strop.agents.setup import AgentSetup
-from strop.base.sections import section_of
 from strop.interactions.base import BaseInteraction
 from strop.interactions.loading import interaction_classes, interaction_of_row, load_interactions
-from strop.interactions.settings import INTERACTION_AGENT, InteractionSettings
+from strop.interactions.settings import INTERACTION_AGENT
 
 
 class InteractionKit(Kit):
@@ -23,7 +22,7 @@ class InteractionKit(Kit):
         Raises:
             ValueError: the sentence names the entry of the file.
         """
-        path = section_of(setup.config, InteractionSettings).interactions
+        path = setup.config.interactions
         self.interactions: dict[str, BaseInteraction] = load_interactions(path) if path else {}
 
     @classmethod
@@ -33,7 +32,7 @@ class InteractionKit(Kit):
         Raises:
             ValueError: the sentence names the entry of the file.
         """
-        if path := section_of(config, InteractionSettings).interactions:
+        if path := config.interactions:
             interaction_classes(path)
 
     def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:

@@ -74,7 +74,7 @@ class CallsConfig(CallLimits):
         return False
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
-        """The address; see strop.base.sections.code_of_guests."""
+        """The address; see strop.base.sections.code_below."""
         if self.scores:
             secret = f" and your {self.api_key_env}" if self.api_key_env else ""
             yield self.ADDRESS.rpartition(".")[2], f"{self.address} (gets the answers{secret})", ""

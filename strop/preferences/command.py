@@ -6,12 +6,11 @@ import argparse
 from collections.abc import Collection
 from typing import Any, get_args
 
-from strop.base.sections import section_of
 from strop.border import as_number
 from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.cli.libraries import quiet_models
 from strop.cli.output import print_json, print_plain, say
-from strop.preferences.config import Loss, PreferConfig
+from strop.preferences.config import Loss
 from strop.run import MODEL_FOLDER, RunFolder
 from strop.supervised.command import reads_of
 from strop.supervised.result import sft_result_of
@@ -49,7 +48,7 @@ def carry_out(args: argparse.Namespace, *, losses: Collection[str]) -> int:
     """
     start = begin(args, kind="prefer", reads=READS)
     with carrying_out(start, kind="prefer"):
-        loss = section_of(start.config, PreferConfig).loss
+        loss = start.config.prefer.loss
         if loss not in losses:
             raise ValueError(
                 f"prefer.loss is {loss}, but this command is for {', '.join(losses)}: use `strop prefer`"

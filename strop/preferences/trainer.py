@@ -14,7 +14,7 @@ from strop.base.metrics import Metric
 from strop.controller import RoleSpec, as_list, role
 from strop.data.readers import read_rows
 from strop.engines.model import check_language_model
-from strop.preferences.config import WITHOUT_REFERENCE, PreferConfig
+from strop.preferences.config import WITHOUT_REFERENCE
 from strop.preferences.losses import Batch, Weighed, weigh
 from strop.preferences.rows import Compared, PreferenceDataset
 from strop.preferences.worker import PreferenceWorker
@@ -22,6 +22,7 @@ from strop.protocol import DataProto
 from strop.roles.value_models import check_value_model
 from strop.run import digest
 from strop.supervised.trainer import SupervisedTrainer, make_sft_batch
+from strop.trainer.config import Config
 from strop.trainer.stages import Stages
 from strop.workers.models import Learning
 from strop.workers.rows import Update, merged_update
@@ -43,7 +44,6 @@ class PreferenceTrainer(SupervisedTrainer):
     """One training on preferences."""
 
     name = "prefer"
-    section = PreferConfig
     loss = PREFERENCE.of("loss")
 
     def _check_model(self) -> None:
@@ -52,6 +52,9 @@ class PreferenceTrainer(SupervisedTrainer):
             check_value_model(self._config.model)
         else:
             check_language_model(self._config.model)
+
+    def _own_section(self, config: Config) -> Any:
+        return config.prefer
 
     def _source_weights(self) -> Mapping[str, float]:
         return {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from strop.agents.config import AgentConfig
 from strop.base.elsewhere import fetched
-from strop.base.sections import code_of_guests
+from strop.base.sections import code_below
 from strop.base.trust import Named
 from strop.hub.locating import models_elsewhere
 from strop.trainer.config import Config
@@ -28,8 +28,10 @@ def code_named(config: Config) -> Iterator[Named]:
     if config.model.external_lib:
         yield Named(key="model.external_lib", value=f"{config.model.external_lib} (imported)")
     yield from _of_data(config)
-    yield from code_of_guests(config, "")
-    yield from code_of_guests(config.rollout, "rollout")
+    for name in ("prefer", "teacher", "critic", "prm", "reward_model", "sft"):
+        yield from code_below(config, "", name)
+    for name in ("openai", "sglang", "vllm", "trace"):
+        yield from code_below(config.rollout, "rollout", name)
     yield from of_agents(config.agent)
     yield from config.reward.code_named()
     if config.run.copy_to:
@@ -43,7 +45,8 @@ def code_named(config: Config) -> Iterator[Named]:
 
 
 def _of_data(config: Config) -> Iterator[Named]:
-    yield from code_of_guests(config.data, "data")
+    for name in ("dataset_class", "datagen"):
+        yield from code_below(config.data, "data", name)
     if config.data.cache_dir:
         yield Named(key="data.cache_dir", value=f"{config.data.cache_dir} (old entries of it are removed)")
     for key, files in (
@@ -61,7 +64,8 @@ def of_agents(agent: AgentConfig) -> Iterator[Named]:
             for path in [value] if isinstance(value, str) else value:
                 if path:
                     yield Named(key=f"agent.{setting.name}", value=path, path=path)
-    yield from code_of_guests(agent, "agent")
+    for name in ("environment", "openai"):
+        yield from code_below(agent, "agent", name)
 
 
 def is_elsewhere(named: Named) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.algorithms.stream_functions.settings import OverlongSettings, ShapingSettings
-from strop.base.sections import section_of, section_on
+from strop.base.sections import where_on
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -24,7 +23,7 @@ def check(config: Config) -> None:
     _check_answers(config)
     _check_whole_rewards(config)
     _check_recording(config)
-    if config.algorithm.adv_estimator == "raft" and section_on(config.algorithm, "keep") is None:
+    if config.algorithm.adv_estimator == "raft" and where_on(config.algorithm.keep) is None:
         raise ValueError(
             "algorithm.adv_estimator=raft imitates every sample that is kept, and algorithm.keep keeps all, right "
             "or wrong: set algorithm.keep.best or algorithm.keep.min_score"
@@ -65,7 +64,7 @@ def _check_answers(config: Config) -> None:
                 f"{algorithm.adv_estimator} compares no states: use gigpo, or remove it"
             )
         return
-    if getattr(config.agent, "credit", "") != "turn":
+    if config.agent.credit != "turn":
         raise ValueError(
             f"algorithm.adv_estimator={algorithm.adv_estimator} compares the single answers of episodes, so each "
             f"must be a sample of its own: set agent.credit=turn, with an environment for env_agent, or use grpo"
@@ -75,8 +74,8 @@ def _check_answers(config: Config) -> None:
 def _check_whole_rewards(config: Config) -> None:
     algorithm = config.algorithm
     for key, is_set in (
-        ("algorithm.reward_shaping", section_of(algorithm, ShapingSettings).reward_shaping),
-        ("reward.overlong_buffer", section_of(config.reward, OverlongSettings).overlong_buffer),
+        ("algorithm.reward_shaping", algorithm.reward_shaping),
+        ("reward.overlong_buffer", config.reward.overlong_buffer),
         ("reward.weight", config.reward.weight != 1),
         ("reward_model.path", "reward_model" in config.roles),
     ):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from strop.base.metrics import Metric
-from strop.base.sections import section_of, section_on
-from strop.recipes.choice_settings import ChoiceSettings, KeepConfig
+from strop.base.sections import where_on
+from strop.recipes.choice_settings import KeepConfig
 from strop.recipes.resampling import drawn_rows
 from strop.run.samples.selection import kept_samples
 from strop.trainer.config import Config
@@ -44,13 +44,13 @@ def chosen(experience: Experience, config: Config, step: int) -> tuple[Experienc
     if not len(usable):
         return usable, {}
     scores = answer_scores(usable.taken_by("resampling").get().tensors(), dtype=torch.float64)
-    if keep := section_on(algorithm, "keep"):
+    if keep := where_on(algorithm.keep):
         rows, reason = _kept_rows(scores, usable, keep), NOT_KEPT
         taken = usable.take(rows)
         metrics = _keep_metrics(scores, usable, taken, rows)
     else:
         uids = [report.uid for report in usable.reports]
-        settings = section_of(algorithm, ChoiceSettings)
+        settings = algorithm
         rows = drawn_rows(scores, uids, settings, seed=config.trainer.seed, step=step)
         taken = usable.take(rows)
         metrics, reason = _draw_metrics(scores, rows), NOT_DRAWN

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.base.sections import section_on
 from strop.protocol import DataProto, columns
 from strop.protocol.columns import padded
 from strop.recipes.correction import correct
@@ -27,7 +26,7 @@ def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto
         padded(tensors, "old_log_probs"),
         padded(tensors, "rollout_log_probs"),
         mask,
-        section_on(algorithm, "correction"),
+        algorithm.correction,
     )
     inside = torch.arange(mask.shape[1])[None] < columns.row_lengths(tensors["response_mask"])[:, None]
     made = {

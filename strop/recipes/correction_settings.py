@@ -103,18 +103,15 @@ class CorrectionConfig:
         return {name: read_rule(name, bound) for name, bound in self.reject.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorrectionRules:
-    """What the section algorithm may not say beside a correction."""
-
-    def __post_init__(self: Any) -> None:
-        if self.correction.weights != "none" and self.is_ratio_to_rollout:
-            raise ValueError(
-                f"algorithm.correction.weights is {self.correction.weights}, but with "
-                f"algorithm.old_log_probs=rollout the ratio of algorithm.policy_loss={self.policy_loss} is taken "
-                f"against the rollout already and would be corrected twice: set algorithm.correction.weights=none, "
-                f"algorithm.old_log_probs=recompute, or algorithm.policy_loss=reinforce"
-            )
+def check_correction(algorithm: Any) -> None:
+    """Refuse weights where the ratio of the loss corrects already, as a ValueError."""
+    if algorithm.correction.weights != "none" and algorithm.is_ratio_to_rollout:
+        raise ValueError(
+            f"algorithm.correction.weights is {algorithm.correction.weights}, but with "
+            f"algorithm.old_log_probs=rollout the ratio of algorithm.policy_loss={algorithm.policy_loss} is taken "
+            f"against the rollout already and would be corrected twice: set algorithm.correction.weights=none, "
+            f"algorithm.old_log_probs=recompute, or algorithm.policy_loss=reinforce"
+        )
 
 
 def read_rule(name: str, bound: Any) -> RejectRule:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages.groups import require_finite
+from strop.algorithms.config import AlgorithmConfig
 from strop.base.randomness import random_key, uniforms
-from strop.recipes.choice_settings import ChoiceSettings
 
 PfPpoMethod = Literal["pow", "max_min", "max_random"]
 PF_PPO_METHODS: tuple[str, ...] = get_args(PfPpoMethod)
@@ -93,7 +93,7 @@ def resample_rows(weights: Tensor, *, key: int, num_rows: int | None = None) -> 
 
 
 def drawn_rows(
-    scores: Tensor, uids: Sequence[str], settings: ChoiceSettings, *, seed: int, step: int
+    scores: Tensor, uids: Sequence[str], settings: AlgorithmConfig, *, seed: int, step: int
 ) -> list[int]:
     """Row numbers to train on, in ascending order, one as often as it was drawn.
 

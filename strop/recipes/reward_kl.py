@@ -16,11 +16,9 @@ from strop.algorithms.batch_metrics import REWARD_KL, Metrics
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.kl import kl_penalty
 from strop.base.metrics import Metric
-from strop.base.sections import section_of
 from strop.protocol import DataProto
 from strop.protocol.columns import padded
 from strop.recipes.masked import masked_mean
-from strop.recipes.reward_kl_settings import RewardKlSettings
 
 REWARD_KL_COEF = Metric(
     "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"
@@ -44,7 +42,7 @@ def penalized(
     Raises:
         ValueError: a column is missing.
     """
-    if not section_of(algorithm, RewardKlSettings).use_kl_in_reward:
+    if not algorithm.use_kl_in_reward:
         return rewards
     return less_kl(rewards, mask, _kl_of_tokens(tensors, algorithm, mask)[0], kl_coef)
 
@@ -59,7 +57,7 @@ def less_kl(rewards: Tensor, mask: Tensor, kl: Tensor, kl_coef: float) -> Tensor
 
 def kl_metrics(rows: DataProto, algorithm: AlgorithmConfig) -> Metrics:
     """REWARD_KL of a step, where it is in the reward."""
-    if not section_of(algorithm, RewardKlSettings).use_kl_in_reward:
+    if not algorithm.use_kl_in_reward:
         return {}
     tensors = rows.tensors()
     return {REWARD_KL: float(_kl_of_tokens(tensors, algorithm, padded(tensors, "response_mask").bool())[1])}
@@ -75,7 +73,7 @@ def _kl_of_tokens(
             f"algorithm.use_kl_in_reward needs the columns {' and '.join(missing)}, but the batch has "
             f"{', '.join(sorted(tensors))}"
         )
-    kind = section_of(algorithm, RewardKlSettings).kl_penalty
+    kind = algorithm.kl_penalty
     return reward_kl(padded(tensors, "old_log_probs"), padded(tensors, "ref_log_prob"), mask, kind=kind)
 
 
@@ -103,7 +101,7 @@ class Control:
     """
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:
-        settings = section_of(algorithm, RewardKlSettings)
+        settings = algorithm
         self._is_used = settings.use_kl_in_reward
         self._config = settings.kl_ctrl
         self.value = self._config.kl_coef

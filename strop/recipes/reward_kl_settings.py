@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
 
-from strop.algorithms.names import KlKind
 from strop.base.field_types import NonNegativeFloat, PositiveFloat, PositiveInt
 from strop.base.sections import section
 
@@ -31,14 +29,3 @@ class KlControlConfig:
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RewardKlSettings:
-    """Settings of the section algorithm."""
-
-    use_kl_in_reward: bool = False
-    """Take a KL penalty between the policy and the frozen reference model off the reward of each token. May
-    stand beside use_kl_loss; then both act."""
-    kl_penalty: KlKind = "kl"
-    """KL estimator of that penalty, by the same names as kl_loss_type."""
-    kl_ctrl: KlControlConfig = field(default_factory=KlControlConfig)
-    """Coefficient of that penalty."""

@@ -9,10 +9,13 @@ from typing import Annotated, Any, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
 
-from strop.base.field_types import FiniteFloat, PositiveInt, Share
-from strop.base.sections import code_of_guests, guest_sections, section
+from strop.algorithms.stream_functions.settings import check_overlong
+from strop.base.field_types import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Share
+from strop.base.sections import code_below, section
 from strop.base.trust import Named
 from strop.base.user_files import divide_named_file
+from strop.judges.config import JudgeConfig, ServerConfig
+from strop.sandbox.config import SandboxConfig
 
 OnFailure = Literal["exclude", "fixed", "retry"]
 MAX_WORKERS = 1024
@@ -130,8 +133,16 @@ class RewardConfig:
     """How often such a sample is scored again where on_failure says retry."""
     max_failed_share: Annotated[Share, "use 0.2 for 20 %"] = 0.2
     """Share of a step's samples that may fail to be scored; above it the run stops."""
+    overlong_buffer: Annotated[NonNegativeInt, "0 tokens are no penalty"] = 0
+    """DAPO's soft penalty on long responses: it begins this many tokens below data.max_response_tokens; 0: none."""
+    overlong_penalty: Annotated[NonNegativeFloat, "it is taken off the reward"] = 1.0
+    """The full penalty, at the limit, in reward units."""
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
 
     def __post_init__(self) -> None:
+        check_overlong(self)
         divide_named_file(self, default="compute_score")
         self._check_functions()
         self._check_passing()
@@ -227,9 +238,8 @@ class RewardConfig:
     @property
     def services(self) -> dict[str, ServiceSection]:
         """Services that score as well, by the names of their sections, which are those of their parts too."""
-        names = ("reward.judge", "reward.server")
-        below = {key: given for key, given in guest_sections(self, "reward").items() if key in names}
-        return {key.rpartition(".")[2]: given for key, given in below.items() if given.scores}
+        sections: dict[str, ServiceSection] = {"judge": self.judge, "server": self.server}
+        return {name: section for name, section in sections.items() if section.scores}
 
     def code_named(self) -> Iterator[Named]:
         """What scoring would run, import, start or contact beside strop and its packages."""
@@ -238,7 +248,8 @@ class RewardConfig:
         for function in self.functions:
             if function.path:
                 yield Named(key="reward.functions", value=function.path, path=function.path)
-        yield from code_of_guests(self, "reward")
+        for name in ("judge", "server", "sandbox"):
+            yield from code_below(self, "reward", name)
 
 
 def _check_function(section: str, path: str, name: str) -> None:

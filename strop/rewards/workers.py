@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from strop.base.foreign_files import read_text
-from strop.base.sections import guest_sections
 from strop.rewards.config import RewardConfig
 from strop.rewards.functions import describe
 from strop.rewards.outcome import Outcome, RewardError
@@ -425,11 +424,7 @@ def _setups(config: RewardConfig, tokenizer: str) -> list[dict[str, Any]]:
 
 def _sections(config: RewardConfig) -> dict[str, Mapping[str, Any]]:
     """The sections that worker processes are told: that of the sandbox."""
-    return {
-        key: asdict(section)
-        for key, section in guest_sections(config, "reward").items()
-        if key == "reward.sandbox"
-    }
+    return {"reward.sandbox": asdict(config.sandbox)}
 
 
 def _read_source(path: str) -> tuple[str, str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.algorithms.distillation.settings import TeacherSettings
-from strop.base.sections import section_of, section_on
-from strop.roles.settings import CriticConfig, PrmConfig, TeacherConfig
+from strop.base.sections import where_on
+from strop.roles.settings import PrmConfig, TeacherConfig
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -18,8 +17,8 @@ def check(config: Config) -> None:
     Raises:
         ValueError: the sentence says which, and what to do.
     """
-    critic, prm = section_of(config, CriticConfig), section_of(config, PrmConfig)
-    teacher = section_of(config, TeacherConfig)
+    critic, prm = config.critic, config.prm
+    teacher = config.teacher
     if critic.path and "critic" not in config.roles:
         raise ValueError(
             f"critic.path is {critic.path!r}, but algorithm.adv_estimator={config.algorithm.adv_estimator} "
@@ -35,7 +34,7 @@ def check(config: Config) -> None:
             f"a setting of prm is given, but algorithm.adv_estimator={config.algorithm.adv_estimator} uses no "
             f"process rewards: set algorithm.adv_estimator=prime, or remove it"
         )
-    distillation, path = section_on(config.algorithm, "distillation"), teacher.path
+    distillation, path = where_on(config.algorithm.distillation), teacher.path
     if path and distillation is None:
         raise ValueError(
             f"teacher.path is {path!r}, but algorithm.distillation.kind=none learns from nobody: set it to "
@@ -50,7 +49,7 @@ def check(config: Config) -> None:
         raise ValueError(
             "a setting of teacher is given, but algorithm.distillation.kind=none has no teacher: remove it"
         )
-    if section_of(config.algorithm, TeacherSettings).policy_coef == 0 and "critic" in config.roles:
+    if config.algorithm.policy_coef == 0 and "critic" in config.roles:
         raise ValueError(
             f"algorithm.policy_coef=0 uses no advantage, but algorithm.adv_estimator="
             f"{config.algorithm.adv_estimator} would train a critic for it: use reinforce_plus_plus"

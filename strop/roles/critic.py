@@ -13,7 +13,6 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import aggregation_of
 from strop.algorithms.registry import load_extensions
 from strop.base.metrics import Mean, Metric, Reduction
-from strop.base.sections import section_of
 from strop.base.tensor_metrics import TensorMetrics
 from strop.controller import Dispatch, RoleSpec, WorkerGroup, as_list, register, role
 from strop.engines.config import ModelConfig
@@ -41,14 +40,14 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[CriticWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    num_updates = num_steps * config.updates_per_step(section_of(config, CriticConfig))
+    num_updates = num_steps * config.updates_per_step(config.critic)
     learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer)
-    return role(CriticWorker, config.model, section_of(config, CriticConfig), config.algorithm, learning)
+    return role(CriticWorker, config.model, config.critic, config.algorithm, learning)
 
 
 def check(config: Config) -> None:
     """Refuse a model that no critic can begin from, before any process starts."""
-    path = section_of(config, CriticConfig).path or config.model.path
+    path = config.critic.path or config.model.path
     model = dataclasses.replace(config.model, path=path)
     if media_models(read_shape(model)):
         raise ValueError(
@@ -61,7 +60,7 @@ def check(config: Config) -> None:
 
 def update(config: Config, group: WorkerGroup[CriticWorker], experience: Experience) -> list[Update]:
     """Every optimizer step of the critic."""
-    steps, critic = [], section_of(config, CriticConfig)
+    steps, critic = [], config.critic
     for part in optimizer_batches(
         experience, samples_per_update=config.samples_per_update(critic), epochs=critic.epochs
     ):

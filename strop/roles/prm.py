@@ -11,7 +11,6 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, row_numbers, valid_tokens_per_row
 from strop.base.metrics import Mean, Metric
-from strop.base.sections import section_of
 from strop.controller import Dispatch, RoleSpec, WorkerGroup, as_list, register, role
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
@@ -38,20 +37,20 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[PrmWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    num_updates = num_steps * config.updates_per_step(section_of(config, PrmConfig))
+    num_updates = num_steps * config.updates_per_step(config.prm)
     learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint)
-    return role(PrmWorker, config.model, section_of(config, PrmConfig), learning)
+    return role(PrmWorker, config.model, config.prm, learning)
 
 
 def check(config: Config) -> None:
     """As `check_teacher`, for a model of its own."""
-    if path := section_of(config, PrmConfig).path:
+    if path := config.prm.path:
         check_teacher(config.model, path, key="prm.path")
 
 
 def update(config: Config, group: WorkerGroup[PrmWorker], experience: Experience) -> list[Update]:
     """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
-    steps, prm = [], section_of(config, PrmConfig)
+    steps, prm = [], config.prm
     for part in optimizer_batches(experience, samples_per_update=config.samples_per_update(prm), epochs=1):
         counts = [report.num_sampled_tokens for report in part.reports]
         totals = BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))

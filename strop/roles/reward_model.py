@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from strop.base.sections import section_of
 from strop.border.control import ControlText
 from strop.controller import Dispatch, RoleSpec, register, role
 from strop.data.chat import Chat, encode, render
@@ -37,12 +36,12 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[RewardModelWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    return role(RewardModelWorker, section_of(config, RewardModelConfig), device=device)
+    return role(RewardModelWorker, config.reward_model, device=device)
 
 
 def check(config: Config) -> None:
     """As `check_reward_model`."""
-    check_reward_model(ModelConfig(path=section_of(config, RewardModelConfig).path))
+    check_reward_model(ModelConfig(path=config.reward_model.path))
 
 
 class RewardModelWorker(ModelWorker):

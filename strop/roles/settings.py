@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from strop.base.field_types import FiniteFloat, PositiveFloat, PositiveInt
-from strop.base.sections import section, section_on
+from strop.base.sections import section, where_on
 from strop.engines.config import EngineConfig, LoraConfig, OptimizerConfig
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class TeacherConfig:
 
     def is_used(self, config: Config) -> bool:
         """The policy learns from it."""
-        return section_on(config.algorithm, "distillation") is not None
+        return where_on(config.algorithm.distillation) is not None
 
 
 @section("critic")

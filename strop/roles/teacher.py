@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.distillation.settings import DistillationConfig
-from strop.base.sections import section_of
 from strop.controller import Dispatch, RoleSpec, register, role
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
@@ -26,13 +25,13 @@ def spec(
     config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
 ) -> RoleSpec[TeacherWorker]:
     """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    distillation = section_of(config.algorithm, DistillationConfig)
-    return role(TeacherWorker, config.model, section_of(config, TeacherConfig), distillation, device=device)
+    distillation = config.algorithm.distillation
+    return role(TeacherWorker, config.model, config.teacher, distillation, device=device)
 
 
 def check(config: Config) -> None:
     """As `check_teacher`."""
-    check_teacher(config.model, section_of(config, TeacherConfig).path)
+    check_teacher(config.model, config.teacher.path)
 
 
 class TeacherWorker(ModelWorker):

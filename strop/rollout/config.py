@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Literal, Protocol
 
@@ -9,7 +10,11 @@ from annotated_types import Ge, Gt
 
 from strop.base.field_types import NonEmptyText, NonNegativeInt, PositiveInt, PositiveShare
 from strop.base.sections import section
+from strop.rollout.endpoint.config import OpenAIConfig
 from strop.rollout.registry import NATIVE, OWN_PROCESSES, REMOTE
+from strop.rollout.sglang.config import SglangConfig
+from strop.rollout.vllm.config import VllmConfig
+from strop.tracing.config import TraceConfig
 
 
 class OwnProcesses(Protocol):
@@ -92,6 +97,10 @@ class RolloutConfig:
     timeout_s: Annotated[float, Gt(0), ".inf is no limit"] = 600.0
     """Wall-clock limit of one generation request, in seconds, from its first token on. The wait for a free place does
     not count, unless an engine in a process of its own neither begins nor ends a request for so long."""
+    openai: OpenAIConfig = field(default_factory=OpenAIConfig)
+    sglang: SglangConfig = field(default_factory=SglangConfig)
+    vllm: VllmConfig = field(default_factory=VllmConfig)
+    trace: TraceConfig = field(default_factory=TraceConfig)
 
     @property
     def is_streamed(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from strop.base.field_types import NonNegativeInt, PositiveInt
+from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from strop.base.sections import section
 
 
@@ -29,3 +29,14 @@ class RunConfig:
     folder there that is named like the run, while training goes on. `--resume URL` and `--from URL` read it."""
     async_save: bool = False
     """Write checkpoints in the background while training goes on."""
+    grace_s: PositiveFloat = 20.0
+    """Seconds that the step which runs has to come to its end, once a signal has asked the run to end. Schedulers kill
+    what still runs after 30 s; with a warning of the scheduler (SIGUSR1) there is often more."""
+    save_before: Annotated[NonNegativeFloat, "0 does not look"] = 0.0
+    """Save and end this many seconds before the machine is taken away, at the end of the last step that fits before;
+    0: do not look. When that is, one of the variables SLURM_JOB_END_TIME,
+    MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP, SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP or
+    STROP_MACHINE_ENDS_AT says, in seconds since 1970; where none does, the run says so and trains without."""
+    max_restarts: Annotated[NonNegativeInt, "0 is never"] = 2
+    """How often a run begins again by itself from its last checkpoint, with new processes, after a worker process died
+    or did not answer; it counts from the last checkpoint on. An error that a worker raises ends the run."""

@@ -9,7 +9,6 @@ import argparse
 import time
 from dataclasses import dataclass, field
 
-from strop.base.sections import section_of
 from strop.cli.output import plain, print_json, print_plain, say
 from strop.cli.settings import add_config_arguments, load_settings
 from strop.cli.unread import Reads, refuse_unread
@@ -81,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace) -> SandboxConfig:
     refuse_unread(args, "sandbox check", READS)
     if args.config:
-        return section_of(load_settings(args).reward, SandboxConfig)
+        return load_settings(args).reward.sandbox
     from strop.config import load_config
 
-    return section_of(load_config(_Keys, source=None, overrides=args.overrides).reward, SandboxConfig)
+    return load_config(_Keys, source=None, overrides=args.overrides).reward.sandbox

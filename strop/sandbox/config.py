@@ -96,7 +96,7 @@ class SandboxConfig:
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
         """The service that programs are sent to, and what of this machine they are given; see
-        strop.base.sections.code_of_guests."""
+        strop.base.sections.code_below."""
         if self.backend != "local":
             where = self.url or "the hosted service, with your key"
             yield "url" if self.url else "backend", f"{self.backend} at {where}", ""

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strop.base.elsewhere import is_url
-from strop.base.sections import section_of
 from strop.cli.libraries import quiet_models
 from strop.cli.output import UsageError, print_json, print_plain, say
 from strop.cli.settings import (
@@ -23,7 +22,6 @@ from strop.cli.settings import (
 from strop.cli.unread import Reads, refuse_unread
 from strop.evaluation.models import add_step_argument
 from strop.hub.sending import Sending, destination
-from strop.roles.settings import CriticConfig, PrmConfig
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.trainer.beginning.naming import choose_checkpoint, run_in
 
@@ -145,20 +143,20 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
 
     located = config
     if (
-        config.model.lora.enabled or section_of(config, CriticConfig).lora.enabled
+        config.model.lora.enabled or config.critic.lora.enabled
     ):  # the weights under the adapter
         check_unchanged(args, folder, config, only=("model.path", "model.lora.path", "critic.path"))
         located = locate(config, say=say, known=read_models(folder)).config
     model = located.model
     if role == "critic":
-        critic = section_of(located, CriticConfig)
+        critic = located.critic
         model = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
     elif (
         role == "prm"
     ):  # the weights that it began with are not in the checkpoint: they are those of this folder
         check_unchanged(args, folder, config, only=("model.path", "prm.path"))
         model = dataclasses.replace(
-            model, path=section_of(located, PrmConfig).path or model.path, lora=LoraConfig()
+            model, path=located.prm.path or model.path, lora=LoraConfig()
         )
     result = export_role(
         checkpoint.path,

@@ -145,7 +145,7 @@ class SftConfig:
             )
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
-        """Files that are fetched; see strop.base.sections.code_of_guests."""
+        """Files that are fetched; see strop.base.sections.code_below."""
         yield from files_named(self.data)
 
 

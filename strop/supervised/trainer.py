@@ -14,7 +14,6 @@ from strop.algorithms.aggregation import BatchTotals, batch_totals
 from strop.base.device import device_name
 from strop.base.garbage import settled
 from strop.base.metrics import Metric, metric_values
-from strop.base.sections import section_of
 from strop.controller import RoleSpec, WorkerGroup, as_list, role
 from strop.data.mixing import weighted_epochs, weights_of_sources
 from strop.data.sampler import PromptSampler, visit_uid
@@ -29,7 +28,6 @@ from strop.engines.ulysses.settings import check_ranks
 from strop.engines.ulysses.shards import check_sequence_parallel
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.supervised.config import SftConfig
 from strop.supervised.dataset import SftDataset
 from strop.supervised.kept import SftExample
 from strop.supervised.result import SftResult, sft_result_of
@@ -59,7 +57,6 @@ class SupervisedTrainer:
 
     name = "sft"
     """Of the command and its section of the configuration."""
-    section: type[Any] = SftConfig
     loss: str = LOSS
     """Name of the metric that is the loss."""
 
@@ -78,7 +75,7 @@ class SupervisedTrainer:
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         say(threads.line())
-        self._sft = sft = section_of(config, self.section)
+        self._sft = sft = self._own_section(config)
         check_trackers(config.trainer.trackers)
         check_ranks(self.name, sft.engine, config.resources.ranks)
         self._check_model()
@@ -129,6 +126,9 @@ class SupervisedTrainer:
         return PromptSampler(
             range(len(self._examples)), sft.examples_per_update, seed, num_epochs=num_epochs, chosen=chosen
         )
+
+    def _own_section(self, config: Config) -> Any:
+        return config.sft
 
     def _source_weights(self) -> Mapping[str, float]:
         """Visits per epoch of the rows of a source, where they differ."""

@@ -12,9 +12,8 @@ from strop.agents.context import AgentContext
 from strop.agents.kits import Given, Kit, extra_info_of
 from strop.agents.registry import AGENTS_IN_A_WORLD
 from strop.agents.setup import AgentSetup
-from strop.base.sections import section_of
 from strop.base.user_files import load_user_file
-from strop.sandbox import Sandbox, SandboxConfig, make_sandbox
+from strop.sandbox import Sandbox, make_sandbox
 from strop.tools.base import BaseTool
 from strop.tools.formats import ToolParser, parser_for_template
 from strop.tools.functions import FUNCTION_TOOL_REGISTRY
@@ -23,7 +22,7 @@ from strop.tools.mcp import McpTool, close_servers
 from strop.tools.python_sandbox import PythonSandboxTool
 from strop.tools.schemas import OpenAIFunctionToolSchema
 from strop.tools.session import ToolLimits, ToolSession
-from strop.tools.settings import TOOL_AGENT, ToolSettings
+from strop.tools.settings import TOOL_AGENT
 from strop.trajectory import Prompt
 
 logger = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class ToolKit(Kit):
             ValueError: the sentence says which file, tool or format cannot be used.
         """
         self._setup = setup
-        self._settings = section_of(setup.config, ToolSettings)
+        self._settings = setup.config
         self.tools: dict[str, BaseTool] = load_all_tools(self._settings.tools, self._settings.function_tools)
         """Every tool, by name."""
         files = {load_user_file(name, setting="agent.files").__name__ for name in setup.config.files}
@@ -68,7 +67,7 @@ class ToolKit(Kit):
         Raises:
             ValueError: the sentence says which file or entry cannot be used.
         """
-        settings = section_of(config, ToolSettings)
+        settings = config
         load_tool_code(settings.tools, settings.function_tools)
 
     def _as_plain(self, schema: OpenAIFunctionToolSchema) -> OpenAIFunctionToolSchema:
@@ -115,7 +114,7 @@ class ToolKit(Kit):
 
     def _check_format(self, agents: Collection[str], split: str) -> None:
         tool_format, config = self._settings.tool_format, self._setup.config
-        named = bool(self.tools) or bool(config.files) or bool(getattr(config, "loops", ""))
+        named = bool(self.tools) or bool(config.files) or bool(config.loops)
         if split == "train" and tool_format != "auto" and not named and _BEHIND_THE_GATEWAY not in agents:
             raise ValueError(
                 f"agent.tool_format is {tool_format}, but the run has no tools, so nothing has a use for it: name some "
@@ -154,7 +153,7 @@ class ToolKit(Kit):
         """
         runners = [tool for tool in self.tools.values() if isinstance(tool, PythonSandboxTool)]
         if runners:
-            self._sandbox = make_sandbox(section_of(reward, SandboxConfig))
+            self._sandbox = make_sandbox(reward.sandbox)
             self._sandbox.start()
         for tool in runners:
             tool.sandbox = self._sandbox
@@ -198,7 +197,7 @@ def tools_of(context: AgentContext) -> Mapping[str, BaseTool]:
 
 def tool_session(context: AgentContext, prompt: Prompt, sample_id: str) -> ToolSession:
     """The tools of an episode; use as `async with`, so that they are released whatever happens."""
-    settings = section_of(context.config, ToolSettings)
+    settings = context.config
     return ToolSession(
         tools_of(context),
         tools_kwargs=tools_kwargs_of({**prompt.columns, "extra_info": prompt.extra_info}),

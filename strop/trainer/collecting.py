@@ -42,8 +42,8 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
         sampling: how they were played.
     """
     played, limit = episodes.reports, sampling.max_tokens
-    rewards = training_rewards(played, weight=config.reward.weight)
-    rewards = shaped(config, played, rewards, limit)
+    weighted = training_rewards(played, weight=config.reward.weight)
+    rewards = shaped(config, played, weighted, limit)
     kept = episodes.take([number for number, one in enumerate(played) if one.id in rewards])
     column = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
     given = kept.rows.union(DataProto.from_dict({"reward": column}))

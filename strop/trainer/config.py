@@ -11,14 +11,17 @@ from strop.ahead.settings import asked as asked_by_clocks
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.registry import STEP_COLUMNS
-from strop.base.sections import guest_sections, section, section_on
+from strop.base.sections import section, where_on
 from strop.data.config import DataConfig
 from strop.data.sampler import is_sampler
 from strop.engines.config import EngineConfig, ModelConfig
+from strop.preferences.config import PreferConfig
 from strop.rewards.config import RewardConfig
+from strop.roles.settings import CriticConfig, PrmConfig, RewardModelConfig, TeacherConfig
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import is_known
 from strop.run.config import RunConfig
+from strop.supervised.config import SftConfig
 from strop.trainer.config_checks import check_together
 from strop.trainer.sections import EvalConfig, ResourcesConfig, TrainerConfig
 from strop.workers.config import ActorConfig, ReferenceConfig
@@ -94,6 +97,12 @@ class Config:
     """The run folder."""
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)
     """Devices."""
+    prefer: PreferConfig = field(default_factory=PreferConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    prm: PrmConfig = field(default_factory=PrmConfig)
+    reward_model: RewardModelConfig = field(default_factory=RewardModelConfig)
+    sft: SftConfig = field(default_factory=SftConfig)
 
     def __post_init__(self) -> None:
         if not self.algorithm.extensions or self._has_known_names():
@@ -101,13 +110,14 @@ class Config:
 
     def _has_known_names(self) -> bool:
         """Every function that is named is built in, or was registered in this process."""
-        algorithm, of_guests = self.algorithm, guest_sections(self.algorithm, "algorithm").values()
+        algorithm = self.algorithm
         return (
             algorithm.adv_estimator in ADV_DECLARATIONS
             and algorithm.policy_loss in LOSS_DECLARATIONS
             and is_sampler(self.data.sampler)
             and is_known(self.rollout.engine)
-            and all(getattr(one, "has_known_names", True) for one in (algorithm, *of_guests))
+            and algorithm.has_known_names
+            and algorithm.filter_groups.has_known_names
         )
 
     def check(self) -> None:
@@ -127,7 +137,7 @@ class Config:
         ):  # the token budget of a response, as in the paper
             scale = float(self.data.max_response_tokens)
             algorithm = replace(algorithm, loss_scale_factor=scale)
-        is_older = self.rollout.max_staleness > 0 and section_on(algorithm, "correction") is None
+        is_older = self.rollout.max_staleness > 0 and where_on(algorithm.correction) is None
         if is_older and algorithm.old_log_probs is None and algorithm.clips_what_is_older:
             algorithm = replace(algorithm, old_log_probs="rollout")
         object.__setattr__(self, "algorithm", algorithm)
@@ -144,9 +154,9 @@ class Config:
     @property
     def open_end(self) -> str:
         """Why nobody knows how many steps the epochs make; empty where that is known."""
-        if section_on(self.algorithm, "filter_groups") is not None:
+        if where_on(self.algorithm.filter_groups) is not None:
             return "algorithm.filter_groups asks for prompts until enough groups can teach"
-        if section_on(self.data, "datagen") is not None:
+        if where_on(self.data.datagen) is not None:
             return "data.datagen adds rows"
         if self.data.streaming and self.data.filter_overlong_prompts:
             return "data.streaming passes over prompts that are too long at their visit"
@@ -196,12 +206,12 @@ class Config:
     @property
     def chooses_samples(self) -> bool:
         """Some samples may not be trained on, or several times."""
-        return getattr(self.algorithm, "chooses_samples", False)
+        return self.algorithm.chooses_samples
 
     @property
     def penalizes_kl(self) -> bool:
         """A penalty on the distance to the reference is taken off the rewards."""
-        return getattr(self.algorithm, "use_kl_in_reward", False)
+        return self.algorithm.use_kl_in_reward
 
     @property
     def uses_reference(self) -> bool:

@@ -7,10 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.base.sections import section_of
 from strop.run import RunFolder
 from strop.trainer.restarts.limits import has_stalled, ranks_of
-from strop.trainer.restarts.settings import EndingSettings
 from strop.trainer.sections import TrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -35,7 +33,7 @@ class Ending:
         self._run, self._num_steps = run, num_steps
         self.reason = ""
         """Why the run is over; empty while it goes on."""
-        self._settings = section_of(settings, EndingSettings)
+        self._settings = settings
         self._start = time.perf_counter() - run.seconds_of_steps()
         self._has_warned = False
         trained = [event["pass_rate"] for event in run.events.read("validation") if event["step"] > 0]

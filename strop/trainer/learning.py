@@ -18,7 +18,7 @@ from strop.trainer.producers import (
     wanted_before_updates,
     wanted_by_the_update,
 )
-from strop.trainer.roles import Roles, further_role
+from strop.trainer.roles import Roles, learning_role
 from strop.trainer.stages import Stages
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update, updates_of
@@ -120,7 +120,7 @@ class Learner:
         steps: list[Update] = []
         for name in self._learners(when):
             with stages.stage(f"update_{name}", name):
-                steps += further_role(name).update(self._config, self._roles.others[name], experience)
+                steps += learning_role(name).update(self._config, self._roles.others[name], experience)
         return steps
 
     def _update_actor(self, experience: Experience) -> tuple[list[Update], DataProto | None]:

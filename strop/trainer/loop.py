@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from strop.ahead.joining import collector_of
 from strop.base.garbage import settled
 from strop.base.heartbeat import doing
-from strop.base.sections import section_on
+from strop.base.sections import where_on
 from strop.checks.preflight.of_run import try_run as preflight
 from strop.checks.rewards_of_run import note_certificate
 from strop.controller import CallTimeout, WorkerFailed
@@ -228,7 +228,7 @@ class Trainer:
             self.collector: RolloutCollector = collector_of(
                 *parts, start_step=self._start_step, recorded=recorded
             )
-        elif section_on(config.algorithm, "filter_groups") is not None or config.rollout.longest_first:
+        elif where_on(config.algorithm.filter_groups) is not None or config.rollout.longest_first:
             self.collector = RoundsCollector(*parts)
         else:
             self.collector = RolloutCollector(*parts)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from strop.agents.config import AgentConfig
 from strop.agents.kits import kit_classes
 from strop.agents.registry import check_agent
-from strop.base.sections import section_on
+from strop.base.sections import where_on
 from strop.base.user_files import load_user_class, load_user_file
 from strop.data.config import DataConfig
 from strop.data.entries import check_there
@@ -48,10 +48,11 @@ def check_named_files(config: Config, command: str) -> None:
 
 
 def _check_rows(data: DataConfig, *, is_trained: bool) -> None:
-    for name in ("dataset_class", "datagen") if is_trained else ("dataset_class",):
-        if (section := section_on(data, name)) is not None:
-            load_user_class(section.path, section.name, setting=f"data.{name}")
-    if section_on(data, "dataset_class") is None:  # a class may make anything of the names
+    if data.dataset_class.is_on:
+        load_user_class(data.dataset_class.path, data.dataset_class.name, setting="data.dataset_class")
+    if is_trained and data.datagen.is_on:
+        load_user_class(data.datagen.path, data.datagen.name, setting="data.datagen")
+    if where_on(data.dataset_class) is None:  # a class may make anything of the names
         check_there([*(data.train_files if is_trained else ()), *data.val_files])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from strop.base.sections import section_on
+from strop.base.sections import where_on
 from strop.protocol import DataProto
 from strop.protocol.schema import Maker, made_by
 from strop.trainer.config import Config
@@ -46,7 +46,8 @@ class Producer:
     def columns(self, config: Config) -> frozenset[str]:
         """What it makes in a run, of all that it can make."""
         if self.section:
-            return frozenset(section_on(config.algorithm, self.section).columns)
+            section = getattr(config.algorithm, self.section)
+            return frozenset(section.columns)
         not_made = set() if config.needs("sum_pi_squared") else {"sum_pi_squared"}
         return made_by(self.name) - not_made - {"rm_cut_tokens"}  # which no other stage asks for
 
@@ -75,7 +76,7 @@ def wanted_before_updates(config: Config, num_samples: int) -> frozenset[str]:
     wanted = {"advantages", "returns", "token_level_rewards"}
     if _needs_old_log_probs(config, num_samples):
         wanted |= {"old_log_probs", "entropys"}
-    if correction := section_on(config.algorithm, "correction"):
+    if correction := where_on(config.algorithm.correction):
         wanted |= set(correction.columns)
     if config.uses_reference:
         wanted.add("ref_log_prob")
@@ -91,7 +92,7 @@ def wanted_of_groups(config: Config) -> frozenset[str]:
 
 def wanted_by_the_update(config: Config, experience: Experience) -> frozenset[str]:
     """What the update of the policy alone asks for, of rows that are trained on."""
-    teacher = section_on(config.algorithm, "distillation")
+    teacher = where_on(config.algorithm.distillation)
     return frozenset(teacher.columns if teacher and len(experience) else ())
 
 
@@ -102,7 +103,7 @@ def _needs_old_log_probs(config: Config, num_samples: int) -> bool:
         or config.actor.epochs > 1
         or config.penalizes_kl
         or config.trainer.critic_warmup > 0
-        or section_on(config.algorithm, "correction") is not None
+        or where_on(config.algorithm.correction) is not None
         or config.chooses_samples
         or config.needs("old_log_probs")
         or config.needs("sum_pi_squared")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from strop.base.device import device_name
-from strop.base.sections import section_on
+from strop.base.sections import where_on
 from strop.controller import (
     InlineRuntime,
     Mesh,
@@ -234,8 +234,12 @@ class FurtherRole(Protocol):
     def check(self, config: Config) -> None:
         """Raise a ValueError for a model that does not fit, before any process starts."""
 
+
+class LearningRole(FurtherRole, Protocol):
+    """The module of one that learns beside the policy."""
+
     def update(self, config: Config, group: WorkerGroup[Any], experience: Experience) -> list[Update]:
-        """Every optimizer step of a role that learns, on these samples."""
+        """Every optimizer step of the role on these samples."""
 
 
 def _further_roles(config: Config) -> dict[str, FurtherRole]:
@@ -245,14 +249,17 @@ def _further_roles(config: Config) -> dict[str, FurtherRole]:
 
 def further_role(name: str) -> FurtherRole:
     """The module of a role by its name."""
-    from strop.roles import critic, prm, reward_model, teacher  # they import this module
+    from strop.roles import reward_model, teacher  # they import this module
 
-    modules: dict[str, FurtherRole] = {
-        "critic": critic,
-        "teacher": teacher,
-        "prm": prm,
-        "reward_model": reward_model,
-    }
+    others: dict[str, FurtherRole] = {"teacher": teacher, "reward_model": reward_model}
+    return others[name] if name in others else learning_role(name)
+
+
+def learning_role(name: str) -> LearningRole:
+    """The module of a role that learns, by its name."""
+    from strop.roles import critic, prm
+
+    modules: dict[str, LearningRole] = {"critic": critic, "prm": prm}
     return modules[name]
 
 
@@ -297,7 +304,7 @@ def playing_of(
         samples=None if samples is None else samples.absolute(),
         max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
         logs=None if logs is None else logs.absolute(),
-        keeps_rows=section_on(config.data, "dataset_class") is not None,
+        keeps_rows=where_on(config.data.dataset_class) is not None,
         extensions=tuple(config.algorithm.extensions),
         is_replayed=is_replayed,
         recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.agents.setup import AgentSetup
-from strop.base.sections import section_on
+from strop.base.sections import where_on
 from strop.chat_template import apply_template
 from strop.data.cache import prune_for
 from strop.data.config import DataConfig
@@ -150,7 +150,7 @@ def _training_prompts(
     if data.streaming:
         return StreamedPrompts(rows, tokenizer, data, shown=setup.shown_row), None
     train = PromptDataset(setup.shown_rows(rows, "train"), tokenizer, data, "train")
-    if section_on(data, "datagen") is None and not getattr(rows, "hears_of_batches", False):
+    if where_on(data.datagen) is None and not getattr(rows, "hears_of_batches", False):
         return train, None
     prepare, max_steps = lambda new: setup.shown_rows(new, "train"), config.trainer.max_steps
     growth = Growth(data, rows, train, tokenizer, prepare, max_steps=max_steps)

@@ -24,7 +24,6 @@ from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span, add_span
 from strop.base.heartbeat import item
-from strop.base.sections import guest_sections
 from strop.border import described, encodable, storable_text, usable
 from strop.border.values import MAX_NUMBER
 from strop.chat_template.answers import answer_text
@@ -486,8 +485,7 @@ def observers_of(rollout: RolloutConfig, tokenizer: Any) -> list[EpisodeObserver
     """
     from strop.tracing.observer import make_observer  # imports Episode's module
 
-    sections = guest_sections(rollout, "rollout")
-    observer = make_observer(sections["rollout.trace"], tokenizer)
+    observer = make_observer(rollout.trace, tokenizer)
     return [] if observer is None else [observer]
 
 

@@ -11,12 +11,9 @@ from agent_cases import prompt_of, sampling_of, setup_with
 from template_family import family_tokenizer
 
 from strop.agents import AgentConfig, AgentSetup
-from strop.base.sections import section_of
-from strop.environments.config import CreditSettings, EnvironmentConfig
-from strop.interactions.settings import InteractionSettings
+from strop.environments.config import EnvironmentConfig
 from strop.received.named import of_agents
 from strop.tools.calculator import CalculatorTool
-from strop.tools.settings import ToolSettings
 
 TOKENIZER = family_tokenizer("qwen25")
 END = TOKENIZER.eos_token_id
@@ -24,15 +21,11 @@ END = TOKENIZER.eos_token_id
 
 def test_settings_of_tools_and_environments_stand_beside_the_others() -> None:
     config = AgentConfig(tools="t.yaml", tool_timeout_s=2.0, environment=EnvironmentConfig(name="gymnasium"))
-    assert section_of(config, ToolSettings).tools == "t.yaml"
-    assert section_of(config, EnvironmentConfig).name == "gymnasium"
+    assert config.tools == "t.yaml"
+    assert config.environment.name == "gymnasium"
     names = [field.name for field in dataclasses.fields(AgentConfig)]
     assert names.index("timeout_s") < names.index("tools") < names.index("environment")
     assert len(names) == len(set(names))
-    for cls in (ToolSettings, InteractionSettings, CreditSettings):
-        assert isinstance(config, cls)
-    with pytest.raises(LookupError, match="EnvironmentConfig has no section of type ToolSettings"):
-        section_of(config.environment, ToolSettings)  # type: ignore[attr-defined]
 
 
 def test_files_are_told_and_become_absolute_whoever_declares_them(
@@ -53,7 +46,7 @@ def test_files_are_told_and_become_absolute_whoever_declares_them(
         ("agent.tools", f"{tmp_path}/t.yaml", f"{tmp_path}/t.yaml"),
         ("agent.environment.name", f"{tmp_path}/w.py:World", f"{tmp_path}/w.py"),
     ]
-    assert section_of(made, InteractionSettings).interactions == ""
+    assert made.interactions == ""
 
 
 def test_a_context_has_what_kits_give_and_nothing_else() -> None:

@@ -75,7 +75,7 @@ def test_settings_are_read_and_refused_without_the_libraries_of_models(tmp_path:
 def test_every_name_that_a_package_lists_is_found(package: str) -> None:
     module = importlib.import_module(package)
     assert set(module.__all__) <= set(dir(module))
-    for name in dir(module):  # names that guests offer there among them
+    for name in dir(module):
         assert getattr(module, name) is not None
     with pytest.raises(AttributeError, match=f"module '{package}' has no attribute 'nowhere'; it offers "):
         _ = module.nowhere

@@ -30,7 +30,7 @@ from pathlib import Path
 from ray_workers import Doubler, Faulty, batch
 from strop.controller import as_list, role
 from strop.controller.ray import *
-from strop.controller.ray import RayClassWithInitArgs, RayWorkerGroup  # names of a guest
+from strop.controller.ray import RayClassWithInitArgs, RayWorkerGroup
 
 def tell(**facts):
     print(json.dumps(facts), flush=True)

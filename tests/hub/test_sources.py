@@ -92,7 +92,7 @@ def test_a_file_url_is_fetched_once_and_again_when_it_changed(tmp_path: Path) ->
     assert len(list((cache / "files").iterdir())) == 2
 
 
-@pytest.mark.parametrize("key", ["data.train_files", "data.val_files", "of_a_guest.data.val_files"])
+@pytest.mark.parametrize("key", ["data.train_files", "data.val_files", "elsewhere.data.val_files"])
 def test_of_received_settings_only_files_that_the_user_named_are_fetched(key: str, tmp_path: Path) -> None:
     entry = lines(tmp_path / "a.jsonl", 1).as_uri()
     with trust.door():

@@ -15,6 +15,7 @@ from tiny_runs import Done, Project, check_records, resume_in, train_in
 from strop.checks.rewards_of_run import save_certificate
 from strop.config import ConfigError
 from strop.run import RunFolder
+from strop.run.config import RunConfig
 from strop.trainer import loop
 from strop.trainer.ending import Ending
 from strop.trainer.launch import resume_run, start_run
@@ -22,7 +23,6 @@ from strop.trainer.loading import read
 from strop.trainer.loop import train
 from strop.trainer.restarts.limits import has_stalled, ranks_of
 from strop.trainer.restarts.machine import MACHINE_ENDS, MachineEnd
-from strop.trainer.restarts.settings import RestartSettings
 from strop.trainer.restarts.signals import Terminated
 from strop.trainer.sections import TrainerConfig
 from strop.trainer.validation import Validation, summarize_validation
@@ -317,7 +317,7 @@ def test_a_run_whose_last_step_is_done_is_finished_whatever_the_machine_does(
 
 def test_a_step_must_fit_before_the_machine_ends() -> None:
     at = {"STROP_MACHINE_ENDS_AT": str(time.time() + 100)}
-    machine = MachineEnd(RestartSettings(save_before=30), at)
+    machine = MachineEnd(RunConfig(save_before=30), at)
     assert machine.passed(60) == ""  # 100 s are left, and 90 are needed
     assert "another step may take 80 s" in machine.passed(80)
     assert "another step may take 80 s" in machine.passed(1), "the longest one counts"
@@ -325,7 +325,7 @@ def test_a_step_must_fit_before_the_machine_ends() -> None:
 
 def test_what_a_variable_says_about_the_end_must_be_a_time() -> None:
     with pytest.raises(ValueError, match="SLURM_JOB_END_TIME is 'noon'"):
-        MachineEnd(RestartSettings(save_before=30), {"SLURM_JOB_END_TIME": "noon"})
+        MachineEnd(RunConfig(save_before=30), {"SLURM_JOB_END_TIME": "noon"})
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_where_nothing_says_when_the_machine_ends_a_run_says_so_once_and_trains(
 
 def test_every_variable_of_a_machines_end_is_read() -> None:
     for name in MACHINE_ENDS:
-        machine = MachineEnd(RestartSettings(save_before=30), {name: str(time.time() + 40)})
+        machine = MachineEnd(RunConfig(save_before=30), {name: str(time.time() + 40)})
         assert "another step may take 20 s" in machine.passed(20), name
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal
 
 from strop.algorithms.names import KlKind
-from strop.base.field_types import NonNegativeFloat, PositiveFloat, PositiveInt
-from strop.base.sections import section, section_on
+from strop.base.field_types import PositiveFloat, PositiveInt
+from strop.base.sections import section, where_on
 
 _OF_ONE_KIND = {"reverse_kl": ("kl_kind",), "forward_kl": ("top_k", "with_tail")}
 """Settings that one kind alone reads."""
@@ -64,28 +64,22 @@ class DistillationConfig:
         return ("teacher_log_prob",) if self.kind == "reverse_kl" else ("teacher_ids", "teacher_logprobs")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TeacherSettings:
-    """Settings of the section algorithm."""
-
-    policy_coef: NonNegativeFloat = 1.0
-    """Weight of the policy loss beside the distillation term; 0: the teacher alone teaches, whatever the rewards."""
-
-    def __post_init__(self: Any) -> None:
-        if self.policy_coef != 1.0 and section_on(self, "distillation") is None:
+def check_policy_coef(algorithm: Any) -> None:
+    """Refuse a weight of the policy loss without a teacher, and what it leaves without effect, as a ValueError."""
+    if algorithm.policy_coef != 1.0 and where_on(algorithm.distillation) is None:
+        raise ValueError(
+            f"algorithm.policy_coef is {algorithm.policy_coef}, but there is no teacher to weigh the policy loss "
+            f"against: set algorithm.distillation.kind, or remove it"
+        )
+    if algorithm.policy_coef != 0:
+        return
+    for key, is_set in (
+        ("use_kl_in_reward", algorithm.use_kl_in_reward),
+        ("correction.weights", getattr(where_on(algorithm.correction), "weights", "none") != "none"),
+        ("filter_groups.enable", algorithm.filter_groups.enable),
+    ):
+        if is_set:
             raise ValueError(
-                f"algorithm.policy_coef is {self.policy_coef}, but there is no teacher to weigh the policy loss "
-                f"against: set algorithm.distillation.kind, or remove it"
+                f"algorithm.{key} is set, but it changes what advantages teach, and with algorithm.policy_coef=0 "
+                f"they teach nothing: remove one of the two"
             )
-        if self.policy_coef != 0:
-            return
-        for key, is_set in (
-            ("use_kl_in_reward", self.use_kl_in_reward),
-            ("correction.weights", getattr(section_on(self, "correction"), "weights", "none") != "none"),
-            ("filter_groups.enable", self.filter_groups.enable),
-        ):
-            if is_set:
-                raise ValueError(
-                    f"algorithm.{key} is set, but it changes what advantages teach, and with algorithm.policy_coef=0 "
-                    f"they teach nothing: remove one of the two"
-                )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from strop.algorithms.aggregation import Aggregation
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import policy_loss_declaration
+from strop.algorithms.distillation.settings import DistillationConfig
 from strop.algorithms.registry import Declaration
-from strop.base.sections import section_on
+from strop.base.sections import where_on
 
 OPTIONAL_COLUMNS = ("advantages", "ref_log_prob", "rollout_log_probs", "rollout_is_weights")
 """Columns that a loss may take under their own names, where the batch has them."""
@@ -39,14 +39,14 @@ class LossSpec:
     """The coefficients; also what a loss in verl's convention reads as its config."""
 
     @property
-    def distillation(self) -> Any:
+    def distillation(self) -> DistillationConfig | None:
         """The section of the term d_t; None without one."""
-        return section_on(self.algorithm, "distillation")
+        return where_on(self.algorithm.distillation)
 
     @property
     def policy_coef(self) -> float:
         """Weight of the policy's own term beside it."""
-        return getattr(self.algorithm, "policy_coef", 1.0)
+        return self.algorithm.policy_coef
 
     @property
     def teacher_columns(self) -> tuple[str, ...]:

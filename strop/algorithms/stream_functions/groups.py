@@ -9,9 +9,7 @@ import torch
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.stream_functions import SampleGroup
 from strop.algorithms.stream_functions.calls import shaped_rewards
-from strop.algorithms.stream_functions.settings import OverlongSettings, ShapingSettings
 from strop.algorithms.stream_functions.shaping import overlong_penalty
-from strop.base.sections import section_of
 from strop.rewards.config import RewardConfig
 from strop.trainer.config import Config
 from strop.workers.reports import EpisodeReport
@@ -61,9 +59,9 @@ def shaped(
         max_response_tokens: limit of a response, which penalties on long ones refer to.
     """
     rewards = plain
-    if section_of(config.reward, OverlongSettings).overlong_buffer:
+    if config.reward.overlong_buffer:
         rewards = penalized(config.reward, reports, rewards, max_response_tokens)
-    if section_of(config.algorithm, ShapingSettings).reward_shaping:
+    if config.algorithm.reward_shaping:
         rewards = shaped_by_group(config.algorithm, reports, rewards, max_response_tokens)
     return rewards
 
@@ -75,7 +73,7 @@ def penalized(
     max_response_tokens: int,
 ) -> Mapping[str, float]:
     """The rewards, less what long responses lose by reward.overlong_buffer; arguments as of `shaped`."""
-    penalty = section_of(reward, OverlongSettings)
+    penalty = reward
     if not penalty.overlong_buffer:
         return plain
     trained = [report for report in reports if report.id in plain]
@@ -104,7 +102,7 @@ def shaped_by_group(
         plain: their `training_rewards`.
         max_response_tokens: limit of a response, which penalties on long ones refer to.
     """
-    settings, ids = section_of(algorithm, ShapingSettings), dict[str, list[str]]()
+    settings, ids = algorithm, dict[str, list[str]]()
     for report in reports:
         if report.id in plain:
             ids.setdefault(report.uid, []).append(report.id)

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from strop.agents.context import AgentContext
-from strop.base.sections import section_of
 from strop.compat.user_functions import VerlConfig
 from strop.tools.kit import tools_kwargs_of
-from strop.tools.settings import ToolSettings
 from strop.trajectory import Media, Prompt
 
 IMAGE_PLACEHOLDER = "<image>"
@@ -26,7 +24,7 @@ def refuse(**given: Any) -> None:
 
 def verl_config(context: AgentContext) -> VerlConfig:
     """The settings of a run that loops of verl read, under its names."""
-    config, tools = context.config, section_of(context.config, ToolSettings)
+    config, tools = context.config, context.config
     rollout = {
         "response_length": context.sampling.max_tokens,
         "prompt_length": context.max_prompt_tokens,

@@ -10,9 +10,7 @@ from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.kits import Kit
 from strop.agents.registry import BUILT_IN, agents
 from strop.agents.setup import AgentSetup
-from strop.base.sections import section_of
 from strop.compat.agent_loops.loops import loop_as_agent
-from strop.compat.agent_loops.settings import LoopSettings
 from strop.tools.named import load_class, read_yaml
 
 
@@ -34,7 +32,7 @@ class LoopKit(Kit):
         Raises:
             ValueError: the sentence names the entry of the list.
         """
-        path = section_of(config, LoopSettings).loops
+        path = config.loops
         for name, agent in (loops_from_yaml(path) if path else {}).items():
             if name in (SINGLE_TURN, *BUILT_IN):
                 raise ValueError(f"agent.loops names a loop {name!r}, which is built in; choose another name")

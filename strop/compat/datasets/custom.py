@@ -16,10 +16,8 @@ from typing import Any, overload
 
 import torch
 
-from strop.base.sections import section_of
 from strop.base.user_files import load_user_class
 from strop.border import encodable_value
-from strop.compat.datasets.settings import DatasetClassConfig
 from strop.compat.user_functions import VerlConfig
 from strop.data.config import DataConfig
 from strop.data.readers import without_filled_nulls
@@ -31,7 +29,7 @@ _BESIDE_EXTRA_INFO = ("index", "tools_kwargs", "interaction_kwargs")
 
 def dataset_settings(config: DataConfig, seed: int | None) -> VerlConfig:
     """The `config` of a dataset class: data.* under verl's names and under ours."""
-    own = section_of(config, DatasetClassConfig)
+    own = config.dataset_class
     ours = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return VerlConfig(
         {
@@ -156,7 +154,7 @@ def open_custom(
     Raises:
         ValueError: the file or class is missing, or making the object failed; the sentence names the class.
     """
-    wanted = section_of(config, DatasetClassConfig)
+    wanted = config.dataset_class
     label = f"data.dataset_class {wanted.name} of {wanted.path}"
     make = load_user_class(wanted.path, wanted.name, setting="data.dataset_class")
     try:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from strop.base.durable import append_line, replace_text, whole_lines
 from strop.base.metrics import Metric
-from strop.base.sections import section_on
+from strop.base.sections import where_on
 from strop.compat.datasets.generator import GeneratedRows
 from strop.data.config import DataConfig
 from strop.data.growing.prompts import GrowingPrompts
@@ -62,7 +62,7 @@ class Growth:
             ValueError: the class of data.datagen cannot be used, rows come from two sources, or nobody knows how many
                 steps they make.
         """
-        maker, of_class = section_on(data, "datagen"), section_on(data, "dataset_class")
+        maker, of_class = where_on(data.datagen), where_on(data.dataset_class)
         if maker is not None and getattr(rows, "hears_of_batches", False):
             raise ValueError(
                 "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from strop.base.sections import section_of, section_on
+from strop.base.sections import where_on
 from strop.data.config import DataConfig
 from strop.data.mixing import by_entry, weighted_epochs, weights_of_sources
-from strop.data.mixing.settings import MixtureSettings
 from strop.data.prompts import PromptDataset
 from strop.data.readers import read_rows
 
@@ -27,12 +26,12 @@ def rows_of_epochs(
     Raises:
         ValueError: a name is no source, a source has no share, or no row would ever be visited.
     """
-    settings = section_of(data, MixtureSettings)
+    settings = data
     names = {**settings.source_weights, **settings.source_shares}
     if not names:
         return None, num_epochs
     data_sources: Mapping[int, str] = prompts.data_sources
-    if section_on(data, "dataset_class") is None:
+    if where_on(data.dataset_class) is None:
         data_sources = by_entry(
             data_sources, names, data.train_files, lambda entry: len(read_rows([entry], data.cache_dir))
         )

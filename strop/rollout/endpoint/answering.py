@@ -12,11 +12,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 from strop.agents.setup import AgentSetup
-from strop.base.sections import section_of
 from strop.data.config import DataConfig
 from strop.rewards import RewardPool
 from strop.rollout.endpoint.client import Endpoint
-from strop.rollout.endpoint.config import OpenAIConfig
 from strop.rollout.endpoint.speech import BYTES_PER_TOKEN, write_speech_folder
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
@@ -29,7 +27,7 @@ MAX_PROMPT_BYTES = 1 << 24
 
 
 def _is_bytes(config: Config) -> bool:
-    return not section_of(config.rollout, OpenAIConfig).takes_token_ids
+    return not config.rollout.openai.takes_token_ids
 
 
 @contextlib.contextmanager
@@ -83,7 +81,7 @@ async def player(
         ValueError: there is no key for it.
     """
     endpoint = Endpoint(
-        section_of(config.rollout, OpenAIConfig),
+        config.rollout.openai,
         setup.tokenizer,
         timeout_s=config.rollout.timeout_s,
         max_tokens=max_tokens,

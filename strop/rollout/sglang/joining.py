@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strop.base.sections import section_of
 from strop.engines.model import read_shape, unused_tokens
 from strop.rollout.processes.own_process import own_process
-from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.sglang.engine import SglangSettings, start_sglang
 from strop.workers.generation import Generation, Place
 
@@ -27,7 +25,7 @@ async def make_sglang(place: Place) -> Generation:
         log=own.log,
     )
     engine = await start_sglang(
-        section_of(place.rollout, SglangConfig), settings, own.held, version=place.version
+        place.rollout.sglang, settings, own.held, version=place.version
     )
     return Generation(
         engine=engine, policy=None, target=engine.target, scores=engine.log_probs, dtype=own.dtype

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import torch
 
-from strop.base.sections import section_of
 from strop.engines.media import media_reader
 from strop.engines.model import read_shape, unused_tokens
 from strop.rollout.processes.own_process import own_process
-from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings, start_vllm
 from strop.workers.generation import Generation, Place
 
@@ -35,7 +33,7 @@ async def make_vllm(place: Place) -> Generation:
         unused_tokens=unused_tokens(place.model, int(shape.get_text_config().vocab_size)),
     )
     engine = await start_vllm(
-        section_of(place.rollout, VllmConfig), settings, own.held, version=place.version
+        place.rollout.vllm, settings, own.held, version=place.version
     )
     return Generation(
         engine=engine,

@@ -7,13 +7,11 @@ checkpoint (`in_play.jsonl`) and is gone on with.
 
 from __future__ import annotations
 
-from strop.base.sections import section_of
 from strop.controller import CallTimeout, WorkerFailed
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.continuing import Continuation, roll_back
 from strop.trainer.launch import Say
-from strop.trainer.restarts.settings import RestartSettings
 
 
 class Healing:
@@ -26,7 +24,7 @@ class Healing:
         say: takes lines for the person who watches.
         """
         self._config, self._run, self._say = config, run, say
-        self._most = section_of(config.run, RestartSettings).max_restarts
+        self._most = config.run.max_restarts
         self._step = step
         self._num_in_a_row = 0
 

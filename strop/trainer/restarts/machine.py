@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from strop.run import RunFolder
-from strop.trainer.restarts.settings import RestartSettings
+from strop.run.config import RunConfig
 
 MACHINE_ENDS = (
     "SLURM_JOB_END_TIME", "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
@@ -19,7 +19,7 @@ MACHINE_ENDS = (
 class MachineEnd:
     """When the machine is taken away, and whether another step fits before."""
 
-    def __init__(self, settings: RestartSettings, environment: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, settings: RunConfig, environment: Mapping[str, str] = os.environ) -> None:
         """Read when that is.
 
         Raises:

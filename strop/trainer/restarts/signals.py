@@ -20,11 +20,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from strop.base.sections import section_of
 from strop.run import RunConfig, RunFolder
 from strop.trainer.outside import StopRequest
 from strop.trainer.restarts.machine import MachineEnd
-from strop.trainer.restarts.settings import RestartSettings
 
 WARNING = signal.SIGUSR1
 """Of a scheduler that will end the job, and wants to start it again."""
@@ -45,7 +43,7 @@ class SignalRequest(StopRequest):
     signal can."""
 
     def __init__(self) -> None:
-        self._grace_s = RestartSettings.grace_s
+        self._grace_s = RunConfig.grace_s
         self._machine: MachineEnd | None = None
         self._why = ""
         self._started = 0.0
@@ -110,7 +108,7 @@ class SignalRequest(StopRequest):
         Raises:
             ValueError: as `MachineEnd`.
         """
-        own = section_of(settings, RestartSettings)
+        own = settings
         self._grace_s = own.grace_s
         self._machine = MachineEnd(own) if own.save_before else None
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.algorithms.registry import FILTERS
-from strop.base.sections import section_of
-from strop.trainer.rounds.settings import FilterGroupsConfig
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -18,7 +16,7 @@ def check(config: Config) -> None:
     Raises:
         ValueError: the sentence says which setting, and what to do.
     """
-    settings = section_of(config.algorithm, FilterGroupsConfig)
+    settings = config.algorithm.filter_groups
     if settings.filter:
         FILTERS[settings.filter]  # an unknown name fails here, with the known ones
     if settings.enable and config.rollout.samples_per_prompt < 2:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from strop.algorithms.stream_functions.groups import sample_groups
 from strop.base.metrics import Metric
-from strop.base.sections import section_of
 from strop.data.sampler import parse_visit_uid
 from strop.rollout.types import Sampling
 from strop.run import RunFolder
@@ -27,7 +26,6 @@ from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles
 from strop.trainer.rounds.causes import CAUSES, FAILED, SOLVED, left_out_for
 from strop.trainer.rounds.lengths import Lengths
-from strop.trainer.rounds.settings import FilterGroupsConfig
 from strop.trainer.setup import TrainingData
 from strop.trainer.stages import Stages
 from strop.workers.reports import EpisodeReport
@@ -53,7 +51,7 @@ class RoundsCollector(RolloutCollector):
     ) -> None:
         """As RolloutCollector."""
         super().__init__(config, run, data, roles, sampling)
-        self._filtering = section_of(config.algorithm, FilterGroupsConfig)
+        self._filtering = config.algorithm.filter_groups
         self._lengths = Lengths() if config.rollout.longest_first else None
         if self._lengths is not None:
             self._first = partial(self._lengths.longest_first, ranks=roles.rollout.world_size)
