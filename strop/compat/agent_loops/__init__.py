@@ -5,5 +5,5 @@ base.py      AgentLoopBase
 server.py    what loops generate with, and the record of it
 inputs.py    what loops are given: settings of the run, and the row
 output.py    what they return, and the training sequence that it is
-kit.py       the loops of a YAML list, agent.loops (settings.py)
+kit.py       the loops of a YAML list, agent.loops
 """
