@@ -163,3 +163,21 @@ def test_what_an_import_loads_is_seen() -> None:
 )
 def test_what_small_processes_import_is_free_of_torch(module: str) -> None:
     assert import_facts(module)[1] & (HEAVY - {"datasets", "matplotlib"}) == set()
+
+
+@pytest.mark.parametrize("source", ["def f(solution_str): return 1.0", "def f(completions): return [1.0]", ""])
+def test_a_process_that_scores_loads_no_torch(tmp_path: Path, source: str) -> None:
+    """Functions of both kinds, and the built-in scorers; processes are started by the hundred."""
+    path = tmp_path / "mine.py"
+    path.write_text(source)
+    name = "f" if source else "compute_score"
+    setup = {
+        "path": str(path) if source else "", "source": source, "name": name, "kwargs": {}, "key": "", "weight": 1.0,
+        "manager": "", "tokenizer": "", "is_left_out": False,
+    }  # fmt: skip
+    code = (
+        "import sys\nimport strop.rewards.child\nfrom strop.rewards.functions import load_functions\n"
+        f"load_functions([{setup!r}])\nprint(sorted(set({sorted(HEAVY)}) & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == "[]"

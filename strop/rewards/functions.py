@@ -176,16 +176,15 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
     Raises:
         LoadError: the file cannot be imported, has no such function, or the function cannot be called.
     """
-    from strop.compat.listed_rewards import of_batches, of_trl  # they import this module
-    from strop.compat.query_rewards import of_queries
-    from strop.compat.reward_managers import load_manager
-    from strop.scorers.loading import load_built_in
-
-    forms = {"completions": of_trl, "solution_strs": of_batches, "queries": of_queries}
     path, name, kwargs = setup["path"], setup["name"], setup["kwargs"]
-    kind = "manager" if setup["manager"] else "" if path else "built-in scorer"
-    if kind:
-        return load_manager(setup) if kind == "manager" else load_built_in(setup)
+    if setup["manager"]:
+        from strop.compat.reward_managers import load_manager  # torch: seconds
+
+        return load_manager(setup)
+    if not path:
+        from strop.scorers.loading import load_built_in  # imports this module
+
+        return load_built_in(setup)
     if path not in modules:
         modules[path] = load_module(path, setup["source"], len(modules))
     module = modules[path]
@@ -200,6 +199,10 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
         raise LoadError(
             f"{name!r} in reward file {path} is {shown(function)}, not a function; set reward.name"
         )
+    from strop.compat.listed_rewards import of_batches, of_trl  # they import this module
+    from strop.compat.query_rewards import of_queries
+
+    forms = {"completions": of_trl, "solution_strs": of_batches, "queries": of_queries}
     form = next((form for form in forms if form in inspect.signature(function).parameters), "")
     label = f"{name} in {Path(path).name}"
     made = replace(
