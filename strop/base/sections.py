@@ -34,7 +34,7 @@ def section(key: str) -> Callable[[C], C]:
     """
 
     def make(cls: C) -> C:
-        rules = vars(cls).get("__post_init__")
+        rules = getattr(cls, "__post_init__", None)
 
         def check(self: Any) -> None:
             check_fields(self, key)
