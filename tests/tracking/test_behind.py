@@ -148,7 +148,7 @@ def test_a_missing_package_is_said_before_anything_begins(monkeypatch: pytest.Mo
 def test_a_recorded_run_is_told_from_its_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from strop.tracking import command
 
-    monkeypatch.setattr(command, "joined", lambda place, name: type("Made", (Behind,), {"remote": Told}))
+    monkeypatch.setattr(command, "built_in", lambda name: type("Made", (Behind,), {"remote": Told}))
     result = cli("track", run, "--to", "mlflow", "--project", "p", "--name", "n", "--json")
     assert result.code == 0, result.err
     assert (result.record["steps"], result.record["to"]) == (5, "mlflow")

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from strop.run import CheckpointError, RunConfig, RunFolder
-from strop.trainer.checkpointing import checkpointer
-from strop.trainer.restarts.background import BackgroundCheckpointer
+from strop.trainer.restarts.background import BackgroundCheckpointer, checkpointer
 
 
 class Role:

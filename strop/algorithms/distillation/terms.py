@@ -27,7 +27,7 @@ def distance(
     is_likely: Tensor | None,
 ) -> PolicyLossTerms:
     """How far the policy is from the teacher at each of these tokens; arguments as of `policy_loss`."""
-    distillation = spec.distillation
+    distillation = spec.algorithm.distillation
     if distillation.kind == "reverse_kl":
         return reverse_kl_terms(log_probs, here["teacher_log_prob"], kind=distillation.kl_kind)
     assert chosen_log_probs is not None, "asked for where spec.takes_chosen_tokens"

@@ -129,11 +129,9 @@ def policy_loss(
     means = {STATISTIC.of(name): values.detach() for name, values in seen.items()}
     distances: Tensor | None = None
     if spec.distillation is not None:
-        from strop.algorithms.distillation.terms import (
-            distance as distance_to_teacher,  # imports this package
-        )
+        from strop.algorithms.distillation import terms  # imports this package
 
-        taught = distance_to_teacher(spec, log_probs, here, chosen_log_probs, is_likely)
+        taught = terms.distance(spec, log_probs, here, chosen_log_probs, is_likely)
         distance = weighted_sum(taught.terms, weights)
         loss = loss + spec.distillation.coef * distance
         shares[DISTILLATION_LOSS], distances = distance.detach(), taught.terms.detach()

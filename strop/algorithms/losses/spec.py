@@ -74,11 +74,12 @@ class LossSpec:
         Raises:
             ValueError: one that it cannot do without is missing.
         """
+        kind = self.algorithm.distillation.kind
         for name in self.teacher_columns:
             if name not in names:
                 raise ValueError(
-                    f"algorithm.distillation.kind={self.distillation.kind} needs the column {name}, but the batch has "
-                    f"{', '.join(sorted(names))}"
+                    f"algorithm.distillation.kind={kind} needs the column {name}, but the batch "
+                    f"has {', '.join(sorted(names))}"
                 )
         if self.old_log_probs == "rollout_log_probs" and self.old_log_probs not in names:
             raise ValueError(
