@@ -43,8 +43,8 @@ With a run folder it reads the metrics of that run and says what the health rule
 each one spoke first (docs/preflight.md lists the rules). The run may be finished, interrupted or still going on.
 With --sockets it lists what the processes of a run that goes on listen on, and who can speak there (docs/cluster.md).
 
-With --engines it makes a small model and tries on it, against plain transformers, all that a rollout engine must be
-able to do: `ok`, `-` (not able to, and need not be) or `FAIL`, in a minute or less for the in-process engine.
+With --engines it makes a small model and tries the installed rollout engines on it: start, greedy decoding, log-probs
+against the trainer's model, new weights, sleep, abort. Each is `ok` or `FAIL`, with what to do.
 
 Without one it looks at the machines of a cluster, or, without resources.address, at this machine alone with a private
 Ray cluster. Exit code 0: nothing is wrong; 1: something is, and each line says what to do.
@@ -113,9 +113,7 @@ def run(args: argparse.Namespace) -> int:
             "--sockets lists those of a run that goes on; name its folder: strop doctor RUN --sockets"
         )
     args.trust_code = False
-    config = load_settings(
-        args, needs=("resources", *(f"rollout.{name}" for name in OWN_PROCESSES))
-    )
+    config = load_settings(args, needs=("resources", *(f"rollout.{name}" for name in OWN_PROCESSES)))
     refuse_unread(args, "doctor", READS)
     findings = [_rollout(config), *examine(config.resources, path=args.path or Path.cwd())]
     if args.json:
@@ -133,7 +131,7 @@ def _try_engines(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--engines tries all that are installed, so {' '.join(given)} has no place beside it"
         )
-    from strop.rollout.conformance.command import check_engines  # torch: seconds
+    from strop.doctor.engines import check_engines  # torch: seconds
 
     return check_engines(wants_json=args.json)
 

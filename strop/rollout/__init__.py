@@ -9,5 +9,5 @@ sync/         how an engine with weights of its own holds those of the policy
 
 Below it: vllm/ and sglang/ (engines in environments of their own), processes/ (what such engines share, and what asks
 them), transfer/ (weights to rollout workers in other processes), captured/ and kept/ (what makes the native engine
-faster), endpoint/ (a server with OpenAI's API), conformance/ (the checks that every engine must pass).
+faster), endpoint/ (a server with OpenAI's API).
 """

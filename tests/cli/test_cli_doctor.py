@@ -6,9 +6,11 @@ import dataclasses
 import json
 import sys
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,9 +18,11 @@ from cli_calls import cli
 
 from strop.config import load_config
 from strop.doctor import command as doctor
+from strop.doctor import engines
 from strop.doctor.command import Finding
 from strop.doctor.survey import MachineFacts, OpenPort
-from strop.rollout.conformance import suite, trial
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.types import TokenOutput
 from strop.shell.versions import versions_in
 from strop.trainer.config import Config
 from strop.trainer.sections import ResourcesConfig
@@ -120,27 +124,74 @@ def test_this_machine_is_looked_at_for_real(tmp_path: Path) -> None:
 
 
 def test_engines_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("token ids in, token ids out", "versions only grow", "close ends everything")
-    few = tuple(one for one in suite.CHECKS if one.name in names)
-    monkeypatch.setattr(suite, "CHECKS", few)  # all of them: tests/rollout/test_conformance.py
     monkeypatch.setenv("STROP_VLLM", "/nowhere")
     monkeypatch.delenv("STROP_SGLANG", raising=False)
     tried = cli("doctor", "--engines")
     lines = tried.out.splitlines()
-    assert (tried.code, [line[2:6] for line in lines[1:4]]) == (0, ["ok  "] * 3)
-    assert lines[4].startswith("sglang: not tried: rollout.engine=sglang needs SGLang")
-    assert lines[5].startswith("vllm: not tried: the variable STROP_VLLM names '/nowhere'")
+    assert (tried.code, [line[2:6] for line in lines[1:7]]) == (0, ["ok  "] * 6)
+    assert lines[7].startswith("sglang: not tried: rollout.engine=sglang needs SGLang")
+    assert lines[8].startswith("vllm: not tried: the variable STROP_VLLM names '/nowhere'")
 
-    async def backwards(_: object) -> None:
-        raise trial.Breach("it went backwards")
 
-    monkeypatch.setattr(suite, "CHECKS", (few[0], dataclasses.replace(few[1], run=backwards)))
+class OtherLogProbs(NativeEngine):
+    async def generate(self, *arguments: Any, **options: Any) -> TokenOutput:
+        output = await super().generate(*arguments, **options)
+        return dataclasses.replace(output, log_probs=tuple(p - 0.1 for p in output.log_probs))
+
+
+class ForgetsVersions(NativeEngine):
+    async def generate(self, *arguments: Any, **options: Any) -> TokenOutput:
+        output = await super().generate(*arguments, **options)
+        return dataclasses.replace(output, versions=(0,) * len(output.token_ids))
+
+
+class IgnoresAbort(NativeEngine):
+    async def abort(self, request_ids: object = None) -> None: ...
+
+
+class DoesNotStart(NativeEngine):
+    async def health(self) -> Mapping[str, float]:
+        raise RuntimeError("no kernel for this device")
+
+
+class NeverWakes(NativeEngine):
+    async def wake_up(self) -> None:
+        raise RuntimeError("the memory is gone")
+
+
+class NeverRepeats(NativeEngine):
+    async def generate(self, request_id: str, prompt_ids: Any, sampling: Any, **options: Any) -> TokenOutput:
+        self.asked = getattr(self, "asked", 0) + 1
+        prompt = [self.asked, *prompt_ids]
+        return await super().generate(request_id, prompt, sampling, **options)
+
+
+@pytest.mark.parametrize(
+    ("engine", "check", "text"),
+    [
+        (DoesNotStart, "starts and generates a token", "RuntimeError: no kernel for this device. Install"),
+        (NeverRepeats, "greedy decoding repeats itself", "the same prompt gave ("),
+        (OtherLogProbs, "log-probs are those of the trainer's model", "log-probs differ by 0.1 on average"),
+        (ForgetsVersions, "new weights are used", "version 1 was set; tokens carry [0]"),
+        (
+            NeverWakes,
+            "sleeps and wakes up",
+            "RuntimeError: the memory is gone. Install the versions of torch",
+        ),
+        (IgnoresAbort, "an aborted request returns what it has", "ends by 'length' with 2048"),
+    ],
+)
+def test_what_an_engine_cannot_do_is_said(
+    monkeypatch: pytest.MonkeyPatch, engine: type[NativeEngine], check: str, text: str
+) -> None:
+    monkeypatch.setattr(engines, "NativeEngine", engine)
+    monkeypatch.setattr(engines, "OWN_PROCESSES", ())
     tried = cli("doctor", "--engines", "--json")
     record = json.loads(tried.out)
     assert record["versions"]["native"].startswith(f"torch {torch.__version__}, transformers ")
-    found = record["engines"]["native"]
-    assert (tried.code, [one["outcome"] for one in found]) == (1, ["ok", "failed"])
-    assert found[1]["text"] == "it went backwards"
+    failed = {one["check"]: one["text"] for one in record["engines"]["native"] if one["outcome"] == "failed"}
+    assert tried.code == 1
+    assert text in failed[check]
 
 
 def test_versions_of_another_environment_are_read_without_importing_them(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from rollout.engine_contract.case import EngineCase, Rule, StartedEngine
+from rollout.engine_contract.native import native
+from rollout.engine_contract.rules import RULES
 from rollout.engine_process.engine import RemoteEngine
 from rollout.engine_process.server import EngineServer
-from rollout.native_subject import native
 from rollout_cases import run, tokens, turns
 
 from strop.engines.causal_lm import CausalLM
-from strop.rollout.conformance.suite import CHECKS
-from strop.rollout.conformance.trial import Check, Conformance, Subject
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.sync.types import UnverifiedWeights
 from strop.rollout.transfer.engine import VerifiedEngine
@@ -39,30 +39,27 @@ class Served(RemoteEngine):
         await self.stack.aclose()
 
 
-async def served(folder: Path) -> Subject:
+async def served(folder: Path) -> StartedEngine:
     """Starts a native engine behind a connection."""
-    subject = await native()(folder)
+    started = await native()(folder)
     stack = AsyncExitStack()
-    server = await stack.enter_async_context(EngineServer(subject.engine))
+    server = await stack.enter_async_context(EngineServer(started.engine))
     engine = await Served.connect(server.address)
     assert isinstance(engine, Served)
     engine.stack = stack
-    return dataclasses.replace(subject, engine=engine)
+    return dataclasses.replace(started, engine=engine)
 
 
 @pytest.fixture(scope="module")
-def conformance(tiny_folder: Callable[[str], Path]) -> Iterator[Conformance]:
-    with Conformance(served, tiny_folder("qwen3")) as one:
-        yield one
+def case(tiny_folder: Callable[[str], Path]) -> Iterator[EngineCase]:
+    with EngineCase(served, tiny_folder("qwen3")) as case:
+        yield case
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-def test_remote_engine(conformance: Conformance, check: Check) -> None:
-    finding = conformance.run(check)
-    assert finding.outcome != "failed", finding.text
-    if finding.outcome == "absent":
-        pytest.skip(finding.text)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_remote_engine(case: EngineCase, rule: Rule) -> None:
+    case.check(rule)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
-"""The native engine keeps the contract, on several families of models; and the checks see who does not."""
+"""The native engine keeps the contract, on several families of models; and the rules fail for engines that do not."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from rollout.native_subject import native
+from rollout.engine_contract.case import EngineCase, Rule
+from rollout.engine_contract.generation import (
+    distribution,
+    greedy_decoding,
+    length_limit,
+    log_probs,
+    ragged_batch,
+    stop_tokens,
+    token_ids,
+)
+from rollout.engine_contract.native import native
+from rollout.engine_contract.requests import abort, damage, liveness, pause
+from rollout.engine_contract.rules import RULES
+from rollout.engine_contract.weights import sleep, update
 
-from strop.rollout.conformance.suite import CHECKS
-from strop.rollout.conformance.trial import Check, Conformance
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 
@@ -27,17 +39,14 @@ with each family is in tests/engines/test_families.py too."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
-def conformance(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Iterator[Conformance]:
-    with Conformance(native(), tiny_folder(request.param)) as one:
-        yield one
+def case(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> Iterator[EngineCase]:
+    with EngineCase(native(), tiny_folder(request.param)) as case:
+        yield case
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-def test_native_engine(conformance: Conformance, check: Check) -> None:
-    finding = conformance.run(check)
-    assert finding.outcome != "failed", finding.text
-    if finding.outcome == "absent":
-        pytest.skip(finding.text)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_native_engine(case: EngineCase, rule: Rule) -> None:
+    case.check(rule)
 
 
 class Altered(NativeEngine):
@@ -119,33 +128,43 @@ class IsAlwaysWell(NativeEngine):
 
 
 @pytest.mark.parametrize(
-    ("engine", "check", "sentence"),
+    ("engine", "rule", "sentence"),
     [
-        (EchoesThePrompt, "token ids in, token ids out", "12 tokens were asked for without a stop token, 13 came"),
-        (EchoesThePrompt, "max_tokens is exact", "max_tokens=1: 2 tokens"),
-        (DropsTheFirstToken, "greedy decoding equals generate of transformers", "less likely than"),
-        (DropsTheFirstToken, "prompts and responses of very different lengths side by side", "log-probs are up to"),
-        (RoundsLogProbs, "log-probs equal a full forward pass", "float32 allows 0.0001"),
-        (ForgetsTheTemperature, "samples follow the distribution", "chi-square"),
-        (ForgetsTopK, "samples follow the distribution", "which are cut off"),
-        (KeepsTheStopToken, "stop tokens end a response and belong to it", "the response has"),
-        (StartsAgain, "an aborted request returns what it has and can be continued", "are not those of an undisturbed"),
-        (LosesTheAborted, "an aborted request returns what it has and can be continued", "it returns 0"),
-        (SaysOneVersion, "new weights are really used, and their version stands on every token", "tokens carry [0]"),
-        (IgnoresPause, "pause holds requests and resume lets them go on", "during the pause"),
-        (NeverSleeps, "sleep gives the cache's memory back", "sleep while a request runs is not refused"),
-        (IsAlwaysWell, "health generates a token", "tokens were sampled"),
-        (IsAlwaysWell, "an engine that cannot work says so", "health of a damaged engine succeeds"),
+        (EchoesThePrompt, token_ids, "12 tokens were asked for without a stop token, 13 came"),
+        (EchoesThePrompt, length_limit, "max_tokens=1: 2 tokens"),
+        (DropsTheFirstToken, greedy_decoding, "less likely than"),
+        (DropsTheFirstToken, ragged_batch, "log-probs are up to"),
+        (RoundsLogProbs, log_probs, "float32 allows 0.0001"),
+        (ForgetsTheTemperature, distribution, "chi-square"),
+        (ForgetsTopK, distribution, "which are cut off"),
+        (KeepsTheStopToken, stop_tokens, "the response has"),
+        (StartsAgain, abort, "are not those of an undisturbed"),
+        (LosesTheAborted, abort, "it returns 0"),
+        (SaysOneVersion, update, "tokens carry [0]"),
+        (IgnoresPause, pause, "during the pause"),
+        (NeverSleeps, sleep, "sleep while a request runs is not refused"),
+        (IsAlwaysWell, liveness, "tokens were sampled"),
+        (IsAlwaysWell, damage, "health of a damaged engine succeeds"),
     ],
 )  # fmt: skip
 def test_a_breach_is_seen(
-    tiny_folder: Callable[[str], Path], engine: type[NativeEngine], check: str, sentence: str
+    tiny_folder: Callable[[str], Path], engine: type[NativeEngine], rule: Rule, sentence: str
 ) -> None:
-    (one,) = [one for one in CHECKS if one.name == check]
-    with Conformance(native(engine=engine), tiny_folder("qwen3")) as conformance:
-        finding = conformance.run(one)
-    assert finding.outcome == "failed"
-    assert sentence in finding.text
+    with (
+        EngineCase(native(engine=engine), tiny_folder("qwen3")) as case,
+        pytest.raises(AssertionError) as breach,
+    ):
+        case.check(rule)
+    assert sentence in str(breach.value)
+
+
+def test_a_rule_that_hangs_is_ended(tiny_folder: Callable[[str], Path]) -> None:
+    async def hangs(case: EngineCase) -> None:
+        await asyncio.Event().wait()
+
+    case = EngineCase(native(), tiny_folder("qwen3"))
+    with case, pytest.raises(AssertionError, match="did not end within 0.05 s"):
+        case.check(hangs, limit_s=0.05)
 
 
 def test_a_head_that_is_not_updated_is_seen(
@@ -155,16 +174,13 @@ def test_a_head_that_is_not_updated_is_seen(
     start = native()
 
     async def untied(folder: Path) -> Any:
-        subject = await start(folder)
-        held = subject.target.weights_metadata()
-        own = [dataclasses.replace(one, aliases=()) for one in held]
-        head = subject.target._module.lm_head
+        started = await start(folder)
+        metadata = [dataclasses.replace(weight, aliases=()) for weight in started.target.weights_metadata()]
+        head = started.target._module.lm_head
         head.weight = torch.nn.Parameter(head.weight.detach().clone())
-        monkeypatch.setattr(subject.target, "weights_metadata", lambda: own)
-        return subject
+        monkeypatch.setattr(started.target, "weights_metadata", lambda: metadata)
+        return started
 
-    (check,) = [one for one in CHECKS if one.name.startswith("new weights")]
-    with Conformance(untied, tiny_folder("qwen3")) as conformance:
-        finding = conformance.run(check)
-    assert finding.outcome == "failed"
-    assert "log-probs are up to" in finding.text
+    case = EngineCase(untied, tiny_folder("qwen3"))
+    with case, pytest.raises(AssertionError, match="log-probs are up to"):
+        case.check(update)

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rollout.engine_contract.case import EngineCase, Rule
+from rollout.engine_contract.rules import RULES
+from rollout.engine_contract.server import start_server
 
 from strop.data.tiny import make_tiny_model
-from strop.rollout.conformance.command import start_server
-from strop.rollout.conformance.suite import CHECKS
-from strop.rollout.conformance.trial import Check, Conformance
 
 HERE = Path(__file__).parent
 
@@ -33,13 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vllm(folder: Path) -> Iterator[Conformance]:
-    with Conformance(start_server("vllm"), folder) as one:
-        yield one
+def vllm(folder: Path) -> Iterator[EngineCase]:
+    with EngineCase(start_server("vllm"), folder) as case:
+        yield case
 
 
 @pytest.fixture(scope="module")
-def sglang(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conformance]:
+def sglang(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCase]:
     """The adapter over the server that speaks SGLang's protocol; the real engine has no build for a CPU."""
     path = tmp_path_factory.mktemp("sglang") / "python"
     root = f"{HERE / 'sglang_server'}:{HERE.parents[1]}"
@@ -48,8 +48,8 @@ def sglang(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     before = os.environ.get("STROP_SGLANG")
     os.environ["STROP_SGLANG"] = str(path)
     try:
-        with Conformance(start_server("sglang"), folder) as one:
-            yield one
+        with EngineCase(start_server("sglang"), folder) as case:
+            yield case
     finally:
         del os.environ["STROP_SGLANG"]
         if before is not None:
@@ -58,19 +58,12 @@ def sglang(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 @pytest.mark.vllm
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-def test_vllm(vllm: Conformance, check: Check) -> None:
-    keeps(vllm, check)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_vllm(vllm: EngineCase, rule: Rule) -> None:
+    vllm.check(rule)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-def test_sglang(sglang: Conformance, check: Check) -> None:
-    keeps(sglang, check)
-
-
-def keeps(conformance: Conformance, check: Check) -> None:
-    finding = conformance.run(check)
-    assert finding.outcome != "failed", finding.text
-    if finding.outcome == "absent":
-        pytest.skip(finding.text)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_sglang(sglang: EngineCase, rule: Rule) -> None:
+    sglang.check(rule)

@@ -17,7 +17,7 @@ _CHANGE = 0.3
 _ADAPTER_RANK = 2
 
 
-class Judge:
+class ReferenceModel:
     """A model folder as transformers runs it, and the same model with other weights."""
 
     def __init__(self, folder: Path, *, dtype: torch.dtype) -> None:

@@ -1,14 +1,14 @@
-"""The native engine as a subject of the conformance suite."""
+"""Starts the in-process engine for the contract tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
+from rollout.engine_contract.case import Start, StartedEngine
 
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
-from strop.rollout.conformance.trial import Start, Subject
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.transfer.target import ModuleTarget
 
@@ -16,7 +16,7 @@ from strop.rollout.transfer.target import ModuleTarget
 def native(dtype: str = "float32", engine: type[NativeEngine] = NativeEngine) -> Start:
     """Starts the native engine, or one that does something wrong."""
 
-    async def start(folder: Path) -> Subject:
+    async def start(folder: Path) -> StartedEngine:
         model = load_model(ModelConfig(path=str(folder), dtype=dtype), device="cpu")
 
         def damage() -> None:
@@ -25,7 +25,7 @@ def native(dtype: str = "float32", engine: type[NativeEngine] = NativeEngine) ->
 
             model.hidden = broken  # type: ignore[method-assign]
 
-        return Subject(
+        return StartedEngine(
             engine=engine(model, max_running=64),
             target=ModuleTarget(model.module),
             dtype=model.compute_dtype,
