@@ -3,5 +3,4 @@
 command.py   the command, and what is looked at on the machines of a cluster
 engines.py   a live check of the installed rollout engines
 survey.py    what the machines of a cluster are like
-sockets.py   what the processes of a run listen on, and who can speak there
 """

@@ -1,5 +1,5 @@
-"""`strop doctor`: whether the machines that a run would use fit together; of a run, what its numbers say, and what it
-listens on; of the rollout engines, what they can do.
+"""`strop doctor`: whether the machines that a run would use fit together; of a run, what its numbers say;
+of the rollout engines, whether they work.
 
 Exit codes: 0 nothing is wrong; 1 something is, each thing told in a sentence.
 """
@@ -18,7 +18,6 @@ from uuid import uuid4
 from strop.cli.output import UsageError, plain, print_json, print_plain
 from strop.cli.settings import is_setting, load_settings, user_path
 from strop.cli.unread import ENGINES, Reads, refuse_unread
-from strop.doctor.sockets import show, sockets_of
 from strop.rollout.registry import OWN_PROCESSES
 from strop.shell.versions import versions_in
 
@@ -36,12 +35,10 @@ examples:
   strop doctor resources.address=auto --path /shared/runs
   strop doctor --config run.yaml
   strop doctor runs/first
-  strop doctor runs/first --sockets
   strop doctor --engines
 
 With a run folder it reads the metrics of that run and says what the health rules find in them, with the step in which
 each one spoke first (docs/preflight.md lists the rules). The run may be finished, interrupted or still going on.
-With --sockets it lists what the processes of a run that goes on listen on, and who can speak there (docs/cluster.md).
 
 With --engines it makes a small model and tries the installed rollout engines on it: start, greedy decoding, log-probs
 against the trainer's model, new weights, sleep, abort. Each is `ok` or `FAIL`, with what to do.
@@ -90,9 +87,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a folder that every machine must see, such as that of the runs (default: the current one)",
     )
     parser.add_argument(
-        "--sockets", action="store_true", help="everything that the processes of a run that goes on listen on"
-    )
-    parser.add_argument(
         "--engines", action="store_true", help="try what the installed rollout engines can do"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -105,13 +99,7 @@ def run(args: argparse.Namespace) -> int:
         return _try_engines(args)
     if folders:
         _refuse_more(args, folders)
-        if args.sockets:
-            return _list_sockets(Path(folders[0]), wants_json=args.json)
         return _diagnose(Path(folders[0]), wants_json=args.json)
-    if args.sockets:
-        raise UsageError(
-            "--sockets lists those of a run that goes on; name its folder: strop doctor RUN --sockets"
-        )
     args.trust_code = False
     config = load_settings(args, needs=("resources", *(f"rollout.{name}" for name in OWN_PROCESSES)))
     refuse_unread(args, "doctor", READS)
@@ -125,8 +113,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _try_engines(args: argparse.Namespace) -> int:
-    """What the rollout engines can do."""
-    given = [*args.overrides, *(f"--{name}" for name in ("config", "path", "sockets") if getattr(args, name))]
+    """A live check of the rollout engines."""
+    given = [*args.overrides, *(f"--{name}" for name in ("config", "path") if getattr(args, name))]
     if given:
         raise UsageError(
             f"--engines tries all that are installed, so {' '.join(given)} has no place beside it"
@@ -143,21 +131,6 @@ def _refuse_more(args: argparse.Namespace, folders: list[str]) -> None:
         raise UsageError(
             f"`strop doctor {folders[0]}` looks at that run, so {' '.join(given)} has no place here"
         )
-
-
-def _list_sockets(folder: Path, *, wants_json: bool) -> int:
-    """What a run listens on."""
-    from strop.run import RunFolder
-
-    RunFolder.open(folder, read_only=True).close()
-    found = sockets_of(folder)
-    if wants_json:
-        sockets = [one.to_json() for one in found.sockets]
-        print_json({"run": str(folder), "sockets": sockets, "hidden": found.hidden})
-    else:
-        for line in show(folder, found):
-            print_plain(plain(line, is_one_line=True))
-    return 1 if any(one.is_open for one in found.sockets) else 0
 
 
 def _diagnose(folder: Path, *, wants_json: bool) -> int:

@@ -1,18 +1,15 @@
 """What speaks with other processes and with services, and what waits for them.
 
-Sockets that a run listens on: where they are bound, who may speak there, and how others can tell what they are for; and
-one way to ask a service over HTTP.
+Sockets that a run listens on: where they are bound, and who may speak there; and one way to ask a service over HTTP.
 
 gate             a listening socket that lets in only who proves to know the secret of the run
 messages         JSON objects over a connection
 rendezvous       where the processes of a torch.distributed group find each other, behind a gate
-notes            what each listening socket of a process is for, written down for `strop doctor RUN --sockets`
 heartbeat        what a process does, written down for `strop incident`
 interfaces       network interfaces by address, and the libraries that listen on one
 exchange         one POST with a deadline
 calls            requests to a service: its key, limits and repeats
 token_bucket     calls per second
-listing          all sockets of some processes that listen, from the system's own tables
 background_loop  event loops in threads of their own
 call_loop        the loop of a worker whose work outlives the call that began it
 """

@@ -28,7 +28,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from strop.border import remember_secret
-from strop.net import notes
 
 SECRET_BYTES = 32
 NONCE_BYTES = 32
@@ -81,7 +80,7 @@ class Gate:
         Args:
             host: an address of this machine.
             secret: what a client must know.
-            purpose: what the port is for, in a word or two; for messages and `strop doctor`, and part of the proof.
+            purpose: what the port is for, in a word or two; for messages, and part of the proof.
             welcome: takes each connection that has proved itself; it blocks, and belongs to the receiver from then on.
 
         Raises:
@@ -90,7 +89,6 @@ class Gate:
         family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
         self._listener = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         self._listener.setblocking(False)
-        notes.write(self._listener, purpose, is_authenticated=True)
         self.host = host
         self.port: int = self._listener.getsockname()[1]
         remember_secret(secret)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base.foreign_files import read_json
+from strop.base.foreign_files import open_regular, read_json
 from strop.cli.output import print_json, print_plain, shorten
 from strop.cli.settings import user_path
 from strop.net.heartbeat import SUFFIX
-from strop.net.notes import read_small
 from strop.run import RunFolder
 from strop.trainer.beginning.naming import run_in
 from strop.view.records import is_held
@@ -40,6 +40,7 @@ _MAX_EVENTS = 8
 _SILENT_S = 5.0
 """A process that wrote so much earlier than the last one had stopped before it."""
 _LOG_LINES = 25
+_TAIL_BYTES = 1 << 20
 _SHOWN_CHARS = 160
 
 
@@ -94,7 +95,14 @@ def look_into(folder: Path) -> Incident:
 
 
 def _tail(logs: Path, process: str) -> str:
-    return "\n".join(read_small(logs / f"{process}.log").splitlines()[-_LOG_LINES:])
+    """The last lines of a log; "" where there is none, or something else than a file."""
+    try:
+        with open_regular(logs / f"{process}.log") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            text = log.read(_TAIL_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-_LOG_LINES:])
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -460,7 +460,6 @@ def bad_prospects() -> Iterator[str]:
 
 def bad_processes(folder: Path) -> Iterator[str]:
     yield refused(folder, "--config", "config.yaml", "--out", "runs/bad", "resources.ranks=2")
-    yield refused(folder, "runs/try", "--sockets", name="doctor")
     yield from turned_away()
     yield from asked_to_end()
     with pytest.raises(ConnectionError) as nobody:

@@ -19,7 +19,7 @@ from strop.base.heartbeat import doing, item
 from strop.cli.main import main
 from strop.config import save_config
 from strop.net.heartbeat import SUFFIX, beating
-from strop.view.incident import read_beats
+from strop.view.incident import _tail, read_beats
 
 STUCK = """
 import os, time
@@ -134,3 +134,10 @@ def test_a_rank_that_does_not_answer_stands_first(
     first = text.partition("first the one that was silent first:\n")[2].splitlines()[0]
     assert f"pid {stopped.pid} " in first, text
     assert " s before the last one)" in first
+
+
+def test_the_last_lines_of_a_long_log_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "main-0.log").write_text("early\n" * 300_000 + "the last words\n")
+    assert _tail(tmp_path, "main-0").splitlines()[-1] == "the last words"
+    (tmp_path / "main-1.log").mkdir()
+    assert _tail(tmp_path, "main-1") == _tail(tmp_path, "main-2") == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -219,7 +218,7 @@ def listening(family: list[psutil.Process]) -> set[tuple[int, str, str, int]]:
 def test_all_sockets_of_a_run_are_private_and_strangers_change_nothing(
     project: Project, tmp_path: Path
 ) -> None:
-    """The doctor's list is the system's own; nothing is open; noise on every port is ignored."""
+    """Every port is on loopback; noise on each is ignored."""
     config = project.config(
         *RAY, "resources.ranks=2", "resources.apart={rollout: 1}", "run.save_every=1", "trainer.max_steps=400",
         "trainer.num_epochs=400",
@@ -230,24 +229,10 @@ def test_all_sockets_of_a_run_are_private_and_strangers_change_nothing(
     wait_until(lambda: latest_step(run) >= 2, process)
     controller = psutil.Process(process.pid)
     family = [controller, *controller.children(recursive=True)]
-    said = subprocess.run(
-        [sys.executable, "-m", "strop.cli.main", "doctor", str(run), "--sockets", "--json"],
-        capture_output=True, text=True, timeout=DEADLINE_S, check=False,
-    )  # fmt: skip
-    assert said.returncode == 0, said.stdout + said.stderr
-    found = json.loads(said.stdout)["sockets"]
-    listed = {(one["pid"], one["protocol"], one["address"], one["port"]) for one in found}
-    assert {one for one in listed if one[1] != "unix"} == listening(family)
-    assert {Path(one[2]).name for one in listed if one[1] == "unix"} == {"raylet", "plasma_store"}
-    assert not any(one["open"] for one in found)
-    purposes = {(one["purpose"], *one["protection"]) for one in found}
-    assert purposes == {
-        ("calls of Ray", "loopback", "token"),
-        ("calls of Ray", "file mode"),
-        ("rendezvous of a process group", "loopback", "secret"),
-        ("weight sync", "loopback", "secret"),
-        ("torch.distributed (gloo, NCCL)", "loopback"),
-    }
+    listed = listening(family)
+    assert {address for _, _, address, _ in listed} <= {"127.0.0.1", "::1"}
+    unix = {Path(c.laddr) for one in family for c in one.net_connections("unix") if c.laddr}
+    (ray_socket,) = {path for path in unix if path.name == "raylet"}
     noise = (4096).to_bytes(4, "big") + b"[" * 4096
     strangers = []
     for _, protocol, address, port in listed:
@@ -255,7 +240,7 @@ def test_all_sockets_of_a_run_are_private_and_strangers_change_nothing(
             strangers.append(socket.create_connection((address, port), timeout=DEADLINE_S))
             with contextlib.suppress(OSError):
                 strangers[-1].sendall(noise)
-    (folder,) = {Path(one["address"]).parents[2] for one in found if one["protocol"] == "unix"}
+    folder = ray_socket.parents[2]
     assert folder.parent.stat().st_mode & 0o777 == 0o700
     token = Path.home() / ".ray" / "auth_token"
     assert token.stat().st_mode & 0o777 == 0o600

@@ -35,7 +35,6 @@ from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import BatchRefs, register_serializers
 from strop.controller.roles import RoleSpec
 from strop.controller.worker import Placement, Worker, close_all
-from strop.net import notes
 from strop.net.heartbeat import beating
 from strop.net.rendezvous import Meeting, MeetingPoint
 from strop.protocol import DataProto
@@ -73,8 +72,6 @@ class WorkerProcess:
         self._workers: dict[str, Worker] = {}
         self._meeting_point: MeetingPoint | None = None
         self._info: GroupInfo | None = None
-        notes.keep_in(Path(log_path).with_suffix(notes.SUFFIX))
-        notes.write_all_as_rays()
         self._beating = beating(Path(log_path))
         self._beating.__enter__()
 

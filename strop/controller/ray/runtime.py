@@ -21,12 +21,9 @@ from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
 from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
-from strop.net import notes
 
 CLOSE_S = 60.0
 """How long the workers may take to close what they hold."""
-CONTROLLER_NOTES = f"controller{notes.SUFFIX}"
-"""In the folder of the logs: what the sockets of this process are for."""
 MAIN = "main"
 """The pool of all roles that are not placed apart."""
 
@@ -92,10 +89,7 @@ class PoolsRuntime(Runtime):
         self._pools = pools
         self._taken: list[RayResourcePool] = []
         self._manager = WorkerManager(on_stop=self._give_back)
-        if log_dir is not None:
-            notes.keep_in(log_dir / CONTROLLER_NOTES)
-        with notes.opening_rays():
-            self._cluster = Cluster(address)
+        self._cluster = Cluster(address)
         try:
             wanted = [places for places in pools.values() if not places.is_taken]
             self._nodes = choose_nodes(self._cluster, wanted) if wanted else []
