@@ -8,7 +8,6 @@ gymnasium_env.py      Gymnasium
 openenv_env.py        servers of OpenEnv
 reasoning_gym_env.py  tasks of reasoning-gym
 verifiers_env.py      tasks of verifiers 0.4
-verifiers_classic_env.py  environments of verifiers before 0.4
 agent.py              the agent that plays them
 kit.py                those of a run, checked; config.py: agent.environment and agent.credit
 """

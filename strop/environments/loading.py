@@ -13,7 +13,6 @@ from strop.base.user_files import is_loaded, load_user_file
 from strop.environments.gymnasium_env import GymnasiumEnvironment
 from strop.environments.openenv_env import OpenEnvEnvironment
 from strop.environments.reasoning_gym_env import ReasoningGymEnvironment
-from strop.environments.verifiers_classic_env import VerifiersClassicEnvironment
 from strop.environments.verifiers_env import VerifiersEnvironment
 from strop.tools.named import load_class
 
@@ -27,7 +26,6 @@ environments: Registry[Maker] = Registry(
         "openenv": OpenEnvEnvironment,
         "reasoning_gym": ReasoningGymEnvironment,
         "verifiers": VerifiersEnvironment,
-        "verifiers_classic": VerifiersClassicEnvironment,
     },
 )
 register_environment = environments.register
@@ -99,7 +97,7 @@ def choose_environment(
     return EnvironmentChoice(name=name, kwargs={**kwargs, **given})
 
 
-_CODE = {"verifiers": "taskset", "verifiers_classic": "environment"}
+_CODE = {"verifiers": "taskset"}
 """Arguments that name code, whatever they look like: the id of one that is installed is the name of its module."""
 
 

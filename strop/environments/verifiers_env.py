@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping
+from importlib import metadata
 from typing import Any
 
 from strop.base.user_files import load_user_file
@@ -76,9 +77,11 @@ def tasks_of(name: str, config: tuple[tuple[str, Any], ...], limit: int) -> list
         from verifiers.v1.utils.generic import concrete_type
         from verifiers.v1.utils.loaders import taskset_class
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"environment verifiers needs the verifiers package ({error}): pip install 'strop[verifiers]'"
-        ) from error
+        try:
+            old = f"verifiers 0.4 or newer, and {metadata.version('verifiers')} is installed"
+        except metadata.PackageNotFoundError:
+            old = f"the verifiers package ({error})"
+        raise ValueError(f"environment verifiers needs {old}: pip install 'strop[verifiers]'") from error
     file, colon, class_name = name.rpartition(":")
     if colon and file.endswith(".py"):
         found = getattr(load_user_file(file, setting="environment verifiers"), class_name, None)

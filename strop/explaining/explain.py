@@ -116,8 +116,7 @@ def explained_lines(explained: Explained) -> Iterator[str]:
     if explained.functions:
         yield from _functions(explained)
     if key.type != "section":
-        found = ", ".join(key.read_in) or "nothing was found by name"
-        yield _filled(f"read in: {found}")
+        yield f"  defined in: {key.defined_in}"
 
 
 def _presets(key: Explanation) -> str:

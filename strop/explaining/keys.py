@@ -11,7 +11,6 @@ from strop.config.layers import Layers
 from strop.config.schema import Key, current_key, locate
 from strop.config.sources import preset_layers, preset_names, preset_sections
 from strop.explaining.describe import FieldDoc, describe, field_texts
-from strop.explaining.readers import readers
 
 _PAPER = re.compile(r"(?:([A-Z][\w-]+(?: et al\.)? \d{4}), )?(arXiv:\d{4}\.\d{4,5})")
 
@@ -34,8 +33,8 @@ class Explanation:
     """The keys of a section; empty for a value."""
     presets: dict[str, Any]
     """Presets that set it, and to which value; of a section, its presets with all they set."""
-    read_in: tuple[str, ...]
-    """Modules that read it."""
+    defined_in: str
+    """The class that has the field, dotted."""
     papers: tuple[str, ...]
     """Papers that the text under the field names."""
 
@@ -48,8 +47,7 @@ def explain(root: type, key: str) -> Explanation:
     """
     found = locate(root, current_key(key))[0]
     docs = {doc.key: doc for doc in describe(root)}
-    parent, _, name = found.key.rpartition(".")
-    doc = field_texts(found.owner).get(name, "")
+    doc = field_texts(found.owner).get(found.key.rpartition(".")[2], "")
     return Explanation(
         key=found.key,
         type=type_name(found.hint),
@@ -58,7 +56,7 @@ def explain(root: type, key: str) -> Explanation:
         choices=_choices(found.hint),
         below=tuple(one for one in docs.values() if one.key.startswith(f"{found.key}.")),
         presets=_presets(root, found),
-        read_in=tuple(readers(found.owner, parent.rpartition(".")[2], name)),
+        defined_in=f"{found.owner.__module__}.{found.owner.__qualname__}",
         papers=papers_in(doc),
     )
 

@@ -1,10 +1,13 @@
-"""Arithmetic, with a parser of its own: the expression comes from the model and is never run as a program."""
+"""Arithmetic: the expression comes from the model, is parsed by `ast`, and is never run as a program."""
 
 from __future__ import annotations
 
+import ast
 import math
+import operator
 import re
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any
 
 from strop.tools.base import BaseTool, ToolResponse
@@ -15,10 +18,10 @@ MAX_CHARS = 500
 MAX_BITS = 4096
 """Largest integer; a power that would be larger is refused before it is computed."""
 _MAX_DEPTH = 50
+"""Brackets inside each other."""
 
-_TOKEN = re.compile(
-    r"\s*(?:(\d+\.\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|\d+(?:[eE][+-]?\d+)?)|([a-z]+)|(\*\*|//|.))"
-)
+_LEADING_ZEROS = re.compile(r"(?<![\w.])0+(?=\d)")
+"""Those of 007, which Python's grammar does not take."""
 _FUNCTIONS: dict[str, Callable[[float], float]] = {
     "sqrt": math.sqrt, "abs": abs, "floor": math.floor, "ceil": math.ceil, "round": round, "exp": math.exp,
     "log": math.log, "sin": math.sin, "cos": math.cos, "tan": math.tan,
@@ -49,111 +52,76 @@ def evaluate(expression: str) -> int | float:
     """
     if len(expression) > MAX_CHARS:
         raise ValueError(f"the expression has {len(expression)} characters, more than {MAX_CHARS}")
-    text = expression.replace(",", "").replace("×", "*").replace("÷", "/").replace("−", "-")
-    parser = _Parser([match.group(0).strip() for match in _TOKEN.finditer(text) if match.group(0).strip()])
+    text = (
+        expression.replace(",", "").replace("×", "*").replace("÷", "/").replace("−", "-").replace("^", "**")
+    )
+    text = _LEADING_ZEROS.sub("", " ".join(text.split()))
     try:
-        value = parser.all()
+        value = _value(_parse(text), text)
     except ZeroDivisionError:
         raise ValueError("division by zero") from None
     except OverflowError:
         raise ValueError("the value is too large") from None
+    except (RecursionError, MemoryError):
+        raise ValueError("the expression is nested too deeply") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("the value is too large")
     return value
 
 
-class _Parser:
-    """Recursive descent; each level of a rule binds tighter than the one before."""
+def _parse(text: str) -> ast.expr:
+    levels = accumulate((char == "(") - (char == ")") for char in text)
+    if max(levels, default=0) > _MAX_DEPTH:
+        raise ValueError("the expression is nested too deeply")
+    if "#" in text:  # a comment to Python's grammar, which would drop what follows
+        raise ValueError("unexpected '#'")
+    try:
+        return ast.parse(text, mode="eval").body
+    except SyntaxError as error:
+        start = (error.offset or len(text) + 1) - 1  # 0: at the end
+        if start >= len(text) or error.msg.endswith("was never closed"):
+            raise ValueError("the expression ends too early") from None
+        end = (error.end_offset or 0) - 1
+        raise ValueError(f"unexpected {text[start : max(end, start + 1)]!r}") from None
 
-    def __init__(self, tokens: list[str]) -> None:
-        self._tokens = tokens
-        self._at = 0
-        self._depth = 0
 
-    def all(self) -> int | float:
-        value = self._sum()
-        if self._at < len(self._tokens):
-            raise ValueError(f"unexpected {self._tokens[self._at]!r}")
-        return value
+def _value(node: ast.expr, text: str) -> int | float:
+    """Value of a node; of the kinds that are not listed here, nothing is computed."""
+    value: int | float
+    match node:
+        case ast.Constant(value=bool()):
+            raise ValueError(f"unexpected {ast.get_source_segment(text, node)!r}")
+        case ast.Constant(value=int() | float() as number):
+            value = number
+        case ast.Name(id=name) if name in _CONSTANTS:
+            value = _CONSTANTS[name]
+        case ast.Name(id=name) if name in _FUNCTIONS:
+            raise ValueError(f"{name} needs brackets")
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in _FUNCTIONS:
+            value = _FUNCTIONS[name](_value(argument, text))
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            value = _value(operand, text)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            value = -_value(operand, text)
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+            value = _OPERATIONS[type(operation)](_value(left, text), _value(right, text))
+        case _:
+            raise ValueError(f"unexpected {ast.get_source_segment(text, node)!r}")
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ValueError("the value is too large")
+    return value
 
-    def _peek(self) -> str:
-        return self._tokens[self._at] if self._at < len(self._tokens) else ""
 
-    def _take(self) -> str:
-        token = self._peek()
-        if not token:
-            raise ValueError("the expression ends too early")
-        self._at += 1
-        return token
-
-    def _sum(self) -> int | float:
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise ValueError("the expression is nested too deeply")
-        value = self._product()
-        while self._peek() in ("+", "-"):
-            value = value + self._product() if self._take() == "+" else value - self._product()
-        self._depth -= 1
-        return value
-
-    def _product(self) -> int | float:
-        value = self._signed()
-        while self._peek() in ("*", "/", "//", "%"):
-            operator, other = self._take(), self._signed()
-            if operator == "*":
-                value = value * other
-            elif operator == "/":
-                value = _divided(value, other)
-            else:
-                value = value // other if operator == "//" else value % other
-            _check_size(value)
-        return value
-
-    def _signed(self) -> int | float:
-        negative = False
-        while self._peek() in ("+", "-"):
-            negative ^= self._take() == "-"
-        value = self._power()
-        return -value if negative else value
-
-    def _power(self) -> int | float:
-        base = self._atom()
-        if self._peek() not in ("**", "^"):
-            return base
-        self._take()
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise ValueError("the expression is nested too deeply")
-        exponent = self._signed()
-        self._depth -= 1
-        if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
-            if base.bit_length() * exponent > MAX_BITS:
-                raise ValueError("the value is too large")
-            return int(base**exponent)
-        value = float(base) ** exponent
-        if isinstance(value, complex):
-            raise ValueError("the value is not real")
-        return float(value)
-
-    def _atom(self) -> int | float:
-        token = self._take()
-        if token == "(":
-            value = self._sum()
-            if self._take() != ")":
-                raise ValueError("a bracket is not closed")
-            return value
-        if token in _FUNCTIONS:
-            if self._take() != "(":
-                raise ValueError(f"{token} needs brackets")
-            value = _FUNCTIONS[token](self._sum())
-            if self._take() != ")":
-                raise ValueError("a bracket is not closed")
-            return value
-        if token in _CONSTANTS:
-            return _CONSTANTS[token]
-        if token[0].isdigit() or (token[0] == "." and len(token) > 1):
-            return int(token) if token.isdigit() else float(token)
-        raise ValueError(f"unexpected {token!r}")
+def _power(base: int | float, exponent: int | float) -> int | float:
+    """Whole where both are; refused before it is computed where it would be too large."""
+    if isinstance(base, int) and isinstance(exponent, int) and exponent > 0:
+        if base.bit_length() * exponent > MAX_BITS:
+            raise ValueError("the value is too large")
+        return int(base**exponent)
+    value = float(base) ** exponent
+    if isinstance(value, complex):
+        raise ValueError("the value is not real")
+    return float(value)
 
 
 def _divided(value: int | float, other: int | float) -> int | float:
@@ -163,9 +131,10 @@ def _divided(value: int | float, other: int | float) -> int | float:
     return value / other
 
 
-def _check_size(value: int | float) -> None:
-    if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise ValueError("the value is too large")
+_OPERATIONS: dict[type[ast.operator], Callable[[int | float, int | float], int | float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: _divided,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: _power,
+}  # fmt: skip
 
 
 def shown(value: int | float) -> str:

@@ -10,7 +10,6 @@ from cli_calls import cli
 
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS
 from strop.config import describe, explain, load_config, read_config
-from strop.explaining.readers import readers
 from strop.trainer.config import Config
 
 DAPO = ["algorithm=dapo", "trainer.max_steps=5", "data.max_response_tokens=8192"]
@@ -115,29 +114,16 @@ def test_keys_of_other_libraries_and_of_other_places_are_known(word: str, senten
 
 
 @pytest.mark.parametrize(
-    ("key", "module"),
+    ("key", "owner"),
     [
-        ("algorithm.filter_groups.max_rounds", "strop.trainer.rounds.collector"),
-        ("reward.overlong_buffer", "strop.algorithms.stream_functions.groups"),
-        ("algorithm.use_kl_in_reward", "strop.recipes.reward_kl"),
-        ("algorithm.extensions", "strop.trainer.config"),
-        ("algorithm.clip_ratio", "strop.algorithms.losses.spec"),  # through the property clip_low
+        ("algorithm.filter_groups.max_rounds", "FilterGroupsConfig"),
+        ("trainer.seed", "strop.trainer.sections.TrainerConfig"),
+        ("eval.every", "strop.trainer.sections.EvalConfig"),
     ],
 )
-def test_explain_finds_the_modules_that_read_a_key(key: str, module: str) -> None:
-    assert module in explain(Config, key).read_in
-
-
-def test_other_fields_of_the_same_name_are_not_counted(tmp_path: Path) -> None:
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "one.py").write_text("def f(config):\n    return config.eval.every\n")
-    (package / "two.py").write_text("def f(clock):\n    return clock.every + clock.eval\n")
-    (package / "three.py").write_text("def f(settings: EvalConfig):\n    return settings.every\n")
-    (package / "four.py").write_text("def f(self):\n    held = self._config.eval\n    return held.every\n")
-    from strop.trainer.sections import EvalConfig
-
-    assert readers(EvalConfig, "eval", "every", package) == ["package.four", "package.one", "package.three"]
+def test_explain_names_the_class_that_has_a_key(key: str, owner: str) -> None:
+    assert explain(Config, key).defined_in.endswith(owner)
+    assert f"  defined in: {explain(Config, key).defined_in}" in cli("config", "explain", key).out.splitlines()
 
 
 @pytest.mark.parametrize("doc", [doc for doc in describe(Config) if doc.key.startswith("algorithm.")][::15])

@@ -601,7 +601,6 @@ def test_a_row_brings_no_code(tmp_path: Path, name: str) -> None:
         ("verifiers", {"taskset": "evil.py:Tasks"}),
         ("verifiers", {"taskset": "antigravity"}),
         ("verifiers", {"taskset": "an.installed.Thing"}),
-        ("verifiers_classic", {"environment": "antigravity"}),
     ],
 )
 def test_an_argument_of_a_row_names_no_code(name: str, kwargs: dict[str, str]) -> None:

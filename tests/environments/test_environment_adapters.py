@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import random
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from strop.base.user_files import load_user_file
 from strop.environments import (
     EnvironmentChoice,
     EnvironmentFailed,
@@ -212,173 +210,13 @@ def test_verifiers_tasks_that_need_a_runtime_are_refused(taskset: str) -> None:
         EnvironmentChoice(name="verifiers", kwargs={"taskset": f"{taskset}:Prepared"}).make()
 
 
-# -------------------------------------------------------------------------------------------- verifiers, classic
-
-CLASSIC = """
-import verifiers as vf
-from datasets import Dataset
-
-closed, scored = [], []
-
-class Judge(vf.Rubric):
-    @vf.cleanup
-    async def note(self, state):
-        scored.append(state["answer"])
-
-class Guess(vf.MultiTurnEnv):
-    async def setup_state(self, state):
-        state["guesses"] = []
-
-    async def env_response(self, messages, state, **kwargs):
-        said = messages[-1].content
-        if said == "break":
-            raise RuntimeError("out of order")
-        if said == "fail":
-            raise vf.Error("nothing works")
-        if said == "two":
-            return [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
-        if said == "forever":
-            import asyncio
-            await asyncio.sleep(600)
-        state["guesses"].append(said)
-        return [{"role": "user", "content": f"not {said}"}]
-
-    @vf.stop
-    async def found(self, state):
-        last = state["trajectory"][-1]["completion"][-1].content if state["trajectory"] else ""
-        return last == state["answer"]
-
-    @vf.cleanup
-    async def close_it(self, state):
-        closed.append(state["answer"])
-
-async def right(completion, answer):
-    return float(completion[-1].content == answer)
-
-def brevity(state, parser):
-    return 1.0 / (1 + len(state["guesses"]))
-
-def load_environment(kind="guess", rows=3):
-    data = Dataset.from_list([
-        {"question": f"Which is it, {n}?", "answer": str(n)} for n in range(rows)
-    ])
-    rubric = Judge(funcs=[right, brevity], weights=[1.0, 0.5])
-    if kind == "single":
-        return vf.SingleTurnEnv(dataset=data, system_prompt="Be short.", rubric=vf.Rubric(funcs=[right]))
-    if kind == "tools":
-        def look(word: str) -> str:
-            "Look."
-            return word
-        return vf.ToolEnv(tools=[look], dataset=data, rubric=rubric)
-    if kind == "group":
-        return vf.SingleTurnEnv(dataset=data, rubric=vf.Rubric(funcs=[lambda completions: [0.0] * len(completions)]))
-    if kind == "other":
-        return object()
-    return Guess(dataset=data, rubric=rubric, max_turns=4)
-"""
-
-
-@pytest.fixture
-def classic(tmp_path: Path) -> str:
-    pytest.importorskip(
-        "verifiers.envs.multiturn_env", reason="needs verifiers before 0.4", exc_type=ImportError
-    )
-    path = tmp_path / "classic_guess.py"
-    path.write_text(CLASSIC, encoding="utf-8")
-    return str(path)
-
-
-def test_a_classic_multi_turn_environment_is_played_by_its_own_rollout_and_rubric(classic: str) -> None:
-    first, steps = episode("verifiers_classic", ["0", "1", "2"], seed=5, environment=classic)
-    # Seed 5 of three rows: number 2. Two wrong guesses: 1 + 0.5 / 3.
-    assert list(first.messages) == [{"role": "user", "content": "Which is it, 2?"}]
-    assert [(step.observation, step.reward, step.is_done) for step in steps[:2]] == [
-        ("not 0", 0.0, False), ("not 1", 0.0, False),
-    ]  # fmt: skip
-    assert steps[2].reward == pytest.approx(1 + 0.5 / 3)
-    assert steps[2].is_done
-    assert (steps[2].info["right"], steps[2].info["num_turns"]) == (1.0, 3)
-    assert load_user_file(classic, setting="test").scored == ["2"], "the rubric has cleaned up"
-    # The environment's own limit of four turns.
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    _, steps = episode("verifiers_classic", ["x"] * 4, index=1, environment=classic, args={"rows": 2})
-    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
-    assert [step.is_done for step in steps] == [False, False, False, True]
-    assert steps[3].reward == pytest.approx(0.5 / 4)
-    with pytest.raises(EnvironmentFailed, match="has 2 rows, but index is 2"):
-        episode("verifiers_classic", [], index=2, environment=classic, args={"rows": 2})
-
-
-def test_a_classic_single_turn_environment_is_asked_with_its_system_prompt(classic: str) -> None:
-    settings = {"environment": classic, "args": {"kind": "single", "rows": 2}}
-    first, steps = episode("verifiers_classic", ["1"], seed=1, **settings)
-    assert list(first.messages) == [
-        {"role": "system", "content": "Be short."}, {"role": "user", "content": "Which is it, 1?"},
-    ]  # fmt: skip
-    assert [(step.reward, step.is_done, step.info["right"]) for step in steps] == [(1.0, True, 1.0)]
-
-
-def test_classic_episodes_at_the_same_time_do_not_meet(classic: str) -> None:
-    async def one(seed: int) -> float | None:
-        choice = EnvironmentChoice(name="verifiers_classic", kwargs={"environment": classic})
-        async with PlayedEnvironment(choice, timeout_s=60) as environment:
-            await environment.reset(seed, {})
-            await environment.step("x")
-            return (await environment.step(str(seed % 3))).reward
-
-    async def run() -> list[float | None]:
-        return await asyncio.gather(*(one(seed) for seed in range(6)))
-
-    assert asyncio.run(run()) == [pytest.approx(1.25)] * 6
-
-
-def test_a_classic_environment_that_fails_fails_the_episode_and_is_cleaned_up(classic: str) -> None:
-    for said, sentence in [
-        ("break", "RuntimeError: out of order"),
-        ("fail", "Error: nothing works"),
-        ("two", "did not go on with one turn of the user"),
-    ]:
-        with pytest.raises(EnvironmentFailed, match=sentence):
-            episode("verifiers_classic", [said], environment=classic)
-
-    async def hang() -> None:
-        choice = EnvironmentChoice(name="verifiers_classic", kwargs={"environment": classic})
-        async with PlayedEnvironment(choice, timeout_s=0.5) as environment:
-            await environment.reset(1, {})
-            await environment.step("forever")
-
-    with pytest.raises(EnvironmentFailed, match="step took longer than"):
-        asyncio.run(hang())
-    assert load_user_file(classic, setting="test").closed == ["0", "0", "0", "1"]
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "sentence"),
-    [
-        ({"args": {"kind": "tools"}}, "has tools: give them to tool_agent"),
-        ({"args": {"kind": "group"}}, "has rewards of whole groups"),
-        ({"args": {"kind": "other"}}, "is a object; MultiTurnEnv and what inherits from it"),
-        ({"args": {"rows": 0}}, "has no rows|failed"),
-        ({"args": {"colour": 1}}, "load_environment of .* failed: TypeError"),
-        ({"split": "test"}, "split is 'test'; use train or eval"),
-        ({"environment": "no-such-environment"}, "load_environment of 'no-such-environment' failed"),
-    ],
-)
-def test_classic_environments_that_cannot_be_played_are_refused(
-    classic: str, kwargs: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        EnvironmentChoice(name="verifiers_classic", kwargs={"environment": classic, **kwargs}).make()
-
-
-def test_without_classic_verifiers_the_sentence_says_what_to_install(tmp_path: Path) -> None:
-    with contextlib.suppress(ImportError):
-        importlib.import_module("verifiers.envs.multiturn_env")
-        pytest.skip("the package is there")
+def test_an_old_verifiers_is_told_which_version_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "verifiers.v1", None)
+    monkeypatch.setattr(metadata, "version", lambda package: "0.1.14")
     with pytest.raises(
-        ValueError, match=r"needs a verifiers package before 0.4.* --no-deps 'verifiers==0.1.14'"
+        ValueError, match=r"needs verifiers 0.4 or newer, and 0.1.14 is installed: pip install"
     ):
-        EnvironmentChoice(name="verifiers_classic", kwargs={"environment": "x"}).make()
+        EnvironmentChoice(name="verifiers", kwargs={"taskset": "old"}).make()
 
 
 # ------------------------------------------------------------------------------------------------------ openenv

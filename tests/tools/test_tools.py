@@ -458,6 +458,7 @@ def test_the_calculator_agrees_with_exact_fractions(expression: str) -> None:
     [
         ("2**3**2", 512), ("-2^2", -4), ("7 // 2 + 7 % 4", 6), ("1,200 * 2", 2400), ("6 / 3", 2), ("1 / 8", 0.125),
         ("sqrt(16) + abs(-1.5)", 5.5), ("2 ** -1", 0.5), ("1e3", 1000), (".5 + 3.", 3.5), ("6 × 7", 42),
+        (" 007 +\n1e01", 17), ("-" * 499 + "1", -1), ("1+" * 249 + "1", 250), ("2*pi/pi", 2),
     ],
 )  # fmt: skip
 def test_the_calculator_by_hand(expression: str, value: float) -> None:
@@ -468,7 +469,11 @@ def test_the_calculator_by_hand(expression: str, value: float) -> None:
     ("expression", "match"),
     [
         ("", "ends too early"), ("1 +", "ends too early"), ("(1", "ends too early"), ("1 2", "unexpected '2'"),
-        ("__import__('os')", "unexpected '_'"), ("a.b", "unexpected 'a'"), ("9**9**9**9", "too large"),
+        ("__import__('os')", "unexpected \"__import__"), ("a.b", "unexpected 'a.b'"), ("1 # 2", "unexpected '#'"),
+        ("True", "unexpected 'True'"), ("'a' * 9", "unexpected"), ("[1] * 9", "unexpected"), ("1 < 2", "unexpected"),
+        ("(lambda: 1)()", "unexpected"), ("sqrt + 1", "sqrt needs brackets"), ("sqrt(*e)", "unexpected"),
+        ("1 << 9", "unexpected"), ("9**1200 * 9**1200", "too large"), ("abs(x=1)", "unexpected"),
+        ("9**9**9**9", "too large"),
         ("2**99999", "too large"),
         ("(-8) ** 0.5", "not real"), ("1 / 0", "division by zero"), ("(" * 60 + "1" + ")" * 60, "nested"),
         ("1" * 600, "600 characters"),
