@@ -3,7 +3,7 @@
 
     command.py               `strop check`: whether a run can learn; a loss or an estimator under test
     preflight/               the samples of a run that tell; before its first step too
-    functions/               the rules that policy losses and advantage estimators keep
+    functions/               a short live check of a policy loss or an advantage estimator
     environments.py          an environment and scripted players: `strop env check`
     environments_of_run.py   the same of the environments that a run will play, before its first step
     rewards.py               a reward without a model: `strop reward check`; reward_probes.py: answers to try

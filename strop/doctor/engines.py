@@ -76,7 +76,7 @@ class StartedEngine:
         return await self.engine.generate("greedy", PROMPT, sampling)
 
     def gap(self, output: TokenOutput) -> str:
-        """How far the log-probs are from those of the trainer's model, where rounding does not explain it."""
+        """Mean difference of the log-probs from those of the trainer's model, in words; "" within rounding."""
         rows = make_rows([torch.tensor(PROMPT)], [torch.tensor(output.token_ids)])
         columns = self.trained.map_tokens(
             rows, lambda tokens: {"log_probs": tokens.log_probs(temperature=1.0)[0]}

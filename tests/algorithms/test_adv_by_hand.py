@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
+from algorithms.contract.estimators import TRAITS
 from torch import Tensor
 
 from strop.algorithms.advantages import estimate_advantages
 from strop.algorithms.declarations import adv_estimator_declaration
-from strop.checks.functions.estimators import TRAITS
 from strop.recipes.batch_whitened import gdpo_advantages
 from strop.recipes.group_baselines import (
     gpg_advantages,

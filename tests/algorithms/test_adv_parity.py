@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from algorithms.contract.estimators import TRAITS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -14,7 +15,6 @@ from torch import Tensor
 from references import advantages as reference
 from references import critics
 from strop.algorithms.advantages import estimate_advantages
-from strop.checks.functions.estimators import TRAITS
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 Rows = list[list[float]]

@@ -9,6 +9,7 @@ import pkgutil
 from collections.abc import Callable
 
 import pytest
+from algorithms.contract import estimators, policy_losses
 
 import strop.algorithms
 import strop.checks
@@ -22,7 +23,6 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.distillation import terms as distillation
 from strop.algorithms.losses import terms
 from strop.algorithms.stream_functions import shaping
-from strop.checks.functions import estimators, policy_losses
 from strop.compat.aggregation import agg_loss
 from strop.evaluation import intervals
 from strop.recipes import (

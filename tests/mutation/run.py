@@ -38,11 +38,11 @@ SESSION = WORK / "session.jsonl"
 EQUIVALENT = HERE / "equivalent.txt"
 FORMULAS = (
     "algorithms/**/*.py", "recipes/**/*.py", "roles/gae.py", "roles/value_loss.py", "engines/sharding/balance.py",
-    "run/samples/selection.py", "checks/functions/**/*.py", "evaluation/votes.py", "evaluation/intervals.py",
+    "run/samples/selection.py", "evaluation/votes.py", "evaluation/intervals.py",
     "compat/aggregation.py",
 )  # fmt: skip
 TESTS = (
-    "tests/algorithms", "tests/checks/functions", "tests/cli/test_cli_check.py", "tests/workers/test_metrics.py",
+    "tests/algorithms", "tests/workers/test_metrics.py",
     "tests/workers/test_batch_estimates.py", "tests/workers/test_answer_columns.py",
     "tests/workers/test_chosen_samples.py", "tests/evaluation/test_votes.py",
     "tests/evaluation/test_votes_boundaries.py",

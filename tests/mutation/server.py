@@ -36,7 +36,7 @@ import torch
 PACKAGE = "strop"
 TESTED = (
     "strop.algorithms", "strop.recipes", "strop.roles", "strop.engines.sharding.balance", "strop.run.samples.selection",
-    "strop.checks.functions", "strop.evaluation.votes",
+    "strop.evaluation.votes",
 )  # fmt: skip
 HEAVY = (
     "numpy", "torch", "torch.distributed", "hypothesis.strategies", "tensordict", "datasets", "transformers",

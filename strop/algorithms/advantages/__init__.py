@@ -9,7 +9,7 @@ Those of further papers are in strop.recipes and strop.roles.
 An estimator is a pure function of padded tensors. It is registered with the columns and settings that it
 takes by keyword; `estimate_advantages` passes exactly those. Settings of its own are its keyword defaults. What the
 estimators here take stands in `strop.algorithms.declarations`, which needs no torch.
-Rules that hold for every estimator here, and that `strop.checks.functions.estimators` checks of any:
+Rules that hold for every estimator here (tests/algorithms/contract; `strop check estimator` asks some of any):
 
 * A reward counts wherever it sits, also on a token that the policy did not sample (a tool's reply).
 * Advantages are exactly 0 outside the response mask.

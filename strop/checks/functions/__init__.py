@@ -1,7 +1,8 @@
-"""Does a loss or an estimator keep the rules that training relies on? The same questions for ours and a user's own.
+"""`strop check loss` and `strop check estimator`: a short live check of a function; the whole contract of those that
+come with strop is in tests/algorithms/contract.
 
-policy_losses.py   check_policy_loss: the rules in loss_rules.py, on the batches of loss_probe.py
-estimators.py      check_adv_estimator: the rules in estimator_rules.py, on the batches of estimator_batches.py
+policy_losses.py   check_policy_loss
+estimators.py      check_adv_estimator
 named.py           the functions that a command line names
-findings.py        what they found (torch-free)
+findings.py        the breach of a rule (torch-free)
 """

@@ -1,4 +1,4 @@
-"""What a check of an algorithm's function found; shared by the checks of estimators and of losses (torch-free)."""
+"""The breach of a rule; shared by the checks of estimators and of losses (torch-free)."""
 
 from __future__ import annotations
 

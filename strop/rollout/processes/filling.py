@@ -8,7 +8,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig
 from strop.engines.lora.adapters import merged_weights
 from strop.engines.model import load_model
-from strop.engines.training import Engine, TrainEngine
+from strop.engines.training import Engine
 from strop.rollout.processes.probing import check_probe, probe_of
 from strop.rollout.registry import engines
 from strop.rollout.sync.target import WeightTarget
@@ -60,8 +60,8 @@ async def loaded(place: Place) -> Generation:
     return made
 
 
-def pull_weights(trained: TrainEngine, target: WeightTarget) -> None:
-    """Write the policy of a training role into an engine with weights of its own; an adapter is merged.
+def pull_weights(trained: Engine, target: WeightTarget) -> None:
+    """Write the policy of a role into an engine with weights of its own; an adapter is merged.
 
     All ranks of a sharded policy call this.
     """

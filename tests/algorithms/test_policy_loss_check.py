@@ -1,4 +1,4 @@
-"""check_policy_loss: silent on every registered loss, and loud on each bug planted in a loss."""
+"""Every registered loss keeps the contract, and each planted bug breaks a rule of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from algorithms.contract.policy_losses import check_policy_loss
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from probing import ratio, terms
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.checks.functions.policy_losses import check_policy_loss
 from strop.compat.aggregation import agg_loss
 from strop.compat.user_functions import VerlConfig
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from algorithms.contract.estimator_batches import Batch, random_batch
+from algorithms.contract.estimator_rules import RULES, EstimatorTraits, Trial
+from algorithms.contract.policy_losses import check_policy_loss
 from torch import Tensor
 
 from strop.algorithms.losses import PolicyLossTerms
-from strop.checks.functions.estimator_batches import Batch, random_batch
-from strop.checks.functions.estimator_rules import RULES, EstimatorTraits, Trial
-from strop.checks.functions.policy_losses import check_policy_loss
 
 CLAIMS = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")
 """Everything that an estimator can claim."""

@@ -7,18 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from probing import CLAIMS, broken, ratio, sentences, terms
-from torch import Tensor
-
-from strop.algorithms.advantages import get_adv_estimator_fn
-from strop.algorithms.aggregation import batch_totals
-from strop.algorithms.declarations import adv_estimator_declaration
-from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
-from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
-from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch
-from strop.checks.functions.estimator_rules import RULES, Trial
-from strop.checks.functions.estimators import TRAITS, _inferred, _resolve, check_adv_estimator
-from strop.checks.functions.loss_probe import (
+from algorithms.contract.estimator_batches import COLUMNS, Batch, random_batch
+from algorithms.contract.estimator_rules import RULES, Trial
+from algorithms.contract.estimators import TRAITS, _inferred, _resolve, check_adv_estimator
+from algorithms.contract.loss_probe import (
     ATOL,
     RTOL,
     LossBatch,
@@ -27,7 +19,15 @@ from strop.checks.functions.loss_probe import (
     example_batch,
     gap_between,
 )
-from strop.checks.functions.policy_losses import _subject
+from algorithms.contract.policy_losses import _subject
+from probing import CLAIMS, broken, ratio, sentences, terms
+from torch import Tensor
+
+from strop.algorithms.advantages import get_adv_estimator_fn
+from strop.algorithms.aggregation import batch_totals
+from strop.algorithms.declarations import adv_estimator_declaration
+from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
+from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
 from strop.compat.aggregation import agg_loss
 
 

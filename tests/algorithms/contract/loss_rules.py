@@ -7,11 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
-from strop.algorithms.aggregation import batch_totals, token_weights
-from strop.algorithms.names import AGGREGATION_MODES
-from strop.checks.functions.loss_probe import (
+from algorithms.contract.loss_probe import (
     ATOL,
     RTOL,
     LossBatch,
@@ -20,6 +16,10 @@ from strop.checks.functions.loss_probe import (
     example_batch,
     gap_between,
 )
+from torch import Tensor
+
+from strop.algorithms.aggregation import batch_totals, token_weights
+from strop.algorithms.names import AGGREGATION_MODES
 
 EXTREME_LOG_RATIOS = (50.0, -50.0, 200.0, -200.0)
 """Log-ratios far outside what training sees on purpose, and inside what one broken batch can show."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 
 import torch
+from algorithms.contract.estimator_batches import COLUMNS, Batch, random_batch
+from algorithms.contract.loss_probe import Seen, example_batch, gap_between
 from torch import Tensor
-
-from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch
-from strop.checks.functions.loss_probe import Seen, example_batch, gap_between
 
 SEEDS = range(100)
 

@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from algorithms.contract.estimator_batches import Batch
+from algorithms.contract.estimator_rules import RULES, EstimatorTraits, _difference
+from algorithms.contract.estimators import check_adv_estimator
+from algorithms.contract.policy_losses import check_policy_loss
 from probing import CLAIMS, broken, ratio, sentences, terms
 from torch import Tensor
 
 from strop.algorithms.advantages.groups import center_groups, spread
 from strop.algorithms.losses import PolicyLossTerms
 from strop.algorithms.registry import Declaration
-from strop.checks.functions.estimator_batches import Batch
-from strop.checks.functions.estimator_rules import RULES, EstimatorTraits, _difference
-from strop.checks.functions.estimators import check_adv_estimator
-from strop.checks.functions.policy_losses import check_policy_loss
 from strop.compat.aggregation import agg_loss
 
 

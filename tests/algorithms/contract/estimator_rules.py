@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
+from algorithms.contract.estimator_batches import Batch, random_batch
 from torch import Tensor
-
-from strop.checks.functions.estimator_batches import Batch, random_batch
 
 TOLERANCE = 1e-9
 """Largest difference between numbers that differ by rounding; whitening magnifies 1e-16 by up to 1e4."""

@@ -1,9 +1,12 @@
-"""Properties of every registered estimator, through the same check that a user's own goes through."""
+"""Every registered estimator keeps the contract, and each planted bug breaks a rule of it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from algorithms.contract.estimator_batches import COLUMNS, random_batch
+from algorithms.contract.estimator_rules import RULES, EstimatorTraits
+from algorithms.contract.estimators import TRAITS, check_adv_estimator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -12,9 +15,6 @@ from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, get_adv_estimato
 from strop.algorithms.advantages.group_relative import grpo_advantages
 from strop.algorithms.advantages.groups import center_groups, spread
 from strop.algorithms.registry import Declaration
-from strop.checks.functions.estimator_batches import COLUMNS, random_batch
-from strop.checks.functions.estimator_rules import RULES, EstimatorTraits
-from strop.checks.functions.estimators import TRAITS, check_adv_estimator
 
 OUTCOME = Declaration(needs=frozenset({"rewards", "group_ids", "response_mask"}), is_group_relative=True)
 COMPARES = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")

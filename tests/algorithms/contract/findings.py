@@ -1,0 +1,15 @@
+"""What a check of an algorithm's function found; shared by the checks of estimators and of losses (torch-free)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule that a function breaks."""
+
+    rule: str
+    """The rule in a few words, the same for every function: `zero outside the mask`."""
+    sentence: str
+    """What was seen, with the numbers, and what follows from it."""
