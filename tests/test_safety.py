@@ -231,7 +231,6 @@ WALL_CLOCK = {
     "workers/player.py": "spans say when",
     "tracking/tensorboard.py": "records say when",
     "trainer/restarts/machine.py": "when a machine is taken away is a time of day",
-    "environments/verifiers_classic_env.py": "a field of an answer",
     "gateway/chat.py": "a field of an answer",
     "gateway/responses.py": "a field of an answer",
     "gateway/scoring.py": "a field of an answer",
