@@ -123,7 +123,9 @@ def test_keys_of_other_libraries_and_of_other_places_are_known(word: str, senten
 )
 def test_explain_names_the_class_that_has_a_key(key: str, owner: str) -> None:
     assert explain(Config, key).defined_in.endswith(owner)
-    assert f"  defined in: {explain(Config, key).defined_in}" in cli("config", "explain", key).out.splitlines()
+    assert (
+        f"  defined in: {explain(Config, key).defined_in}" in cli("config", "explain", key).out.splitlines()
+    )
 
 
 @pytest.mark.parametrize("doc", [doc for doc in describe(Config) if doc.key.startswith("algorithm.")][::15])
