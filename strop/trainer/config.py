@@ -193,7 +193,6 @@ class Config:
         asked = {
             "rollout.max_staleness": rollout.max_staleness,
             "rollout.over_issue": rollout.over_issue,
-            "rollout.overlap_log_probs": rollout.overlap_log_probs,
         }
         own = next((key for key, value in asked.items() if value), "")
         return own or asked_by_clocks(self)
