@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from strop.algorithms.batch_metrics import REWARD_KL
 from strop.protocol import DataProto
 from strop.protocol.schema import labels_for
 from strop.recipes.choosing import chosen
-from strop.recipes.reward_kl import Control
+from strop.recipes.kl_controller import REWARD_KL_COEF, kl_controller
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.producers import (
@@ -62,13 +63,13 @@ class Learner:
         """`facts` are those of the checkpoint that the run goes on from (method `facts`); None where it starts."""
         self._config = config
         self._roles = roles
-        self._control = Control(config.algorithm)
+        self._kl_controller = kl_controller(config.algorithm.kl_ctrl)
         if facts is not None:
-            self._control.load_state(facts.get("kl", {}))
+            self._kl_controller.load_state(facts.get("kl", {}))
 
     def facts(self) -> dict[str, Any]:
         """What a continuation needs of the algorithm."""
-        return {"kl": self._control.state()}
+        return {"kl": self._kl_controller.state()}
 
     def learn(self, experience: Experience, step: int, stages: Stages) -> LearnerResult:
         """One step of the algorithm on these samples.
@@ -76,8 +77,8 @@ class Learner:
         Raises:
             StaleSamples: some are of an older policy, and no correction is on.
         """
-        config, control = self._config, self._control
-        context = StepContext(config, self._roles, control.value)
+        config, controller = self._config, self._kl_controller
+        context = StepContext(config, self._roles, controller.value)
         check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
         wanted = wanted_before_updates(config, len(experience.sample_starts))
         taken_first = {name for one in self._learners("before").values() for name in one.update_takes}
@@ -98,13 +99,16 @@ class Learner:
                 experience = experience.union(before, "log_probs", "entropys")
         with stages.stage("summary"):
             summary = self._summary(experience)
-        used = control.follow(summary.metrics, len(summary.advantages))
+        metrics = dict(trained.metrics)
+        if config.algorithm.use_kl_in_reward:
+            metrics[REWARD_KL_COEF] = controller.value
+            controller.update(summary.metrics[REWARD_KL], len(summary.advantages))
         return LearnerResult(
             experience=experience,
             summary=summary,
             steps=tuple(steps),
             left_out=left_out,
-            metrics={**trained.metrics, **used},
+            metrics=metrics,
         )
 
     def _learners(self, when: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from strop.algorithms.sequence_credit import (
 )
 from strop.protocol import columns
 from strop.protocol.columns import padded
-from strop.recipes.reward_kl import penalized
+from strop.recipes.reward_kl import apply_kl_penalty
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
 """Columns that an estimator in verl's convention gets, where there are any."""
@@ -52,7 +52,8 @@ def batch_advantages(
     mask = padded(tensors, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
     lengths = columns.row_lengths(tensors["response_mask"])
     rewards = with_answer_scores(padded(tensors, "token_level_scores"), lengths, tensors.get("rm_scores"))
-    rewards = penalized(rewards, tensors, algorithm, mask, kl_coef)
+    if algorithm.use_kl_in_reward:
+        rewards = apply_kl_penalty(rewards, tensors, algorithm, mask, kl_coef)
     representatives = episode_representatives(episode_ids, mask)
     if representatives is None:
         advantages, returns = _estimated(tensors, algorithm, rewards, mask, uids, slice(None))
