@@ -32,7 +32,7 @@ from strop.trainer.stages import Stages
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport, check_failed_episodes
-from strop.workers.rows import merged_update, updates_of
+from strop.workers.rows import merged_update
 
 
 @dataclass(frozen=True)
@@ -179,12 +179,11 @@ class Pieces:
         if role == "critic":
             critic: Any = self.roles.others[role]
             with self._stages.stage("update", role):
-                updates = as_list(critic.call.update_critic(experience.partition(critic.mesh), totals))
+                updates = tuple(as_list(critic.call.update_critic(experience.partition(critic.mesh), totals)))
         else:
             actor = self.roles.actor
             with self._stages.stage("update", role):
-                rows = actor.call.update_policy(experience.partition(actor.mesh), totals)
-            updates = updates_of(rows.select([], []).get())
+                updates = actor.call.update_policy(experience.partition(actor.mesh), totals).metrics
         return {name: metric.value for name, metric in merged_update(updates).metrics.items()}
 
     def _check(self, experience: Experience, role: str) -> None:

@@ -22,7 +22,7 @@ from strop.trainer.producers import (
 from strop.trainer.roles import Roles, learning_role
 from strop.trainer.stages import Stages
 from strop.workers.reports import check_versions
-from strop.workers.rows import Update, merged_update, updates_of
+from strop.workers.rows import Update, merged_update
 from strop.workers.summary import BatchSummary
 
 REJECTED = "rollout correction rejected every token of it"
@@ -138,9 +138,9 @@ class Learner:
             if not part.totals().num_tokens:
                 steps.append(Update(role="actor", metrics={}, skipped=REJECTED))
                 continue
-            made = actor.call.update_policy(part.partition(actor.mesh), part.totals())
-            steps.append(of_samples(updates_of(made.select([], []).get()), part))
-            before.append(made.select(["log_probs", "entropys"], meta_info_keys=[]))
+            result = actor.call.update_policy(part.partition(actor.mesh), part.totals())
+            steps.append(of_samples(result.metrics, part))
+            before.append(result.batch)
         return steps, before[0].concat(before) if before else None
 
     def _summary(self, experience: Experience) -> BatchSummary:

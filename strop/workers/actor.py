@@ -26,14 +26,13 @@ from strop.algorithms.registry import load_extensions
 from strop.base.device import sent
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
-from strop.controller import Dispatch, Execute, register
+from strop.controller import BatchAndMetrics, Dispatch, Execute, register
 from strop.engines.config import ModelConfig
 from strop.engines.lora import adapters
 from strop.engines.lora.adapters import has_adapter, merged_weights
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
-from strop.protocol.merging import METRICS
 from strop.recipes.correction_columns import correction_columns
 from strop.rollout.processes.joining import probe_of
 from strop.rollout.sync.transfer import Sender, weight_transfer
@@ -98,8 +97,8 @@ class ActorWorker(TrainedWorker):
         with adapters.adapter_off(self.engine.model):
             return self.token_columns(data, log_prob_column("ref_log_prob", data))
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def update_policy(self, data: DataProto, totals: BatchTotals) -> DataProto:
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_AND_METRIC)
+    def update_policy(self, data: DataProto, totals: BatchTotals) -> BatchAndMetrics[Update]:
         """One optimizer step; these rows are this rank's share of its batch.
 
         Args:
@@ -111,8 +110,7 @@ class ActorWorker(TrainedWorker):
             totals: counts of the whole optimizer batch, over all ranks; the loss divides by them.
 
         Returns:
-            Columns log_probs and entropys [B, R~] of this pass, from before the step, and the rank's Update
-            (`updates_of`).
+            Columns log_probs and entropys [B, R~] of this pass, from before the step, and the Update of the rank.
         """
         spec, tensors = self._loss, data.tensors()
         mask, row_lengths = flat_mask(tensors)
@@ -145,8 +143,9 @@ class ActorWorker(TrainedWorker):
             name: columns.jagged_like(tensors["responses"], column.cpu())
             for name, column in update.kept.items()
         }
-        facts = {METRICS: {"update": Update.of("actor", report, metrics)}}
-        return DataProto.from_dict(seen, meta_info=facts)
+        return BatchAndMetrics(
+            batch=DataProto.from_dict(seen), metrics=(Update.of("actor", report, metrics),)
+        )
 
     def _prepared(self, batch: Mapping[str, Tensor], log_probs: Tensor) -> dict[str, Tensor]:
         """What the loss computes once from all tokens of the optimizer batch, over all ranks: columns of these rows.

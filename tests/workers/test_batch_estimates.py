@@ -17,7 +17,6 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.protocol import DataProto, columns
 from strop.recipes.reward_kl import kl_metrics
 from strop.roles.measures import of_batch
-from strop.workers.rows import updates_of
 
 LENGTHS = (3, 1, 2, 4)
 UIDS = ("a", "b", "a", "b")
@@ -183,5 +182,5 @@ def test_a_group_hands_out_futures_for_what_is_as_long_as_the_tokens(tiny_model:
     advantages = group.call.compute_advantages(light_batch()).get()
     assert lists(advantages, "advantages")[1] == [-0.25]
     seen = group.call.update_policy(batch, totals_of(batch))
-    assert [update.skipped for update in updates_of(seen.select([], []).get())] == [""]
-    assert seen.get().tensors().keys() == {"log_probs", "entropys"}
+    assert [update.skipped for update in seen.metrics] == [""]
+    assert seen.batch.get().tensors().keys() == {"log_probs", "entropys"}
