@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from strop.algorithms.distillation.settings import DistillationConfig
-from strop.controller import Dispatch, RoleSpec, register, role
+from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_model, load_tokenizer, read_shape, unused_tokens
@@ -16,22 +14,8 @@ from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.roles.settings import TeacherConfig
-from strop.trainer.config import Config
 from strop.workers.models import ModelWorker
 from strop.workers.rows import log_prob_column
-
-
-def spec(
-    config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
-) -> RoleSpec[TeacherWorker]:
-    """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    distillation = config.algorithm.distillation
-    return role(TeacherWorker, config.model, config.teacher, distillation, device=device)
-
-
-def check(config: Config) -> None:
-    """As `check_teacher`."""
-    check_teacher(config.model, config.teacher.path)
 
 
 class TeacherWorker(ModelWorker):

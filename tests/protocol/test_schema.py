@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
-from strop.protocol.schema import COLUMNS, STAGES, labels_for, made_by, stage_columns, taken_by
-from strop.trainer.producers import PRODUCERS
+from strop.protocol.schema import COLUMNS, STAGES, Maker, labels_for, made_by, stage_columns, taken_by
 
 
 def test_every_stage_of_the_hash_chain_has_columns_and_every_column_a_stage_that_is_known() -> None:
@@ -22,6 +23,6 @@ def test_whoever_takes_columns_gets_those_that_are_there_in_the_order_of_the_tab
     assert labels_for("sampler") == ["uid", "id"]
 
 
-@pytest.mark.parametrize("producer", PRODUCERS, ids=lambda producer: producer.name)
-def test_every_producer_makes_something(producer: object) -> None:
-    assert made_by(producer.name)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("maker", get_args(Maker))
+def test_every_stage_makes_something(maker: Maker) -> None:
+    assert made_by(maker)

@@ -160,7 +160,7 @@ def _answered(run: Callable[[], Any]) -> CallResponse:
     try:
         value, metrics = run(), None
         if isinstance(value, BatchAndMetrics):
-            value, metrics = value.batch, value.metrics
+            metrics, value = value.metrics, value.batch
         stored = BatchRefs.of(value) if isinstance(value, DataProto) else None
     except BaseException as error:  # noqa: BLE001  whatever ends a method is reported, SystemExit too
         raise MethodRaised(_report(error)) from None
