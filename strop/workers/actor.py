@@ -38,7 +38,7 @@ from strop.rollout.processes.joining import probe_of
 from strop.rollout.sync.transfer import Sender, weight_transfer
 from strop.rollout.sync.types import Endpoint, Probe, SyncReport
 from strop.workers.config import ActorConfig
-from strop.workers.estimates import batch_advantages
+from strop.workers.estimates import compute_advantages
 from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
@@ -170,16 +170,8 @@ class ActorWorker(TrainedWorker):
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def compute_advantages(self, data: DataProto, *, kl_coef: float = 0.0) -> DataProto:
-        """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step (`batch_advantages`)."""
-        others = data.non_tensor_batch
-        made = batch_advantages(
-            data.tensors(),
-            self._algorithm,
-            uids=list(others["uid"]),
-            episode_ids=list(others.get("episode_id", ())),
-            kl_coef=kl_coef,
-        )
-        return DataProto.from_dict(made)
+        """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step."""
+        return compute_advantages(data, self._algorithm, kl_coef=kl_coef)
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def correct_rollout(self, data: DataProto) -> DataProto:
