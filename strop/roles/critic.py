@@ -71,8 +71,8 @@ class CriticWorker(TrainedWorker):
         self._clip_range = algorithm.cliprange_value
         load_extensions(algorithm.extensions)
         self._aggregation = aggregation_of(algorithm)  # as the policy's
-        own = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
-        self._learn(load_value_model, own, critic.engine, critic.optim, learning, role="critic")
+        value_model = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
+        self._learn(load_value_model, value_model, critic.engine, critic.optim, learning, role="critic")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_values(self, data: DataProto) -> DataProto:

@@ -46,10 +46,10 @@ class PrmWorker(TrainedWorker):
         """
         super().__init__()
         self._prm = prm
-        own = dataclasses.replace(model, path=prm.path or model.path, lora=LoraConfig())
+        start = dataclasses.replace(model, path=prm.path or model.path, lora=LoraConfig())
         load = partial(load_model, policy=model)
-        parallel = self._learn(load, own, prm.engine, prm.optim, learning, role="prm")
-        frozen = dataclasses.replace(own, gradient_checkpointing=False, freeze_vision_tower=False)
+        parallel = self._learn(load, start, prm.engine, prm.optim, learning, role="prm")
+        frozen = dataclasses.replace(start, gradient_checkpointing=False, freeze_vision_tower=False)
         self._frozen = Engine(load(frozen, parallel=parallel), prm.engine, parallel, is_frozen=True)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -105,10 +105,10 @@ class PrmWorker(TrainedWorker):
             rows, sequences = torch.unique(row_of[tokens.index], return_inverse=True)  # [S], [M]
             here = [column[tokens.index].to(now.device, non_blocking=True) for column in (before, mask)]
             rewards = process_rewards(now, here[0].to(now), beta=self._prm.beta)
-            wanted = outcomes[rows].to(now)
-            terms, scores = outcome_terms(rewards, here[1], sequences.to(now.device), wanted)
+            targets = outcomes[rows].to(now)
+            terms, scores = outcome_terms(rewards, here[1], sequences.to(now.device), targets)
             weights = (counted[rows].to(terms.dtype) / totals.num_samples).to(terms.device)
-            is_right = (scores > 0) == (wanted > 0)
+            is_right = (scores > 0) == (targets > 0)
             seen.append(
                 torch.stack([is_right.to(terms), scores.detach()])[:, counted[rows].to(scores.device)]
             )

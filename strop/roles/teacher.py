@@ -50,7 +50,7 @@ class TeacherWorker(ModelWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_teacher(self, data: DataProto) -> DataProto:
-        """What the update of the policy reads: the log-probs of its tokens, or for a forward KL top_k of each place."""
+        """Columns for the update of the policy: log-probs of its tokens, or for a forward KL top_k of each place."""
         return self.compute_teacher_log_prob(data) if self._is_reverse else self.compute_teacher_top_k(data)
 
     def compute_teacher_log_prob(self, data: DataProto) -> DataProto:

@@ -13,7 +13,7 @@ from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.batch_metrics import REWARD_KL, Metrics
 from strop.controller import WorkerGroup, as_list
 from strop.protocol import DataProto
-from strop.protocol.schema import labels_for
+from strop.protocol.schema import object_columns_for
 from strop.recipes.choosing import chosen
 from strop.recipes.kl_controller import REWARD_KL_COEF, kl_controller
 from strop.roles.critic import CriticWorker
@@ -34,14 +34,14 @@ REJECTED = "rollout correction rejected every token of it"
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerResult:
-    """What the samples of one step came to."""
+    """Result of the algorithm on the samples of one step."""
 
     experience: Experience
     """All rows with all their columns."""
     summary: BatchSummary
     """Of these rows."""
     steps: tuple[Update, ...]
-    """Those of other roles that learn before, then the policy's."""
+    """Optimizer steps of the step, the policy's last."""
     left_out: Mapping[str, str]
     """Why samples were left out, by id: those that were not drawn, or not kept."""
     metrics: Mapping[str, float]
@@ -105,7 +105,7 @@ class Learner:
                 batch = batch.union(log_probs, "log_probs", "entropys")
 
         with stages.stage("summary"):
-            every_column = batch.rows.select(None, labels_for("advantages"))
+            every_column = batch.rows.select(None, object_columns_for("advantages"))
             summary = groups.actor.call.summarize_batch(every_column)
         return LearnerResult(
             experience=batch,

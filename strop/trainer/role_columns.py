@@ -47,7 +47,7 @@ def add_columns(
             batch = batch.union(log_probs, "old_log_probs", "entropys", *squares)
     if missing & made_by("correction"):
         with stages.stage("correction"):
-            corrected = groups.actor.call.correct_rollout(batch.taken_by("advantages"))
+            corrected = groups.actor.call.correct_rollout(batch.columns_for("advantages"))
             batch = _counted(batch.union(corrected, *config.algorithm.correction.columns))
     if missing & made_by("ref"):
         reference = groups.reference or groups.actor  # the policy without its adapter
@@ -87,7 +87,7 @@ def add_advantages(batch: Experience, groups: Roles, stages: Stages, *, kl_coef:
         kl_coef: factor of the KL penalty in the reward, in this step.
     """
     with stages.stage("adv"):
-        advantages = groups.actor.call.compute_advantages(batch.taken_by("advantages"), kl_coef=kl_coef)
+        advantages = groups.actor.call.compute_advantages(batch.columns_for("advantages"), kl_coef=kl_coef)
     return batch.union(advantages, "token_level_rewards", "advantages", "returns")
 
 

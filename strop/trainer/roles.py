@@ -258,7 +258,7 @@ def playing_of(
     logs: Path | None = None,
     is_replayed: bool = False,
 ) -> Playing:
-    """How the rollout role of a run plays.
+    """Settings of the rollout role of a run.
 
     Args:
         config: of the run.
@@ -289,7 +289,7 @@ def playing_of(
 
 
 def costs_of(config: Config, folder: Path | None) -> CostTracker | None:
-    """What counts the costs of services of the reward; None where none has a price.
+    """Counter of the costs of reward services; None where none has a price.
 
     Args:
         config, folder: of the run; no folder: nothing is remembered.
@@ -348,7 +348,7 @@ def make_roles(
 
 
 def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: int) -> PolicySync:
-    """What brings generation to the actor's weights."""
+    """Weight sync from the actor to generation."""
     is_apart, is_native = "rollout" in config.resources.apart, config.rollout.engine == "native"
     if is_native and not is_apart:
         return PolicySync(rollout=groups["rollout"], version=version)
@@ -369,7 +369,7 @@ def role_specs(
     checkpoint: Path | None = None,
     optimizer: Path | None = None,
 ) -> Mapping[str, RoleSpec[Any]]:
-    """What `make_roles` makes, in the order in which roles of one process are made; arguments as there."""
+    """All roles, in the order in which those of one process are made; arguments as of `make_roles`."""
     device, model = playing.device, config.model
 
     def learning(section: UpdateSettings) -> Learning:

@@ -75,10 +75,10 @@ class ActorWorker(TrainedWorker):
 
         def log_probs(tokens: Tokens) -> dict[str, Tensor]:
             old, entropies = tokens.log_probs(temperature=temperature)
-            made = {"old_log_probs": old, "entropys": entropies}
+            values = {"old_log_probs": old, "entropys": entropies}
             if takes_squares:
-                made["sum_pi_squared"] = tokens.sum_pi_squared(temperature=temperature)
-            return made
+                values["sum_pi_squared"] = tokens.sum_pi_squared(temperature=temperature)
+            return values
 
         return self.token_columns(data, log_probs)
 
@@ -148,7 +148,7 @@ class ActorWorker(TrainedWorker):
         )
 
     def _prepared(self, batch: Mapping[str, Tensor], log_probs: Tensor) -> dict[str, Tensor]:
-        """What the loss computes once from all tokens of the optimizer batch, over all ranks: columns of these rows.
+        """Columns of these rows that the loss prepares once from all tokens of the optimizer batch, over all ranks.
 
         Args:
             batch: columns [N] of these rows, by the loss's own names.
@@ -175,12 +175,12 @@ class ActorWorker(TrainedWorker):
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def correct_rollout(self, data: DataProto) -> DataProto:
-        """What the trainer's log-probs say about all rows of a step."""
+        """Columns and metrics of the rollout correction, from all rows of a step (`correction_columns`)."""
         return correction_columns(data, self._algorithm)
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def summarize_batch(self, data: DataProto) -> BatchSummary:
-        """What the controller keeps of all rows of a step, with all their columns (`summarize`)."""
+        """Summary of all rows of a step with all their columns (`summarize`)."""
         return summarize(data, self._algorithm)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -202,7 +202,7 @@ class ActorWorker(TrainedWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def probe(self) -> Probe:
-        """What the policy says of a few tokens, for engines whose weights cannot be read."""
+        """Log-probs of a few tokens, to compare with engines whose weights cannot be read."""
         return probe_of(self.engine)
 
     def close(self) -> None:

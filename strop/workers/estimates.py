@@ -88,7 +88,7 @@ def _estimator_columns(
 ) -> dict[str, Tensor]:
     """Columns of these rows that the estimator takes; `added` [B, R] is what rewards have beyond the scores."""
     taken = adv_estimator_columns(algorithm.adv_estimator) | OFFERED
-    found = {name: padded(tensors, name)[rows] for name in taken if name in tensors}
-    if "turn_rewards" in found:  # a penalty or a reward model's word is of the answer it is on
-        found["turn_rewards"] = found["turn_rewards"] + added[rows].sum(dim=-1)
-    return found
+    inputs = {name: padded(tensors, name)[rows] for name in taken if name in tensors}
+    if "turn_rewards" in inputs:  # a penalty or a reward model's word is of the answer it is on
+        inputs["turn_rewards"] = inputs["turn_rewards"] + added[rows].sum(dim=-1)
+    return inputs

@@ -42,7 +42,7 @@ def log_prob_column(name: str, data: DataProto) -> TokenFunction:
 
 
 def flat_mask(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Which tokens [N] of a batch with these columns are trained on, and the tokens [B] of each row: column loss_mask
+    """Mask [N] of the tokens that are trained on, and the number of tokens [B] of each row: from column loss_mask
     where the rollout was corrected, else response_mask."""
     column = tensors["loss_mask" if "loss_mask" in tensors else "response_mask"]
     return columns.flat(column).bool(), columns.row_lengths(column)

@@ -7,7 +7,7 @@ from typing import get_args
 
 from doc_pages import ROOT
 
-from strop.protocol.schema import COLUMNS, STAGES, Maker
+from strop.protocol.schema import COLUMNS, STAGES, ColumnStage
 
 PAGE = ROOT / "docs" / "concepts.md"
 
@@ -18,9 +18,9 @@ def test_the_table_of_columns_is_that_of_the_program() -> None:
     told = {row[0].strip(" `"): set(re.findall(r"`(\w+)`", row[2])) for row in rows}
     assert told == {
         maker: {name for name, column in COLUMNS.items() if column.made_by == maker}
-        for maker in get_args(Maker)
+        for maker in get_args(ColumnStage)
     }
-    assert list(told) == list(get_args(Maker))
+    assert list(told) == list(get_args(ColumnStage))
 
 
 def test_the_page_names_every_stage_of_the_hash_chain() -> None:

@@ -237,7 +237,7 @@ class _Trial:
             return
         wanted = {"old_log_probs"} | ({"rm_scores"} if "reward_model" in config.roles else set())
         experience = add_columns(experience, wanted, config, roles, Stages(roles))
-        self._take(experience.reports, experience.taken_by("preflight").get().tensors())
+        self._take(experience.reports, experience.columns_for("preflight").get().tensors())
 
     def _take(self, reports: Sequence[EpisodeReport], tensors: Mapping[str, Tensor]) -> None:
         """Rewards, answers and log-probs of one round."""
