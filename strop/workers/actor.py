@@ -17,10 +17,10 @@ from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.losses import (
     LossSpec,
     loss_spec,
-    note_policy_loss,
     policy_loss,
     prepare_columns,
-    rows_that_move,
+    record_loss,
+    rows_with_gradient,
 )
 from strop.algorithms.registry import load_extensions
 from strop.base.device import sent
@@ -124,27 +124,27 @@ class ActorWorker(TrainedWorker):
             if spec.declaration.prepare is not None:
                 passed = self.engine.map_tokens(data, log_prob_column("log_probs", data))
                 batch |= self._prepared(batch, passed["log_probs"])
-            moves = rows_that_move(spec, batch, row_lengths)
-            update = _Update(
+            has_gradient = rows_with_gradient(spec, batch, row_lengths)
+            loss = _BatchLoss(
                 spec, batch, row_lengths, totals, temperature=data.meta_info["temperature"], share=share,
                 device=self.engine.model.device,
             )  # fmt: skip
-            moving = [row for row, does in enumerate(moves) if does]
-            value = self.engine.accumulate(data, update, rows=moving)
-            still = [row for row, does in enumerate(moves) if not does]
-            if self.engine.parallel.max(len(still)):  # on any rank
-                self.engine.map_tokens(data, update.measure, rows=still)
+            with_gradient = [row for row, has in enumerate(has_gradient) if has]
+            value = self.engine.accumulate(data, loss, rows=with_gradient)
+            without = [row for row, has in enumerate(has_gradient) if not has]
+            if self.engine.parallel.max(len(without)):  # on any rank
+                self.engine.map_tokens(data, loss.measure, rows=without)
             report = self.engine.step()
-        metrics = update.metrics.read()
+        metrics = loss.metrics.read()
         metrics[LOSS] = Mean(value, share)
         if self._algorithm.use_kl_loss:
             metrics[KL_COEF] = Mean(self._algorithm.kl_loss_coef, 1)
-        seen = {
+        of_pass = {
             name: columns.jagged_like(tensors["responses"], column.cpu())
-            for name, column in update.kept.items()
+            for name, column in loss.columns.items()
         }
         return BatchAndMetrics(
-            batch=DataProto.from_dict(seen), metrics=(Update.of("actor", report, metrics),)
+            batch=DataProto.from_dict(of_pass), metrics=(Update.of("actor", report, metrics),)
         )
 
     def _prepared(self, batch: Mapping[str, Tensor], log_probs: Tensor) -> dict[str, Tensor]:
@@ -211,8 +211,9 @@ class ActorWorker(TrainedWorker):
             self._sender.close()
 
 
-class _Update:
-    """The loss of one optimizer batch as the engine asks for it, some tokens at a time, and what is seen on the way."""
+class _BatchLoss:
+    """The loss of one optimizer batch, called by the engine on some tokens at a time, with metrics and log-probs of the
+    pass."""
 
     def __init__(
         self,
@@ -239,34 +240,36 @@ class _Update:
         self._row_ids = row_numbers(row_lengths)
         self._batch = {name: sent(column, device) for name, column in batch.items()}
         self.metrics = TensorMetrics()
-        self.kept = {name: torch.zeros_like(self._batch["weights"]) for name in ("log_probs", "entropys")}
+        self.columns = {name: torch.zeros_like(self._batch["weights"]) for name in ("log_probs", "entropys")}
         """[N], by the weights before the step."""
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """The part of the loss that these tokens have."""
         weights = self._batch["weights"]
-        places = sent(tokens.index, weights.device)
-        here = {name: column[places] for name, column in self._batch.items()}
+        positions = sent(tokens.index, weights.device)
+        inputs = {name: column[positions] for name, column in self._batch.items()}
         chosen_log_probs = is_likely = None
         if self._spec.takes_chosen_tokens:
-            log_probs, entropies, at = tokens.log_probs_at(here["teacher_ids"], temperature=self._temperature)
+            log_probs, entropies, at = tokens.log_probs_at(
+                inputs["teacher_ids"], temperature=self._temperature
+            )
             chosen_log_probs, is_likely = at.log_probs, at.is_likely
         else:
             log_probs, entropies = tokens.log_probs(temperature=self._temperature)
-        seen = policy_loss(
+        result = policy_loss(
             self._spec,
             log_probs,
             entropies,
-            here,
+            inputs,
             row_ids=self._row_ids[tokens.index],
             totals=self._totals,
             chosen_log_probs=chosen_log_probs,
             is_likely=is_likely,
         )
-        note_policy_loss(self.metrics, seen, num_trained=self._num_trained, share=self._share)
+        record_loss(self.metrics, result, num_trained=self._num_trained, share=self._share)
         for name, values in (("log_probs", log_probs), ("entropys", entropies)):
-            self.kept[name][places] = values.detach().to(self.kept[name])
-        return seen.loss
+            self.columns[name][positions] = values.detach().to(self.columns[name])
+        return result.loss
 
     def measure(self, tokens: Tokens) -> dict[str, Tensor]:
         """Tokens of rows that cannot move the policy: they are seen alone, without a gradient."""

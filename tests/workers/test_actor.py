@@ -212,7 +212,7 @@ def test_rows_without_advantage_change_nothing_but_are_measured(
     left_out = update(actor, batch)
     assert rows_with_gradient == [4]
     monkeypatch.setattr(
-        "strop.workers.actor.rows_that_move", lambda spec, batch, row_lengths: [True] * len(row_lengths)
+        "strop.workers.actor.rows_with_gradient", lambda spec, batch, row_lengths: [True] * len(row_lengths)
     )
     assert_same(update(make_actor(tiny_model, algorithm), batch), left_out)
 
