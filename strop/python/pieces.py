@@ -25,7 +25,7 @@ from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.loading import load
-from strop.trainer.role_columns import add_advantages, add_columns
+from strop.trainer.role_columns import add_columns
 from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.setup import load_training_data, sampling_of
 from strop.trainer.stages import Stages
@@ -164,7 +164,9 @@ class Pieces:
                 raise ValueError(f"no role makes a column {name!r}; there are {', '.join(offered)}")
         batch = add_columns(samples.experience, names, self.config, self.roles, self._stages)
         if made_by("adv") & (set(names) - batch.column_names):
-            batch = add_advantages(batch, self.roles, self._stages)
+            with self._stages.stage("adv"):
+                advantages = self.roles.actor.call.compute_advantages(batch.columns_for("advantages"))
+                batch = batch.union(advantages, *made_by("adv"))
         return replace(samples, experience=batch)
 
     def update(self, samples: Samples, *, role: str = "actor") -> dict[str, float]:

@@ -20,7 +20,7 @@ from strop.roles.critic import CriticWorker
 from strop.roles.prm import PrmWorker
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
-from strop.trainer.role_columns import add_advantages, add_columns, columns_before_updates
+from strop.trainer.role_columns import add_columns, columns_before_updates
 from strop.trainer.roles import Roles
 from strop.trainer.stages import Stages
 from strop.workers.actor import ActorWorker
@@ -89,7 +89,10 @@ class Learner:
 
         needed = columns_before_updates(config, len(batch.sample_starts))
         batch = add_columns(batch, needed, config, groups, stages)
-        batch = add_advantages(batch, groups, stages, kl_coef=self._kl_controller.value)
+        with stages.stage("adv"):
+            light, kl_coef = batch.columns_for("advantages"), self._kl_controller.value
+            advantages = groups.actor.call.compute_advantages(light, kl_coef=kl_coef)
+            batch = batch.union(advantages, "token_level_rewards", "advantages", "returns")
 
         if groups.prm is not None and config.prm.update == "after":
             updates += self._update_prm(groups.prm, batch, stages)
@@ -157,9 +160,8 @@ class Learner:
                 totals = BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
                 if totals.num_tokens:
                     metrics = as_list(prm.call.update_prm(part.partition(prm.mesh), totals))
-                    updates.append(
-                        merged_update(metrics)
-                    )  # the fate of a sample is what the policy made of it
+                    # The fate of a sample is what the policy made of it, so there are no ids.
+                    updates.append(merged_update(metrics))
         return updates
 
     def _follow_kl(self, summary: BatchSummary) -> Metrics:

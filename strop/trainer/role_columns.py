@@ -28,7 +28,7 @@ def add_columns(
 
     Args:
         batch: columns that it has are not made again.
-        wanted: names of `protocol.schema`; advantages come from `add_advantages`.
+        wanted: names of `protocol.schema`, those of advantages aside.
         config, groups, stages: of the run, and of the step.
 
     Raises:
@@ -74,21 +74,6 @@ def add_columns(
             targets = teacher.call.compute_teacher(batch.partition(teacher.mesh))
             batch = batch.union(targets, *config.algorithm.distillation.columns)
     return batch
-
-
-def add_advantages(batch: Experience, groups: Roles, stages: Stages, *, kl_coef: float = 0.0) -> Experience:
-    """The batch with the columns token_level_rewards, advantages and returns.
-
-    One worker of the actor computes them from the light columns of all rows, so that neither these nor the result pass
-    through the controller.
-
-    Args:
-        batch, groups, stages: of the step.
-        kl_coef: factor of the KL penalty in the reward, in this step.
-    """
-    with stages.stage("adv"):
-        advantages = groups.actor.call.compute_advantages(batch.columns_for("advantages"), kl_coef=kl_coef)
-    return batch.union(advantages, "token_level_rewards", "advantages", "returns")
 
 
 def columns_before_updates(config: Config, num_samples: int) -> frozenset[str]:

@@ -16,12 +16,12 @@ from strop.protocol import DataProto
 from strop.protocol.schema import COLUMNS, ColumnStage, made_by
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.role_columns import add_advantages, add_columns
+from strop.trainer.role_columns import add_columns
 from strop.trainer.stages import Stages
 
 NUM_ROWS = 3
 STAGES = get_args(ColumnStage)
-OF_ROLES = [name for name in STAGES if name not in ("rollout", "update_actor")]
+OF_ROLES = [name for name in STAGES if name not in ("rollout", "adv", "update_actor")]
 
 
 class AnyRole(Worker):
@@ -40,7 +40,7 @@ class AnyRole(Worker):
 
 
 def _call(stage: ColumnStage) -> Any:
-    def method(self: AnyRole, data: DataProto, **_: float) -> DataProto:
+    def method(self: AnyRole, data: DataProto) -> DataProto:
         return self._column(data, stage)
 
     return register(dispatch_mode=Dispatch.DP_GATHER_PROTO, blocking=False)(method)
@@ -54,7 +54,6 @@ CALLS: dict[str, ColumnStage] = {
     "compute_values": "values",
     "compute_prm_ref_log_prob": "prm_ref",
     "compute_process_rewards": "prm",
-    "compute_advantages": "adv",
     "compute_teacher": "teacher",
 }
 for name, stage in CALLS.items():
@@ -90,13 +89,11 @@ def test_every_column_has_a_call_and_they_come_in_the_order_of_a_step() -> None:
     groups, stages = roles(log), Stages()
     wanted = {name for name in COLUMNS if COLUMNS[name].made_by in OF_ROLES}
     batch = add_columns(rows(), wanted, config(), groups, stages)
-    batch = add_advantages(batch, groups, stages)
-    order = [name for name in OF_ROLES if name not in ("adv", "teacher")]
-    assert log == list(stages.seconds) == [*order, "teacher", "adv"]
+    assert log == list(stages.seconds) == OF_ROLES
     assert batch.num_trained == (4, 0, 2)
-    assert {"old_log_probs", "sum_pi_squared", "values", "advantages", "returns"} <= batch.column_names
+    assert {"old_log_probs", "sum_pi_squared", "values"} <= batch.column_names
     add_columns(batch, {"old_log_probs", "values"}, config(), groups, stages)
-    assert len(log) == len(OF_ROLES), "what a batch has is not made again"
+    assert log == OF_ROLES, "what a batch has is not made again"
 
 
 def test_without_a_reference_the_policy_without_its_adapter_is_asked() -> None:
