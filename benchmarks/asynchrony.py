@@ -17,7 +17,7 @@ prompt (median 12 tokens, at most 96), 64 sequences at a time, and four steps of
 again.
 
 A way is a number (rollout.max_staleness), later:X or drop:X (rollout.over_issue=X with that rollout.slowest),
-longest_first, or overlap (rollout.overlap_log_probs). Runs differ in nothing else; samples of older policies are
+or longest_first. Runs differ in nothing else; samples of older policies are
 corrected for as strop does where nothing is said. Steps per minute are those of the run's own `timing_s/step`, without
 start, validation and checkpoints; the pass rate is that of the last validation, after equally many samples, and the
 reward that of the last ten steps' samples.
@@ -134,8 +134,7 @@ def settings_of(way: str) -> list[str]:
     slowest, colon, share = way.partition(":")
     if colon:
         return [f"rollout.over_issue={share}", f"rollout.slowest={slowest}"]
-    switches = {"longest_first": "rollout.longest_first=true", "overlap": "rollout.overlap_log_probs=true"}
-    return [switches.get(way, f"rollout.max_staleness={way}")]
+    return ["rollout.longest_first=true" if way == "longest_first" else f"rollout.max_staleness={way}"]
 
 
 def run(start: Path, out: Path, args: argparse.Namespace, *, way: str, seed: int) -> dict[str, float]:

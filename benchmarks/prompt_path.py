@@ -87,7 +87,7 @@ if "strop.rewards.child" in " ".join(sys.orig_argv):
 BESIDE = {
     "_write", "_metrics", "step_metrics", "tell_of_losses", "_note", "summarize_batch", "_summary", "row_results",
     "check_versions", "_check", "episode_metrics", "digests", "checksums", "save", "hear_step", "observe", "log",
-    "report", "arithmetic", "note_policy_loss", "add", "_count", "read_models", "check_models", "try_reward", "begin",
+    "report", "arithmetic", "record_loss", "add", "_count", "read_models", "check_models", "try_reward", "begin",
 }  # fmt: skip
 """Where functions begin that the weights do not depend on."""
 

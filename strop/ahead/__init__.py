@@ -1,5 +1,5 @@
 """Samples that are played over several calls: generation ahead of training, steps that do not wait for their slowest,
-and a clock of engine steps (rollout.max_staleness, rollout.over_issue, rollout.overlap_log_probs, trainer.clock).
+and a clock of engine steps (rollout.max_staleness, rollout.over_issue, trainer.clock).
 
 joining.py      what the trainer is given of it; check.py: settings that do not go together;
                 settings.py: the clock
@@ -11,7 +11,6 @@ clocked.py      steps that wait for all of theirs, by a clock that counts engine
 pacing.py       how far ahead, and which groups a step takes
 begun.py        groups of steps to come, and those left out; replacing.py: how many are begun for these
 in_play.py      what a checkpoint keeps of them
-overlap.py      what models say of them meanwhile
 
 In a rollout worker
 worker.py       AheadWorker: begins prompts, and gives those that have ended

@@ -25,7 +25,6 @@ def check(config: Config) -> None:
             f"algorithm.correction.reject, or algorithm.old_log_probs=rollout; or rollout.max_staleness=0"
         )
     key = "rollout.max_staleness" if bound else "rollout.over_issue"
-    key = key if bound or config.rollout.over_issue else "rollout.overlap_log_probs"
     if config.rollout.is_streamed and config.trainer.skip_rollout:
         raise ValueError(
             f"trainer.skip_rollout takes recorded samples, which are all there at once: remove {key}"

@@ -22,7 +22,6 @@ from strop.ahead.calls import begin, calls, ended
 from strop.ahead.clocked import ClockedCollector
 from strop.ahead.in_play import IN_PLAY, in_play_text, read_in_play
 from strop.ahead.kept import KeptGroup
-from strop.ahead.overlap import GroupColumns, describe_overlap
 from strop.ahead.pacing import Pace
 from strop.ahead.replacing import FILE as SHARE
 from strop.ahead.replacing import Replacing
@@ -103,8 +102,6 @@ class AheadCollector(ClockedCollector):
         self._recorded = recorded
         self._spans = {uid: spans for step in recorded.values() for uid, spans in step.spans.items()}
         self._busy_s, self._looked_s = 0.0, time.perf_counter()
-        overlaps = config.rollout.overlap_log_probs
-        self._columns = GroupColumns(config, roles, sampling) if overlaps else None
         self._is_apart = "rollout" in config.resources.apart
         self._replacing = Replacing(self._filtering, config.data.prompts_per_step)
         self._filters = self._filtering.enable
@@ -126,7 +123,7 @@ class AheadCollector(ClockedCollector):
             CheckpointError: its file is damaged.
         """
         super().begin_again(checkpoint)
-        return [*_lead(self._config), *describe_overlap(self._config), *self._go_on(checkpoint)]
+        return [*_lead(self._config), *self._go_on(checkpoint)]
 
     def _go_on(self, checkpoint: Path | None) -> list[str]:
         """Begin what was in play."""
@@ -166,8 +163,6 @@ class AheadCollector(ClockedCollector):
             self._look_again(step)
             num_refused = self._open(step, left_out)
             while (chosen := self._pace.choose(step, self._versions, list(self._ended))) is None:
-                if self._columns is not None:  # while others are played
-                    self._columns.make_full(self._ended, stages)
                 uid = self._next(step)
                 looked_at.append(uid)
                 self._sort_out(uid, self._arrived.pop(uid), left_out)
@@ -199,9 +194,7 @@ class AheadCollector(ClockedCollector):
                 step=step,
                 prompts=tuple(one.prompt for one in begun),
                 episodes=episodes,
-                experience=training_rows(self._config, self._roles, taken, self._sampling)
-                if self._columns is None or not kept
-                else self._columns.take(kept, stages),
+                experience=training_rows(self._config, self._roles, taken, self._sampling),
                 dropped=left_out.causes,
                 collection_metrics=metrics,
             )
@@ -322,7 +315,7 @@ class AheadCollector(ClockedCollector):
             due = [uid for uid in self._pace.due(step, self._versions) if uid not in self._ended]
             missing = self._pace.missing(step, self._versions, self._ended)
             ranks = self._roles.rollout.world_size
-            is_looked_at_once = self._is_apart or self._columns is not None or self._filters
+            is_looked_at_once = self._is_apart or self._filters
             if is_looked_at_once:  # a look costs nothing, or is for something
                 self._wait(step, [], at_least=1)
             else:
@@ -378,9 +371,7 @@ class AheadCollector(ClockedCollector):
         passed = now - self._looked_s
         played = (sum(busy) / len(busy) - self._busy_s) / passed
         self._busy_s, self._looked_s = sum(busy) / len(busy), now
-        worked = 0.0 if self._columns is None else self._columns.worked_s()
-        waited = now - asked_s - worked
-        return {ROLLOUT_IDLE: min(max(1 - played, 0.0), 1.0), TRAINER_IDLE: waited / passed}
+        return {ROLLOUT_IDLE: min(max(1 - played, 0.0), 1.0), TRAINER_IDLE: (now - asked_s) / passed}
 
 
 def _lead(config: Config) -> list[str]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.base.lazy_names import lazy_names
-from strop.controller.call import Returns, WorkerCall
+from strop.controller.call import BatchAndMetrics, Returns, WorkerCall
 from strop.controller.dispatch import Dispatch, DispatchMode
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import ResultFuture, WorkerGroup, as_list
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from strop.controller.ray.errors import Failure, GroupStopped, NotEnoughDevices
 
 __all__ = [
+    "BatchAndMetrics",
     "CallTimeout",
     "Cut",
     "Dispatch",

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
 from strop.controller.worker import Worker
 from strop.protocol import DataProto
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -29,8 +30,23 @@ class Returns(Enum):
     """The value, whatever it is."""
     ROWS = "rows"
     """A batch, which `WorkerGroup.joined` takes."""
+    ROWS_AND_METRICS = "rows and metrics"
+    """A `BatchAndMetrics`."""
     NOTHING = "nothing"
     """Only that the method ended: its value is dropped in the worker, and `result()` gives None."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchAndMetrics(Generic[T]):
+    """The result of a method with Dispatch.DP_COMPUTE_PROTO_AND_METRIC, on a worker and for its group.
+
+    The metrics come to the controller; the rows stay with the workers that made them.
+    """
+
+    batch: DataProto
+    """Columns of the rows that were given."""
+    metrics: tuple[T, ...]
+    """A worker gives one; the group has one per data-parallel group, in order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +74,7 @@ class WorkerCall:
 
         Raises:
             RuntimeError: the method wrote into a tensor, which others may read from the same memory.
-            TypeError: a batch was wanted, and the method returned something else.
+            TypeError: a batch, or one with metrics, was wanted, and the method returned something else.
         """
 
         def own(arg: Any) -> Any:
@@ -86,5 +102,10 @@ class WorkerCall:
             raise TypeError(
                 f"worker {worker.rank} returned {type(value).__name__}, but this dispatch mode joins "
                 f"DataProtos; return one, or register the method with Dispatch.DP_COMPUTE_METRIC to get a list"
+            )
+        if self.returns is Returns.ROWS_AND_METRICS and not isinstance(value, BatchAndMetrics):
+            raise TypeError(
+                f"worker {worker.rank} returned {type(value).__name__}, but this dispatch mode joins batches with "
+                f"metrics; return a BatchAndMetrics"
             )
         return None if self.returns is Returns.NOTHING else value

@@ -54,6 +54,9 @@ class DispatchMode:
     A non-blocking call returns the batch too, whose rows the workers may hold. Only the reporting workers' batches
     count.
     """
+    has_metrics: bool = False
+    """True where `joins_rows`, and each batch comes with metrics: the workers return a `BatchAndMetrics`, and so does
+    the call, when all workers have ended."""
     reporters_only: bool = False
     """True where `collect_fn` gets the outputs of the reporting workers only, in the order of their rows."""
 
@@ -64,6 +67,7 @@ class DispatchMode:
                 f"dispatch mode {self.name!r} has {found} of collect_fn and joins_rows=True; results are "
                 f"either made by a function or joined as batches"
             )
+        assert self.joins_rows or not self.has_metrics, "metrics without rows are what collect_fn is for"
 
 
 def one_each(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
@@ -176,5 +180,14 @@ class Dispatch(Enum):
         reporters_only=True,
     )
     """As DP_COMPUTE_PROTO, but the result is the list of results, one per data-parallel group."""
+    DP_COMPUTE_PROTO_AND_METRIC = DispatchMode(
+        name="DP_COMPUTE_PROTO_AND_METRIC",
+        dispatch_fn=rows_over_dp,
+        cuts_rows=True,
+        joins_rows=True,
+        has_metrics=True,
+    )
+    """As DP_COMPUTE_PROTO, for methods that return a `BatchAndMetrics`: the batches are joined, and their rows stay
+    with the workers; of the metrics there is one per data-parallel group."""
     DP_GATHER_PROTO = DispatchMode(name="DP_GATHER_PROTO", joins_rows=True)
     """Every worker gets the same arguments; the batches of the data-parallel groups are joined."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from strop.controller.call import Pending, Returns, WorkerCall
+from strop.controller.call import BatchAndMetrics, Pending, Returns, WorkerCall
 from strop.controller.dispatch import DispatchMode, partition_among
 from strop.controller.mesh import Mesh
 from strop.controller.partition import Partition
@@ -23,6 +23,7 @@ from strop.protocol import DataProto
 
 W = TypeVar("W", bound=Worker)
 R = TypeVar("R")
+M = TypeVar("M")
 
 
 @dataclass(frozen=True)
@@ -66,18 +67,23 @@ class WorkerGroup(ABC, Generic[W]):
             come up with what else is waited for.
         """
 
-    def joined(self, outputs: Sequence[Pending[DataProto]], partition: Partition | None) -> DataProto:
+    def joined(self, outputs: Sequence[Pending[Any]], partition: Partition | None) -> DataProto:
         """The rows of the workers' batches, in the order of the caller's rows. A runtime may leave them with the
         workers, in a batch of its own that fetches them in `get`; here they come at once.
 
         Args:
-            outputs: of the reporting workers.
+            outputs: of the reporting workers: batches, or batches with metrics.
             partition: what the caller has cut.
         """
-        batches = [output.result() for output in outputs]
+        results: list[DataProto | BatchAndMetrics[Any]] = [output.result() for output in outputs]
+        batches = [one.batch if isinstance(one, BatchAndMetrics) else one for one in results]
         rows = DataProto.concat(batches)
         order = None if partition is None else partition.order_of_results([len(batch) for batch in batches])
         return rows if order is None else rows.take(order)
+
+    def metrics(self, output: Pending[BatchAndMetrics[M]]) -> tuple[M, ...]:
+        """Wait for the metrics of a worker. A runtime may leave the rows beside them with the worker."""
+        return output.result().metrics
 
     @property
     def mesh(self) -> Mesh:
@@ -169,6 +175,7 @@ class WorkerGroup(ABC, Generic[W]):
         if not alone and (mode.joins_rows or mode.reporters_only):
             heard = self.mesh.reporters()
         wanted = Returns.ROWS if mode.joins_rows else Returns.VALUE
+        wanted = Returns.ROWS_AND_METRICS if mode.has_metrics else wanted
         pending = self.submit(
             [
                 WorkerCall(
@@ -189,6 +196,11 @@ class WorkerGroup(ABC, Generic[W]):
             future = ResultFuture(outputs, collect, others)
             return future.get() if registration.blocking else future
         joined = self.joined(outputs, partition_among([*args, *kwargs.values()]))
+        if mode.has_metrics:
+            metrics = tuple(one for output in outputs for one in self.metrics(output))
+            for other in others:
+                other.result()
+            return BatchAndMetrics(batch=joined, metrics=metrics)
         if not registration.blocking:
             return joined
         joined.wait()

@@ -1,4 +1,4 @@
-"""The columns of a training batch, declared once: what each holds, who makes it and who takes it.
+"""The columns of a training batch, declared once: type and axes of each, the stage that makes it, and its consumers.
 
 Axes: B rows (training sequences), P~ and R~ the prompt and response tokens of each row (jagged), K a number of its own.
 What an estimator or a loss of its own reads is declared with it (`needs`); this table says where it comes from.
@@ -13,13 +13,13 @@ from typing import Literal
 import torch
 
 Axes = Literal["B", "B P~", "B R~", "B R~ K", "B K"]
-Maker = Literal[
+ColumnStage = Literal[
     "rollout", "reward_model", "old_log_prob", "correction", "ref", "values", "prm_ref", "prm", "adv",
     "teacher", "update_actor",
 ]  # fmt: skip
 """The stage of a step that makes a column; timing_s/ has it under this name (that of rollout is gen)."""
-Taker = Literal["advantages", "resampling", "sampler", "preflight"]
-"""Who is handed only what it takes; roles with a model and the summary of a step are handed every column."""
+Consumer = Literal["advantages", "resampling", "sampler", "preflight"]
+"""Who gets only the columns that it reads; roles with a model and the summary of a step get every column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class Column:
     dtype: torch.dtype | None
     """None: objects."""
     axes: Axes
-    made_by: Maker
-    taken_by: frozenset[Taker] = frozenset()
+    made_by: ColumnStage
+    consumers: frozenset[Consumer] = frozenset()
     stage: str = ""
     """The stage of the hash chain that its bits belong to."""
 
@@ -40,12 +40,12 @@ def _column(
     name: str,
     dtype: torch.dtype | None,
     axes: Axes,
-    made_by: Maker,
-    *taken_by: Taker,
+    made_by: ColumnStage,
+    *consumers: Consumer,
     stage: str = "",
 ) -> Column:
     return Column(
-        name=name, dtype=dtype, axes=axes, made_by=made_by, taken_by=frozenset(taken_by), stage=stage
+        name=name, dtype=dtype, axes=axes, made_by=made_by, consumers=frozenset(consumers), stage=stage
     )
 
 
@@ -112,25 +112,25 @@ STAGES = (
 """Of the hash chain, in the order in which a step has them."""
 
 
-def made_by(maker: Maker) -> frozenset[str]:
+def made_by(stage: ColumnStage) -> frozenset[str]:
     """The tensor columns that a stage can make."""
     return frozenset(
-        name for name, column in COLUMNS.items() if column.made_by == maker and column.dtype is not None
+        name for name, column in COLUMNS.items() if column.made_by == stage and column.dtype is not None
     )
 
 
-def taken_by(taker: Taker, present: Collection[str]) -> list[str]:
-    """The tensor columns, of those that are present, that somebody takes."""
+def columns_for(consumer: Consumer, present: Collection[str]) -> list[str]:
+    """The tensor columns, of those that are present, that a consumer reads."""
     return [
         name
         for name, column in COLUMNS.items()
-        if name in present and taker in column.taken_by and column.dtype is not None
+        if name in present and consumer in column.consumers and column.dtype is not None
     ]
 
 
-def labels_for(taker: Taker) -> list[str]:
-    """The columns of objects that somebody takes."""
-    return [name for name, column in COLUMNS.items() if taker in column.taken_by and column.dtype is None]
+def object_columns_for(consumer: Consumer) -> list[str]:
+    """The columns of objects that a consumer reads."""
+    return [name for name, column in COLUMNS.items() if consumer in column.consumers and column.dtype is None]
 
 
 def stage_columns(stage: str) -> list[str]:

@@ -18,21 +18,21 @@ from torch import Tensor
 from strop.controller import as_list
 from strop.data.drawing import draw
 from strop.protocol import DataProto, jagged
-from strop.protocol.schema import COLUMNS
+from strop.protocol.schema import COLUMNS, made_by
 from strop.python.doors import Settings, overrides_of
 from strop.trainer.checkpointing import write_model
 from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.loading import load
-from strop.trainer.producers import PRODUCERS, StepContext, produced
+from strop.trainer.role_columns import add_columns
 from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.setup import load_training_data, sampling_of
 from strop.trainer.stages import Stages
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport, check_failed_episodes
-from strop.workers.rows import merged_update, updates_of
+from strop.workers.rows import merged_update
 
 
 @dataclass(frozen=True)
@@ -156,13 +156,18 @@ class Pieces:
         Raises:
             ValueError: no role makes such a column.
         """
-        makers = {producer.name for producer in PRODUCERS}
+        offered = [
+            name for name, column in COLUMNS.items() if column.made_by not in ("rollout", "update_actor")
+        ]
         for name in names:
-            if name not in COLUMNS or COLUMNS[name].made_by not in makers:
-                offered = [one for one, column in COLUMNS.items() if column.made_by in makers]
+            if name not in offered:
                 raise ValueError(f"no role makes a column {name!r}; there are {', '.join(offered)}")
-        context = StepContext(self.config, self.roles)
-        return replace(samples, experience=produced(samples.experience, set(names), context, self._stages))
+        batch = add_columns(samples.experience, names, self.config, self.roles, self._stages)
+        if made_by("adv") & (set(names) - batch.column_names):
+            with self._stages.stage("adv"):
+                advantages = self.roles.actor.call.compute_advantages(batch.columns_for("advantages"))
+                batch = batch.union(advantages, *made_by("adv"))
+        return replace(samples, experience=batch)
 
     def update(self, samples: Samples, *, role: str = "actor") -> dict[str, float]:
         """One optimizer step of the policy on these samples with the loss of `algorithm`; its metrics.
@@ -176,21 +181,19 @@ class Pieces:
         """
         experience, totals = samples.experience, samples.experience.totals()
         self._check(experience, role)
-        if role == "critic":
-            critic: Any = self.roles.others[role]
+        if role == "critic" and (critic := self.roles.critic) is not None:
             with self._stages.stage("update", role):
-                updates = as_list(critic.call.update_critic(experience.partition(critic.mesh), totals))
+                updates = tuple(as_list(critic.call.update_critic(experience.partition(critic.mesh), totals)))
         else:
             actor = self.roles.actor
             with self._stages.stage("update", role):
-                rows = actor.call.update_policy(experience.partition(actor.mesh), totals)
-            updates = updates_of(rows.select([], []).get())
+                updates = actor.call.update_policy(experience.partition(actor.mesh), totals).metrics
         return {name: metric.value for name, metric in merged_update(updates).metrics.items()}
 
     def _check(self, experience: Experience, role: str) -> None:
         """Refuse an update for which something is missing."""
         algorithm = self.config.algorithm
-        if role == "critic" and role not in self.roles.others:
+        if role == "critic" and self.roles.critic is None:
             raise ValueError(f"algorithm.adv_estimator={algorithm.adv_estimator} has no critic; gae has")
         if not experience.totals().num_tokens:
             raise ValueError("no sample has a token to train on: leave this optimizer step out")

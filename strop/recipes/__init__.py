@@ -24,7 +24,7 @@ masked.py           sums, means and whitening under a mask
 choosing.py         samples chosen for training; resampling.py: PF-PPO, drawn by their scores; choice_settings.py
 answers.py          columns that gigpo, gdpo and remax take; anchors.py: answers that were given in the same state
 measures.py         what is measured on the rows of a step
-reward_kl.py        a KL penalty on each token, in the reward; reward_kl_settings.py
+reward_kl.py        a KL penalty on each token, in the reward; kl_controller.py: its coefficient; reward_kl_settings.py
 correction.py       tis, icepop, mis: weights and rejections where rollout and trainer disagree; correction_settings.py;
                     correction_columns.py: of all rows of a step
 

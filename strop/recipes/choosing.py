@@ -43,7 +43,7 @@ def chosen(experience: Experience, config: Config, step: int) -> tuple[Experienc
     usable = experience.take([row for row, count in enumerate(experience.num_trained) if count])
     if not len(usable):
         return usable, {}
-    scores = answer_scores(usable.taken_by("resampling").get().tensors(), dtype=torch.float64)
+    scores = answer_scores(usable.columns_for("resampling").get().tensors(), dtype=torch.float64)
     if keep := where_on(algorithm.keep):
         rows, reason = _kept_rows(scores, usable, keep), NOT_KEPT
         taken = usable.take(rows)

@@ -1,12 +1,7 @@
-"""KL in the reward: the penalty on each token, and the coefficient that may follow the KL seen.
-
-The coefficient is state of the run: it lives with the loop, goes into checkpoints as plain numbers, and is
-handed to whoever computes rewards as an argument.
-"""
+"""The KL penalty in the reward, taken off each token before advantages are computed (kl_controller.py: its factor)."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -15,35 +10,26 @@ from torch import Tensor
 from strop.algorithms.batch_metrics import REWARD_KL, Metrics
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.kl import kl_penalty
-from strop.base.metrics import Metric
 from strop.protocol import DataProto
 from strop.protocol.columns import padded
 from strop.recipes.masked import masked_mean
 
-REWARD_KL_COEF = Metric(
-    "actor/reward_kl_penalty_coeff", "1", "factor of the KL in the reward, when there is one"
-)
-MAX_RELATIVE_ERROR = 0.2
-"""Bound on the relative distance from the target that one update answers to."""
 
-
-def penalized(
+def apply_kl_penalty(
     rewards: Tensor, tensors: Mapping[str, Tensor], algorithm: AlgorithmConfig, mask: Tensor, kl_coef: float
 ) -> Tensor:
-    """Rewards per token [B, R] less the penalty that the settings ask for.
+    """Rewards per token [B, R] less kl_coef times the KL of the policy to the reference (algorithm.use_kl_in_reward).
 
     Args:
         rewards: [B, R], in reward units.
         tensors: columns old_log_probs and ref_log_prob [B, R~].
-        algorithm: the settings.
+        algorithm: `kl_penalty` names the estimate of the KL.
         mask: [B, R], true on tokens that are trained on.
         kl_coef: reward per nat.
 
     Raises:
         ValueError: a column is missing.
     """
-    if not algorithm.use_kl_in_reward:
-        return rewards
     return less_kl(rewards, mask, _kl_of_tokens(tensors, algorithm, mask)[0], kl_coef)
 
 
@@ -88,77 +74,3 @@ def reward_kl(
     kl = kl_penalty(old_log_probs, ref_log_probs, kind)
     per_sample = masked_mean(kl, response_mask, axis=-1)  # [B]
     return kl, masked_mean(per_sample, response_mask.bool().any(dim=-1))
-
-
-class Control:
-    """A coefficient that is fixed, or that grows while the KL is above its target and shrinks while it is below.
-
-        coef <- coef * (1 + clip(kl / target - 1, -0.2, 0.2) * num_samples / horizon)
-
-    The value of an adaptive one is part of a checkpoint: without it, a resumed run would start again from kl_coef.
-
-    Source: Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
-    """
-
-    def __init__(self, algorithm: AlgorithmConfig) -> None:
-        settings = algorithm
-        self._is_used = settings.use_kl_in_reward
-        self._config = settings.kl_ctrl
-        self.value = self._config.kl_coef
-        """The coefficient of the next step."""
-
-    @property
-    def is_adaptive(self) -> bool:
-        """Whether it follows the KL."""
-        return self._config.type == "adaptive"
-
-    def follow(self, metrics: Mapping[str, float], num_samples: int) -> Metrics:
-        """Move towards the target by the numbers of a step of `num_samples` samples; what the coefficient was in it."""
-        if not self._is_used:
-            return {}
-        used: Metrics = {REWARD_KL_COEF: self.value}
-        self.update(metrics[REWARD_KL], num_samples)
-        return used
-
-    def update(self, current_kl: float, num_samples: int) -> None:
-        """Take note of the KL of a step of `num_samples` samples.
-
-        Raises:
-            ValueError: it is adaptive, and the KL is not finite, or the step is so large beside the horizon that the
-                coefficient could become 0 or negative.
-        """
-        if not self.is_adaptive:
-            return
-        horizon = self._config.horizon
-        if not math.isfinite(current_kl):
-            raise ValueError(
-                f"the KL of the policy to the reference is {current_kl}, which no coefficient can follow; "
-                f"look at the log-probs of both"
-            )
-        if MAX_RELATIVE_ERROR * num_samples >= horizon:
-            raise ValueError(
-                f"algorithm.kl_ctrl.horizon is {horizon} samples, but one step has {num_samples}, so "
-                f"one update could turn the coefficient negative: set it above "
-                f"{math.ceil(MAX_RELATIVE_ERROR * num_samples)}, usually to many steps' samples"
-            )
-        error = min(max(current_kl / self._config.target_kl - 1, -MAX_RELATIVE_ERROR), MAX_RELATIVE_ERROR)
-        self.value *= 1 + error * num_samples / horizon
-
-    def state(self) -> dict[str, float]:
-        """Plain numbers for a checkpoint; none of a fixed one, of which the configuration says it all."""
-        return {"kl_coef": self.value} if self.is_adaptive else {}
-
-    def load_state(self, state: Mapping[str, float]) -> None:
-        """Continue from `state()`.
-
-        Raises:
-            ValueError: it is adaptive, and the state is that of a fixed coefficient.
-        """
-        if not self.is_adaptive:
-            return
-        if "kl_coef" not in state:
-            raise ValueError(
-                f"the checkpoint holds no coefficient of the KL penalty (found: {sorted(state) or 'nothing'}); "
-                f"it is of a run with algorithm.kl_ctrl.type=fixed, so resume it with that"
-            )
-        self.value = float(state["kl_coef"])

@@ -1,4 +1,4 @@
-"""What a user sets about a KL penalty in the reward."""
+"""Settings of the KL penalty in the reward."""
 
 from __future__ import annotations
 

@@ -14,6 +14,4 @@ declarations.py     what they ask for; checks.py: settings that do not go with t
 
 measures.py         what they gave, as metrics
 settings.py         their sections of the configuration (torch-free)
-
-spec(), check() and update() of a module are what the core calls.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from strop.algorithms.losses import aggregation_of
 from strop.algorithms.registry import load_extensions
 from strop.base.metrics import Mean, Metric, Reduction
 from strop.base.tensor_metrics import TensorMetrics
-from strop.controller import Dispatch, RoleSpec, WorkerGroup, as_list, register, role
+from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
 from strop.engines.model import read_shape
@@ -23,9 +22,6 @@ from strop.protocol import DataProto, columns
 from strop.roles.settings import CriticConfig
 from strop.roles.value_loss import VALUE_STATISTIC, explained_variance, value_loss_terms
 from strop.roles.value_models import check_value_model, load_value_model
-from strop.trainer.config import Config
-from strop.trainer.experience import Experience, optimizer_batches
-from strop.trainer.learning import of_samples
 from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, flat_mask
 
@@ -36,19 +32,15 @@ LOSS = Metric(
 )
 
 
-def spec(
-    config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
-) -> RoleSpec[CriticWorker]:
-    """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    num_updates = num_steps * config.updates_per_step(config.critic)
-    learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer)
-    return role(CriticWorker, config.model, config.critic, config.algorithm, learning)
+def check_critic(policy: ModelConfig, path: str) -> None:
+    """Refuse a model that no critic can begin from, before any process starts.
 
-
-def check(config: Config) -> None:
-    """Refuse a model that no critic can begin from, before any process starts."""
-    path = config.critic.path or config.model.path
-    model = dataclasses.replace(config.model, path=path)
+    Args:
+        policy: whose model the critic starts from where it has none of its own.
+        path: of the critic; empty: none.
+    """
+    path = path or policy.path
+    model = dataclasses.replace(policy, path=path)
     if media_models(read_shape(model)):
         raise ValueError(
             f"the critic would start from {path!r}, a vision-language model, and critics take text alone: use an "
@@ -56,18 +48,6 @@ def check(config: Config) -> None:
             f"critic.path to a model of text with the same tokenizer"
         )
     check_value_model(model)
-
-
-def update(config: Config, group: WorkerGroup[CriticWorker], experience: Experience) -> list[Update]:
-    """Every optimizer step of the critic."""
-    steps, critic = [], config.critic
-    for part in optimizer_batches(
-        experience, samples_per_update=config.samples_per_update(critic), epochs=critic.epochs
-    ):
-        if part.totals().num_tokens:
-            updates = as_list(group.call.update_critic(part.partition(group.mesh), part.totals()))
-            steps.append(of_samples(updates, part))
-    return steps
 
 
 class CriticWorker(TrainedWorker):
@@ -91,8 +71,8 @@ class CriticWorker(TrainedWorker):
         self._clip_range = algorithm.cliprange_value
         load_extensions(algorithm.extensions)
         self._aggregation = aggregation_of(algorithm)  # as the policy's
-        own = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
-        self._learn(load_value_model, own, critic.engine, critic.optim, learning, role="critic")
+        value_model = dataclasses.replace(model, path=critic.path or model.path, lora=critic.lora)
+        self._learn(load_value_model, value_model, critic.engine, critic.optim, learning, role="critic")
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_values(self, data: DataProto) -> DataProto:

@@ -1,4 +1,4 @@
-"""What the estimators of critic and process reward model ask for (torch-free)."""
+"""Declarations of gae and prime, the estimators of critic and process reward model (torch-free)."""
 
 from __future__ import annotations
 

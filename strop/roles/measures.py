@@ -1,4 +1,4 @@
-"""What further roles gave for the rows of a step."""
+"""Metrics of reward model and process reward model over the rows of a step."""
 
 from __future__ import annotations
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, row_numbers, valid_tokens_per_row
 from strop.base.metrics import Mean, Metric
-from strop.controller import Dispatch, RoleSpec, WorkerGroup, as_list, register, role
+from strop.controller import Dispatch, register
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
@@ -19,11 +18,8 @@ from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.roles.implicit_reward import outcome_terms, process_rewards
 from strop.roles.settings import PrmConfig
-from strop.roles.teacher import check_teacher
-from strop.trainer.config import Config
-from strop.trainer.experience import Experience, optimizer_batches
 from strop.workers.models import Learning, TrainedWorker
-from strop.workers.rows import Update, flat_mask, merged_update, response_columns
+from strop.workers.rows import Update, flat_mask, response_columns
 
 PRM = Metric(
     "prm/{loss,acc,score_mean}",
@@ -31,33 +27,6 @@ PRM = Metric(
     "of the process reward model, before its optimizer step: cross-entropy with the outcomes; training sequences whose "
     "score has the sign of the outcome; mean score, which is the sum of a sequence's process rewards",
 )
-
-
-def spec(
-    config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
-) -> RoleSpec[PrmWorker]:
-    """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    num_updates = num_steps * config.updates_per_step(config.prm)
-    learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint)
-    return role(PrmWorker, config.model, config.prm, learning)
-
-
-def check(config: Config) -> None:
-    """As `check_teacher`, for a model of its own."""
-    if path := config.prm.path:
-        check_teacher(config.model, path, key="prm.path")
-
-
-def update(config: Config, group: WorkerGroup[PrmWorker], experience: Experience) -> list[Update]:
-    """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
-    steps, prm = [], config.prm
-    for part in optimizer_batches(experience, samples_per_update=config.samples_per_update(prm), epochs=1):
-        counts = [report.num_sampled_tokens for report in part.reports]
-        totals = BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
-        if totals.num_tokens:
-            updates = as_list(group.call.update_prm(part.partition(group.mesh), totals))
-            steps.append(merged_update(updates))  # what became of a sample is what the policy made of it
-    return steps
 
 
 class PrmWorker(TrainedWorker):
@@ -77,10 +46,10 @@ class PrmWorker(TrainedWorker):
         """
         super().__init__()
         self._prm = prm
-        own = dataclasses.replace(model, path=prm.path or model.path, lora=LoraConfig())
+        start = dataclasses.replace(model, path=prm.path or model.path, lora=LoraConfig())
         load = partial(load_model, policy=model)
-        parallel = self._learn(load, own, prm.engine, prm.optim, learning, role="prm")
-        frozen = dataclasses.replace(own, gradient_checkpointing=False, freeze_vision_tower=False)
+        parallel = self._learn(load, start, prm.engine, prm.optim, learning, role="prm")
+        frozen = dataclasses.replace(start, gradient_checkpointing=False, freeze_vision_tower=False)
         self._frozen = Engine(load(frozen, parallel=parallel), prm.engine, parallel, is_frozen=True)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
@@ -136,10 +105,10 @@ class PrmWorker(TrainedWorker):
             rows, sequences = torch.unique(row_of[tokens.index], return_inverse=True)  # [S], [M]
             here = [column[tokens.index].to(now.device, non_blocking=True) for column in (before, mask)]
             rewards = process_rewards(now, here[0].to(now), beta=self._prm.beta)
-            wanted = outcomes[rows].to(now)
-            terms, scores = outcome_terms(rewards, here[1], sequences.to(now.device), wanted)
+            targets = outcomes[rows].to(now)
+            terms, scores = outcome_terms(rewards, here[1], sequences.to(now.device), targets)
             weights = (counted[rows].to(terms.dtype) / totals.num_samples).to(terms.device)
-            is_right = (scores > 0) == (wanted > 0)
+            is_right = (scores > 0) == (targets > 0)
             seen.append(
                 torch.stack([is_right.to(terms), scores.detach()])[:, counted[rows].to(scores.device)]
             )

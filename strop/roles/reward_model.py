@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from strop.border.control import ControlText
-from strop.controller import Dispatch, RoleSpec, register, role
+from strop.controller import Dispatch, register
 from strop.data.chat import Chat, encode, render
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
@@ -25,23 +25,10 @@ from strop.engines.training import Engine
 from strop.protocol import DataProto
 from strop.roles.settings import RewardModelConfig
 from strop.roles.value_models import architecture, check_value_model, is_classifier, load_value_model
-from strop.trainer.config import Config
 from strop.workers.models import ModelWorker
 
 _AFTER_THE_END = torch.zeros(1, dtype=torch.int64)
 """The engine gives the number before each response token; before this one stands the whole conversation."""
-
-
-def spec(
-    config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
-) -> RoleSpec[RewardModelWorker]:
-    """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    return role(RewardModelWorker, config.reward_model, device=device)
-
-
-def check(config: Config) -> None:
-    """As `check_reward_model`."""
-    check_reward_model(ModelConfig(path=config.reward_model.path))
 
 
 class RewardModelWorker(ModelWorker):

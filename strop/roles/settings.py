@@ -1,16 +1,13 @@
-"""Sections of the configuration of the roles that are here, with what strop.trainer.config.RoleSection asks of them."""
+"""Sections of the configuration: teacher, critic, process reward model and reward model."""
 
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import Literal
 
 from strop.base.field_types import FiniteFloat, PositiveFloat, PositiveInt
-from strop.base.sections import section, where_on
+from strop.base.sections import section
 from strop.engines.config import EngineConfig, LoraConfig, OptimizerConfig
-
-if TYPE_CHECKING:
-    from strop.trainer.config import Config
 
 
 @section("teacher")
@@ -23,18 +20,6 @@ class TeacherConfig:
     """Compute precision, as that of the policy (model.dtype)."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     """How its forward passes are cut."""
-
-    wanted: ClassVar = frozenset[str]()
-    learns: ClassVar = ""
-
-    @property
-    def sharded(self) -> EngineConfig:
-        """Its engine."""
-        return self.engine
-
-    def is_used(self, config: Config) -> bool:
-        """The policy learns from it."""
-        return where_on(config.algorithm.distillation) is not None
 
 
 @section("critic")
@@ -54,18 +39,6 @@ class CriticConfig:
     """Samples per optimizer step; all: one step on the whole batch."""
     epochs: PositiveInt = 1
     """Passes over the batch of one step."""
-
-    wanted: ClassVar = frozenset({"values"})
-    learns: ClassVar = "chosen"
-
-    @property
-    def sharded(self) -> EngineConfig:
-        """Its engine."""
-        return self.engine
-
-    def is_used(self, config: Config) -> bool:
-        """The advantage estimator needs values."""
-        return config.needs("values")
 
 
 @section("prm")
@@ -90,23 +63,6 @@ class PrmConfig:
     samples_per_update: PositiveInt | Literal["all"] = "all"
     """Most samples of an optimizer step; all: one step on the whole batch."""
 
-    wanted: ClassVar = frozenset({"prm_ref_log_prob", "process_rewards"})
-    update_takes: ClassVar = frozenset({"prm_ref_log_prob"})
-
-    @property
-    def learns(self) -> str:
-        """When, beside its rewards."""
-        return self.update
-
-    @property
-    def sharded(self) -> EngineConfig:
-        """Its engine."""
-        return self.engine
-
-    def is_used(self, config: Config) -> bool:
-        """The advantage estimator needs process rewards."""
-        return config.needs("process_rewards")
-
 
 @section("reward_model")
 class RewardModelConfig:
@@ -128,14 +84,6 @@ class RewardModelConfig:
     truncation: Literal["left", "right", "error"] = "left"
     """What becomes of a longer one: `left` drops its beginning, `right` its end, where the score is read; both
     are counted in reward_model/truncated. `error` ends the run."""
-
-    wanted: ClassVar = frozenset({"rm_scores"})
-    learns: ClassVar = ""
-    sharded: ClassVar = None
-
-    def is_used(self, config: Config) -> bool:
-        """It scores the answers."""
-        return bool(self.path)
 
     def __post_init__(self) -> None:
         if not self.path and self.chat_template:

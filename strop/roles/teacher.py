@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from strop.algorithms.distillation.settings import DistillationConfig
-from strop.controller import Dispatch, RoleSpec, register, role
+from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.media import media_models
 from strop.engines.model import check_language_model, load_model, load_tokenizer, read_shape, unused_tokens
@@ -16,22 +14,8 @@ from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.roles.settings import TeacherConfig
-from strop.trainer.config import Config
 from strop.workers.models import ModelWorker
 from strop.workers.rows import log_prob_column
-
-
-def spec(
-    config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
-) -> RoleSpec[TeacherWorker]:
-    """The role in a run; arguments as of `strop.trainer.roles.JoinedRole`."""
-    distillation = config.algorithm.distillation
-    return role(TeacherWorker, config.model, config.teacher, distillation, device=device)
-
-
-def check(config: Config) -> None:
-    """As `check_teacher`."""
-    check_teacher(config.model, config.teacher.path)
 
 
 class TeacherWorker(ModelWorker):
@@ -66,7 +50,7 @@ class TeacherWorker(ModelWorker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def compute_teacher(self, data: DataProto) -> DataProto:
-        """What the update of the policy reads: the log-probs of its tokens, or for a forward KL top_k of each place."""
+        """Columns for the update of the policy: log-probs of its tokens, or for a forward KL top_k of each place."""
         return self.compute_teacher_log_prob(data) if self._is_reverse else self.compute_teacher_top_k(data)
 
     def compute_teacher_log_prob(self, data: DataProto) -> DataProto:

@@ -68,7 +68,7 @@ def value_loss_terms(
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedVariance:
-    """How much of the variance of returns the values explain: 1 - var(errors) / var(returns).
+    """Share of the variance of returns that the values explain: 1 - var(errors) / var(returns).
 
     Parts merge exactly: a part carries its count, its means and its sums of squares around them.
     """

@@ -83,11 +83,6 @@ class RolloutConfig:
     longest_first: bool = False
     """Begin with the prompts whose answers were longest at earlier visits, so that a step does not end with a long one
     alone. For runs of several epochs with more sequences in a step than max_running. Samples stay the same."""
-    overlap_log_probs: bool = False
-    """Compute the log-probs of the policy and the reference, values and the reward model's scores of a quarter of a
-    step's prompts, or of a full forward pass, as soon as these have ended, while others are generated. For
-    generation in processes of its own (resources.apart), where what is computed takes long beside it; measured on a
-    small task, it gained nothing. Numbers may differ in their last bits, since fewer samples are computed together."""
     max_running: PositiveInt = 256
     """Sequences decoded together; more wait and enter as others finish."""
     deterministic: bool = False
@@ -105,7 +100,7 @@ class RolloutConfig:
     @property
     def is_streamed(self) -> bool:
         """Samples are played over several calls, and a step takes those that have ended."""
-        return self.max_staleness > 0 or self.over_issue > 0 or self.overlap_log_probs
+        return self.max_staleness > 0 or self.over_issue > 0
 
     @property
     def remote(self) -> RemoteModel | None:

@@ -4,8 +4,8 @@ The algorithm of a step
 loop.py             Trainer: collect, learn, update weights; records, validation and checkpoints around it
 collecting.py       the samples of a step (rounds/: in several rounds, with a group filter)
 experience.py       the rows that are trained on, as references, cut into optimizer batches
-producers.py        who makes each column of protocol/schema.py, in the order of a step
-learning.py         from scored samples to new weights
+learning.py         Learner: from scored samples to new weights; role_columns.py: the calls of worker groups that add
+                    columns (log-probs, values, advantages)
 stages.py           stages from outside: their time, and which role is active
 telling.py          what a step tells people: its numbers, and what was lost
 records.py          a step: samples, what was learned, and what it leaves in the run folder, fates and a fingerprint

@@ -36,32 +36,12 @@ def even_bounds(count: int, at_most: int) -> list[int]:
     return [0, *(-(-count * part // parts) for part in range(1, parts + 1))]
 
 
-class Learner(Protocol):
+class UpdateSettings(Protocol):
     """The section of a role that learns; it may have `epochs`, passes over the batch of one step."""
 
     @property
     def samples_per_update(self) -> int | str:
         """Samples of one optimizer step, or `all`."""
-
-
-class RoleSection(Protocol):
-    """The section of a role beside policy, reference and rollout, under its name."""
-
-    wanted: frozenset[str]
-    """Columns that the role makes before the updates, where the run has it; one that learns before that has those that
-    its update takes as `update_takes`."""
-
-    @property
-    def learns(self) -> str:
-        """When, in a step: `before` or `after` the columns are made, or from those that were `chosen` for training;
-        empty: never."""
-
-    @property
-    def sharded(self) -> EngineConfig | None:
-        """Its engine; None for a role whose ranks each have all of the model."""
-
-    def is_used(self, config: Config) -> bool:
-        """The run has the role."""
 
 
 @section("")
@@ -163,22 +143,29 @@ class Config:
         return ""
 
     @property
-    def further_roles(self) -> dict[str, RoleSection]:
-        """The sections of roles beside policy, reference and rollout, used by this run or not."""
-        return {name: getattr(self, name) for name in ("critic", "teacher", "prm", "reward_model")}
-
-    @property
     def engines(self) -> dict[str, EngineConfig]:
-        """The engine's settings of every role that has one, used by this run or not."""
-        further = {name: one.sharded for name, one in self.further_roles.items() if one.sharded is not None}
-        return {"actor": self.actor.engine, "reference": self.reference.engine, **further}
+        """The engine's settings of every role that can be sharded, used by this run or not."""
+        return {
+            "actor": self.actor.engine,
+            "reference": self.reference.engine,
+            "critic": self.critic.engine,
+            "teacher": self.teacher.engine,
+            "prm": self.prm.engine,
+        }
 
     @property
     def roles(self) -> tuple[str, ...]:
         """The roles of this run. With an adapter, the policy without it is the reference."""
-        has_reference = self.uses_reference and self.model.lora.rank == 0
-        further = [name for name, one in self.further_roles.items() if one.is_used(self)]
-        return ("actor", "rollout", *further, *(["reference"] if has_reference else []))
+        is_used = {
+            "actor": True,
+            "rollout": True,
+            "critic": self.needs("values"),
+            "teacher": where_on(self.algorithm.distillation) is not None,
+            "prm": self.needs("process_rewards"),
+            "reward_model": bool(self.reward_model.path),
+            "reference": self.uses_reference and self.model.lora.rank == 0,
+        }
+        return tuple(name for name, used in is_used.items() if used)
 
     @property
     def used_engines(self) -> dict[str, EngineConfig]:
@@ -193,7 +180,6 @@ class Config:
         asked = {
             "rollout.max_staleness": rollout.max_staleness,
             "rollout.over_issue": rollout.over_issue,
-            "rollout.overlap_log_probs": rollout.overlap_log_probs,
         }
         own = next((key for key, value in asked.items() if value), "")
         return own or asked_by_clocks(self)
@@ -223,12 +209,12 @@ class Config:
         """Samples of a full step."""
         return self.data.prompts_per_step * self.rollout.samples_per_prompt
 
-    def samples_per_update(self, learner: Learner) -> int:
+    def samples_per_update(self, learner: UpdateSettings) -> int:
         """Samples of one optimizer step of a role that learns."""
         wanted = learner.samples_per_update
         return self.samples_per_step if wanted == "all" else min(int(wanted), self.samples_per_step)
 
-    def updates_per_step(self, learner: Learner) -> int:
+    def updates_per_step(self, learner: UpdateSettings) -> int:
         """Optimizer steps of a role that learns, in a full step."""
         epochs: int = getattr(learner, "epochs", 1)
         return -(-self.samples_per_step // self.samples_per_update(learner)) * epochs

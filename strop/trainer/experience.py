@@ -18,7 +18,7 @@ from strop.controller import Mesh, Partition
 from strop.data.sampler import parse_visit_uid
 from strop.engines.sharding import balanced_rows
 from strop.protocol import DataProto
-from strop.protocol.schema import Taker, labels_for, taken_by
+from strop.protocol.schema import Consumer, columns_for, object_columns_for
 from strop.trainer.config import even_bounds
 from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
@@ -31,14 +31,14 @@ class Experience:
     rows: DataProto
     """Their columns, wherever they are, for as long as somebody holds this reference."""
     reports: tuple[EpisodeReport, ...]
-    """What is known of each row without its tokens, in the same order."""
+    """Reports of the rows, without their tokens, in the same order."""
     column_names: frozenset[str] = frozenset()
     """Tensor columns that `rows` has."""
     num_trained: tuple[int, ...] = ()
     """Tokens of each row that are trained on: the sampled ones, but for those that a correction rejected. Episodes have
     none of these."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """What was noted while its columns were made."""
+    """Metrics of the stages that made its columns."""
 
     def __len__(self) -> int:
         return len(self.reports)
@@ -111,9 +111,9 @@ class Experience:
         )
         return cast(DataProto, Partition(self.rows, parts))
 
-    def taken_by(self, taker: Taker) -> DataProto:
-        """The rows with the columns that somebody takes, of those that there are."""
-        return self.rows.select(taken_by(taker, self.column_names), labels_for(taker))
+    def columns_for(self, consumer: Consumer) -> DataProto:
+        """The rows with the columns that a consumer reads, of those that there are."""
+        return self.rows.select(columns_for(consumer, self.column_names), object_columns_for(consumer))
 
     def shown(self, prompt_of: Callable[[int, str], Prompt]) -> DataProto:
         """The batch of a step as samplers and growing data are shown it, under verl's names: tokens, scores, rewards
@@ -123,18 +123,18 @@ class Experience:
         Args:
             prompt_of: the prompt of a row's number and uid.
         """
-        taken = self.taken_by("sampler").get()
+        columns = self.columns_for("sampler").get()
         prompts = {
             report.uid: prompt_of(parse_visit_uid(report.uid)[1], report.uid) for report in self.reports
         }
         rows: list[dict[str, Any]] = []
         for report in self.reports:
             prompt = prompts[report.uid]
-            own = {} if report.outcome is None else dict(report.outcome.parts)
+            reward_parts = {} if report.outcome is None else dict(report.outcome.parts)
             rows.append(
                 {
                     **prompt.columns,
-                    **own,
+                    **reward_parts,
                     "index": prompt.row,
                     "raw_prompt": [dict(message) for message in prompt.messages],
                     "data_source": prompt.data_source,
@@ -142,16 +142,16 @@ class Experience:
                     "extra_info": dict(prompt.extra_info),
                 }
             )
-        present = {*taken.tensors(), *taken.non_tensor_batch}
+        present = {*columns.tensors(), *columns.non_tensor_batch}
         names = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in present]
         objects = {name: np.empty(len(rows), dtype=object) for name in names}
         for number, row in enumerate(rows):
             for name in names:
                 objects[name][number] = row.get(name)
-        return taken.union(DataProto.from_dict({}, non_tensors=objects))
+        return columns.union(DataProto.from_dict({}, non_tensors=objects))
 
     def totals(self) -> BatchTotals:
-        """What the loss of these rows divides by."""
+        """Denominators of the loss of these rows."""
         counts = self.num_trained
         return BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
 

@@ -1,27 +1,31 @@
-"""From scored samples to new weights: the algorithm of a step, one line per arrow of the data-flow figure."""
+"""From scored samples to new weights: log-probs and values, advantages, then the updates.
+
+`Learner.learn` is the algorithm of a step; role_columns.py has the calls of worker groups that add columns.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from strop.algorithms.aggregation import BatchTotals
+from strop.algorithms.batch_metrics import REWARD_KL, Metrics
+from strop.controller import WorkerGroup, as_list
 from strop.protocol import DataProto
-from strop.protocol.schema import labels_for
+from strop.protocol.schema import object_columns_for
 from strop.recipes.choosing import chosen
-from strop.recipes.reward_kl import Control
+from strop.recipes.kl_controller import REWARD_KL_COEF, kl_controller
+from strop.roles.critic import CriticWorker
+from strop.roles.prm import PrmWorker
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience, optimizer_batches
-from strop.trainer.producers import (
-    StepContext,
-    produced,
-    wanted_before_updates,
-    wanted_by_the_update,
-)
-from strop.trainer.roles import Roles, learning_role
+from strop.trainer.role_columns import add_columns, columns_before_updates
+from strop.trainer.roles import Roles
 from strop.trainer.stages import Stages
+from strop.workers.actor import ActorWorker
 from strop.workers.reports import check_versions
-from strop.workers.rows import Update, merged_update, updates_of
+from strop.workers.rows import Update, merged_update
 from strop.workers.summary import BatchSummary
 
 REJECTED = "rollout correction rejected every token of it"
@@ -30,14 +34,14 @@ REJECTED = "rollout correction rejected every token of it"
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerResult:
-    """What the samples of one step came to."""
+    """Result of the algorithm on the samples of one step."""
 
     experience: Experience
     """All rows with all their columns."""
     summary: BatchSummary
     """Of these rows."""
     steps: tuple[Update, ...]
-    """Those of other roles that learn before, then the policy's."""
+    """Optimizer steps of the step, the policy's last."""
     left_out: Mapping[str, str]
     """Why samples were left out, by id: those that were not drawn, or not kept."""
     metrics: Mapping[str, float]
@@ -56,19 +60,19 @@ class LearnerResult:
 
 
 class Learner:
-    """Updates the policy, and other roles that learn; holds what the algorithm carries from step to step."""
+    """Updates the policy, the critic and the process reward model; holds what the algorithm carries between steps."""
 
-    def __init__(self, config: Config, roles: Roles, facts: Mapping[str, Any] | None) -> None:
+    def __init__(self, config: Config, groups: Roles, facts: Mapping[str, Any] | None) -> None:
         """`facts` are those of the checkpoint that the run goes on from (method `facts`); None where it starts."""
         self._config = config
-        self._roles = roles
-        self._control = Control(config.algorithm)
+        self._groups = groups
+        self._kl_controller = kl_controller(config.algorithm.kl_ctrl)
         if facts is not None:
-            self._control.load_state(facts.get("kl", {}))
+            self._kl_controller.load_state(facts.get("kl", {}))
 
     def facts(self) -> dict[str, Any]:
-        """What a continuation needs of the algorithm."""
-        return {"kl": self._control.state()}
+        """State of the algorithm for a checkpoint."""
+        return {"kl": self._kl_controller.state()}
 
     def learn(self, experience: Experience, step: int, stages: Stages) -> LearnerResult:
         """One step of the algorithm on these samples.
@@ -76,77 +80,101 @@ class Learner:
         Raises:
             StaleSamples: some are of an older policy, and no correction is on.
         """
-        config, control = self._config, self._control
-        context = StepContext(config, self._roles, control.value)
+        config, groups = self._config, self._groups
         check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
-        wanted = wanted_before_updates(config, len(experience.sample_starts))
-        taken_first = {name for one in self._learners("before").values() for name in one.update_takes}
-        experience = produced(experience, taken_first, context, stages)
-        steps = self._update_others("before", experience, stages)
-        experience = produced(experience, wanted, context, stages)
-        steps += self._update_others("after", experience, stages)
-        trained, left_out = experience, dict[str, str]()
-        if config.chooses_samples:
-            trained, left_out = chosen(experience, config, step)
-        steps += self._update_others("chosen", trained, stages)
+        batch, updates = experience, list[Update]()
+        if groups.prm is not None and config.prm.update == "before":
+            batch = add_columns(batch, {"prm_ref_log_prob"}, config, groups, stages)
+            updates += self._update_prm(groups.prm, batch, stages)
+
+        needed = columns_before_updates(config, len(batch.sample_starts))
+        batch = add_columns(batch, needed, config, groups, stages)
+        with stages.stage("adv"):
+            light, kl_coef = batch.columns_for("advantages"), self._kl_controller.value
+            advantages = groups.actor.call.compute_advantages(light, kl_coef=kl_coef)
+            batch = batch.union(advantages, "token_level_rewards", "advantages", "returns")
+
+        if groups.prm is not None and config.prm.update == "after":
+            updates += self._update_prm(groups.prm, batch, stages)
+        trained, left_out = chosen(batch, config, step) if config.chooses_samples else (batch, {})
+        if groups.critic is not None:
+            updates += self._update_critic(groups.critic, trained, stages)
         if step > config.trainer.critic_warmup:
-            trained = produced(trained, wanted_by_the_update(config, trained), context, stages)
-            with stages.stage("update_actor", "actor"):
-                taken, before = self._update_actor(trained)
-            steps += taken
-            if "old_log_probs" not in experience.column_names and before is not None:
-                experience = experience.union(before, "log_probs", "entropys")
+            if groups.teacher is not None and len(trained):
+                trained = add_columns(trained, config.algorithm.distillation.columns, config, groups, stages)
+            policy_updates, log_probs = self._update_policy(groups.actor, trained, stages)
+            updates += policy_updates
+            if log_probs is not None and "old_log_probs" not in batch.column_names:
+                batch = batch.union(log_probs, "log_probs", "entropys")
+
         with stages.stage("summary"):
-            summary = self._summary(experience)
-        used = control.follow(summary.metrics, len(summary.advantages))
+            every_column = batch.rows.select(None, object_columns_for("advantages"))
+            summary = groups.actor.call.summarize_batch(every_column)
         return LearnerResult(
-            experience=experience,
+            experience=batch,
             summary=summary,
-            steps=tuple(steps),
+            steps=tuple(updates),
             left_out=left_out,
-            metrics={**trained.metrics, **used},
+            metrics={**trained.metrics, **self._follow_kl(summary)},
         )
 
-    def _learners(self, when: str) -> dict[str, Any]:
-        """The sections of further roles that learn then, by name."""
-        return {
-            name: section
-            for name, section in self._config.further_roles.items()
-            if name in self._roles.others and section.learns == when
-        }
-
-    def _update_others(self, when: str, experience: Experience, stages: Stages) -> list[Update]:
-        """Every optimizer step of the further roles that learn then."""
-        steps: list[Update] = []
-        for name in self._learners(when):
-            with stages.stage(f"update_{name}", name):
-                steps += learning_role(name).update(self._config, self._roles.others[name], experience)
-        return steps
-
-    def _update_actor(self, experience: Experience) -> tuple[list[Update], DataProto | None]:
+    def _update_policy(
+        self, actor: WorkerGroup[ActorWorker], batch: Experience, stages: Stages
+    ) -> tuple[list[Update], DataProto | None]:
         """Every optimizer step of the policy, and the log-probs of the rows before their steps."""
-        config, actor = self._config, self._roles.actor
-        steps: list[Update] = []
-        before: list[DataProto] = []
-        for part in optimizer_batches(
-            experience, samples_per_update=config.samples_per_update(config.actor), epochs=config.actor.epochs
-        ):
-            if not part.totals().num_tokens:
-                steps.append(Update(role="actor", metrics={}, skipped=REJECTED))
-                continue
-            made = actor.call.update_policy(part.partition(actor.mesh), part.totals())
-            steps.append(of_samples(updates_of(made.select([], []).get()), part))
-            before.append(made.select(["log_probs", "entropys"], meta_info_keys=[]))
-        return steps, before[0].concat(before) if before else None
+        config, updates, log_probs = self._config, list[Update](), list[DataProto]()
+        size = config.samples_per_update(config.actor)
+        with stages.stage("update_actor", "actor"):
+            for part in optimizer_batches(batch, samples_per_update=size, epochs=config.actor.epochs):
+                totals = part.totals()
+                if not totals.num_tokens:
+                    updates.append(Update(role="actor", metrics={}, skipped=REJECTED))
+                    continue
+                result = actor.call.update_policy(part.partition(actor.mesh), totals)
+                updates.append(_on_samples(merged_update(result.metrics), part))
+                log_probs.append(result.batch)
+        return updates, log_probs[0].concat(log_probs) if log_probs else None
 
-    def _summary(self, experience: Experience) -> BatchSummary:
-        every_column = experience.rows.select(None, labels_for("advantages"))
-        return self._roles.actor.call.summarize_batch(every_column)
+    def _update_critic(
+        self, critic: WorkerGroup[CriticWorker], batch: Experience, stages: Stages
+    ) -> list[Update]:
+        """Every optimizer step of the critic."""
+        config, updates = self._config, list[Update]()
+        size = config.samples_per_update(config.critic)
+        with stages.stage("update_critic", "critic"):
+            for part in optimizer_batches(batch, samples_per_update=size, epochs=config.critic.epochs):
+                totals = part.totals()
+                if totals.num_tokens:
+                    metrics = as_list(critic.call.update_critic(part.partition(critic.mesh), totals))
+                    updates.append(_on_samples(merged_update(metrics), part))
+        return updates
+
+    def _update_prm(self, prm: WorkerGroup[PrmWorker], batch: Experience, stages: Stages) -> list[Update]:
+        """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
+        config, updates = self._config, list[Update]()
+        with stages.stage("update_prm", "prm"):
+            for part in optimizer_batches(
+                batch, samples_per_update=config.samples_per_update(config.prm), epochs=1
+            ):
+                counts = [report.num_sampled_tokens for report in part.reports]
+                totals = BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
+                if totals.num_tokens:
+                    metrics = as_list(prm.call.update_prm(part.partition(prm.mesh), totals))
+                    # The fate of a sample is what the policy made of it, so there are no ids.
+                    updates.append(merged_update(metrics))
+        return updates
+
+    def _follow_kl(self, summary: BatchSummary) -> Metrics:
+        """Move the coefficient of the KL penalty by the KL of the step; the coefficient that the step had."""
+        if not self._config.algorithm.use_kl_in_reward:
+            return {}
+        used: Metrics = {REWARD_KL_COEF: self._kl_controller.value}
+        self._kl_controller.update(summary.metrics[REWARD_KL], len(summary.advantages))
+        return used
 
 
-def of_samples(updates: Sequence[Update], part: Experience) -> Update:
-    """The step that all ranks took, and whose samples it was."""
-    update = merged_update(updates)
+def _on_samples(update: Update, part: Experience) -> Update:
+    """The update with the ids of the samples that it trained on, where it was taken."""
     if update.skipped:
         return update
     counted = zip(part.reports, part.num_trained, strict=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from strop.base.device import device_name
 from strop.base.sections import where_on
@@ -25,15 +25,19 @@ from strop.controller import (
     as_list,
     role,
 )
-from strop.engines.config import EngineConfig
+from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import check_language_model, read_shape
 from strop.engines.ulysses.shards import check_sequence_parallel
 from strop.judges.costs import CostTracker
 from strop.protocol import DataProto
+from strop.roles.critic import CriticWorker, check_critic
+from strop.roles.prm import PrmWorker
+from strop.roles.reward_model import RewardModelWorker, check_reward_model
+from strop.roles.teacher import TeacherWorker, check_teacher
 from strop.rollout.processes.weights import SentWeights
 from strop.rollout.types import Sampling
 from strop.tracking.tally import PlayWatch
-from strop.trainer.config import Config
+from strop.trainer.config import Config, UpdateSettings
 from strop.trainer.experience import Experience
 from strop.trainer.policy_sync import MAX_HEALS, PolicySync
 from strop.trajectory import Prompt
@@ -43,10 +47,6 @@ from strop.workers.models import Learning
 from strop.workers.reference import ReferenceWorker
 from strop.workers.reports import Decided
 from strop.workers.rollout import Playing, RolloutWorker
-from strop.workers.rows import Update
-
-_POLICY = ("actor", "rollout")
-"""Roles whose model is that of model.path."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,24 +64,34 @@ class Roles:
     """Has generation use the actor's weights."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
-    others: Mapping[str, WorkerGroup[Any]] = field(default_factory=dict)
-    """Further ones, by name."""
-    learning: frozenset[str] = frozenset()
-    """Which of these learn."""
+    critic: WorkerGroup[CriticWorker] | None = None
+    """None without an estimator that needs values."""
+    teacher: WorkerGroup[TeacherWorker] | None = None
+    """None without distillation."""
+    prm: WorkerGroup[PrmWorker] | None = None
+    """None without an estimator that needs process rewards."""
+    reward_model: WorkerGroup[RewardModelWorker] | None = None
+    """None where reward functions alone score."""
     offloads_idle: bool = False
     """A role's model and optimizer leave the device when it is idle."""
 
     @property
     def groups(self) -> dict[str, WorkerGroup[Any]]:
         """All roles that there are, by name."""
-        reference = {} if self.reference is None else {"reference": self.reference}
-        return {"actor": self.actor, "rollout": self.rollout, **reference, **self.others}
+        groups: dict[str, WorkerGroup[Any] | None] = {
+            "actor": self.actor,
+            "rollout": self.rollout,
+            "reference": self.reference,
+            "critic": self.critic,
+            "teacher": self.teacher,
+            "prm": self.prm,
+            "reward_model": self.reward_model,
+        }
+        return {name: group for name, group in groups.items() if group is not None}
 
     def trained(self) -> dict[str, WorkerGroup[Any]]:
         """The roles that learn, by name."""
-        return {
-            name: group for name, group in self.groups.items() if name == "actor" or name in self.learning
-        }
+        return {name: group for name, group in self.groups.items() if name in ("actor", "critic", "prm")}
 
     def checksums(self) -> dict[str, str]:
         """Digest of the weights of each role that learns."""
@@ -198,69 +208,36 @@ def check_models(config: Config) -> None:
     """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
 
     Raises:
-        ValueError: as `check_language_model`, `check_engine`, and further roles; or sequences that cannot be
-            divided over ranks.
+        ValueError: as `check_language_model`, `check_engine`, `check_critic`, `check_teacher`, `check_reward_model`;
+            or sequences that cannot be divided over ranks.
     """
-    further = _further_roles(config)
     check_language_model(config.model)
-    own: dict[str, str] = {name: getattr(config, name).path for name in config.roles if name not in _POLICY}
-    for name, path in own.items():
-        if path:
-            _shape(config, name, path)
+    paths = {
+        "critic": config.critic.path,
+        "teacher": config.teacher.path,
+        "prm": config.prm.path,
+        "reward_model": config.reward_model.path,
+        "reference": config.reference.path,
+    }
+    paths = {name: path for name, path in paths.items() if path and name in config.roles}
+    for name, path in paths.items():
+        _shape(config, name, path)
     check_engine(config.model, config.rollout)
-    if own.get("reference"):
+    if "reference" in paths:
         check_language_model(dataclasses.replace(config.model, path=config.reference.path))
-    for joins in further.values():
-        joins.check(config)
+    if "critic" in config.roles:
+        check_critic(config.model, config.critic.path)
+    if "teacher" in config.roles:
+        check_teacher(config.model, config.teacher.path)
+    if "prm" in paths:
+        check_teacher(config.model, config.prm.path, key="prm.path")
+    if "reward_model" in config.roles:
+        check_reward_model(ModelConfig(path=config.reward_model.path))
     for name, engine in config.used_engines.items():
         if engine.sequence_parallel > 1:
-            shape = _shape(config, name, own.get(name) or config.model.path)
+            shape = _shape(config, name, paths.get(name) or config.model.path)
             ranks = _num_ranks(config, name)
             check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
-
-
-class FurtherRole(Protocol):
-    """The module of a role beside policy, reference and rollout."""
-
-    def spec(
-        self, config: Config, *, device: str, num_steps: int, checkpoint: Path | None, optimizer: Path | None
-    ) -> RoleSpec[Any]:
-        """The role in a run of so many training steps.
-
-        `checkpoint` is a folder to continue from, `optimizer` one with the optimizer's state that a new run takes over
-        from another.
-        """
-
-    def check(self, config: Config) -> None:
-        """Raise a ValueError for a model that does not fit, before any process starts."""
-
-
-class LearningRole(FurtherRole, Protocol):
-    """The module of one that learns beside the policy."""
-
-    def update(self, config: Config, group: WorkerGroup[Any], experience: Experience) -> list[Update]:
-        """Every optimizer step of the role on these samples."""
-
-
-def _further_roles(config: Config) -> dict[str, FurtherRole]:
-    """Those that this run uses, by name."""
-    return {name: further_role(name) for name in config.further_roles if name in config.roles}
-
-
-def further_role(name: str) -> FurtherRole:
-    """The module of a role by its name."""
-    from strop.roles import reward_model, teacher  # they import this module
-
-    others: dict[str, FurtherRole] = {"teacher": teacher, "reward_model": reward_model}
-    return others[name] if name in others else learning_role(name)
-
-
-def learning_role(name: str) -> LearningRole:
-    """The module of a role that learns, by its name."""
-    from strop.roles import critic, prm
-
-    modules: dict[str, LearningRole] = {"critic": critic, "prm": prm}
-    return modules[name]
 
 
 def _shape(config: Config, name: str, path: str) -> Any:
@@ -281,7 +258,7 @@ def playing_of(
     logs: Path | None = None,
     is_replayed: bool = False,
 ) -> Playing:
-    """How the rollout role of a run plays.
+    """Settings of the rollout role of a run.
 
     Args:
         config: of the run.
@@ -312,7 +289,7 @@ def playing_of(
 
 
 def costs_of(config: Config, folder: Path | None) -> CostTracker | None:
-    """What counts the costs of services of the reward; None where none has a price.
+    """Counter of the costs of reward services; None where none has a price.
 
     Args:
         config, folder: of the run; no folder: nothing is remembered.
@@ -353,13 +330,14 @@ def make_roles(
     )
     for name in apart:
         groups |= runtime.groups({name: specs[name]}, pool=name)
-    of_run = {name: one for name, one in config.further_roles.items() if name in groups}
     roles = Roles(
         actor=groups["actor"],
         rollout=groups["rollout"],
         reference=groups.get("reference"),
-        others={name: groups[name] for name in of_run},
-        learning=frozenset(name for name, one in of_run.items() if one.learns),
+        critic=groups.get("critic"),
+        teacher=groups.get("teacher"),
+        prm=groups.get("prm"),
+        reward_model=groups.get("reward_model"),
         sync=_sync(config, groups, version=playing.version),
         costs=costs or costs_of(config, None),
         watch=PlayWatch(playing.logs),
@@ -370,7 +348,7 @@ def make_roles(
 
 
 def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: int) -> PolicySync:
-    """What brings generation to the actor's weights."""
+    """Weight sync from the actor to generation."""
     is_apart, is_native = "rollout" in config.resources.apart, config.rollout.engine == "native"
     if is_native and not is_apart:
         return PolicySync(rollout=groups["rollout"], version=version)
@@ -391,21 +369,32 @@ def role_specs(
     checkpoint: Path | None = None,
     optimizer: Path | None = None,
 ) -> Mapping[str, RoleSpec[Any]]:
-    """What `make_roles` makes, in the order in which roles of one process are made; arguments as there."""
+    """All roles, in the order in which those of one process are made; arguments as of `make_roles`."""
     device, model = playing.device, config.model
-    num_updates = num_steps * config.updates_per_step(config.actor)
-    learning = Learning(device=device, num_updates=num_updates, checkpoint=checkpoint, optimizer=optimizer)
+
+    def learning(section: UpdateSettings) -> Learning:
+        return Learning(
+            device=device,
+            num_updates=num_steps * config.updates_per_step(section),
+            checkpoint=checkpoint,
+            optimizer=optimizer,
+        )
+
     specs: dict[str, RoleSpec[Any]] = {
-        "actor": role(ActorWorker, model, config.actor, config.algorithm, learning)
+        "actor": role(ActorWorker, model, config.actor, config.algorithm, learning(config.actor))
     }
-    joined = _further_roles(config)
-    for name in config.roles:
-        if name == "reference":
-            specs[name] = role(ReferenceWorker, model, config.reference, device=device)
-        elif name in joined:
-            specs[name] = joined[name].spec(
-                config, device=device, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer
-            )
+    if "critic" in config.roles:
+        specs["critic"] = role(CriticWorker, model, config.critic, config.algorithm, learning(config.critic))
+    if "teacher" in config.roles:
+        distillation = config.algorithm.distillation
+        specs["teacher"] = role(TeacherWorker, model, config.teacher, distillation, device=device)
+    if "prm" in config.roles:  # it takes over no optimizer of another run
+        own_start = dataclasses.replace(learning(config.prm), optimizer=None)
+        specs["prm"] = role(PrmWorker, model, config.prm, own_start)
+    if "reward_model" in config.roles:
+        specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
+    if "reference" in config.roles:
+        specs["reference"] = role(ReferenceWorker, model, config.reference, device=device)
     specs["rollout"] = role(RolloutWorker, model, config.rollout, config.reward, playing)
     if config.ahead_by:
         from strop.ahead.joining import role_of  # imports this module

@@ -3,7 +3,7 @@
 config.py        ActorConfig, ReferenceConfig
 actor.py         ActorWorker: the policy; log-probs, policy updates, and the advantages of a batch
 reference.py     ReferenceWorker: the frozen model that KL terms compare with
-(further roles, such as a critic or a reward model: strop.roles)
+(critic, teacher, reward model and process reward model: strop.roles)
 rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes;
                  generation.py: the engines that it has
 

@@ -17,29 +17,28 @@ from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.losses import (
     LossSpec,
     loss_spec,
-    note_policy_loss,
     policy_loss,
     prepare_columns,
-    rows_that_move,
+    record_loss,
+    rows_with_gradient,
 )
 from strop.algorithms.registry import load_extensions
 from strop.base.device import sent
 from strop.base.metrics import Mean, Metric
 from strop.base.tensor_metrics import TensorMetrics
-from strop.controller import Dispatch, Execute, register
+from strop.controller import BatchAndMetrics, Dispatch, Execute, register
 from strop.engines.config import ModelConfig
 from strop.engines.lora import adapters
 from strop.engines.lora.adapters import has_adapter, merged_weights
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
-from strop.protocol.merging import METRICS
 from strop.recipes.correction_columns import correction_columns
 from strop.rollout.processes.joining import probe_of
 from strop.rollout.sync.transfer import Sender, weight_transfer
 from strop.rollout.sync.types import Endpoint, Probe, SyncReport
 from strop.workers.config import ActorConfig
-from strop.workers.estimates import batch_advantages
+from strop.workers.estimates import compute_advantages
 from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
@@ -76,10 +75,10 @@ class ActorWorker(TrainedWorker):
 
         def log_probs(tokens: Tokens) -> dict[str, Tensor]:
             old, entropies = tokens.log_probs(temperature=temperature)
-            made = {"old_log_probs": old, "entropys": entropies}
+            values = {"old_log_probs": old, "entropys": entropies}
             if takes_squares:
-                made["sum_pi_squared"] = tokens.sum_pi_squared(temperature=temperature)
-            return made
+                values["sum_pi_squared"] = tokens.sum_pi_squared(temperature=temperature)
+            return values
 
         return self.token_columns(data, log_probs)
 
@@ -98,8 +97,8 @@ class ActorWorker(TrainedWorker):
         with adapters.adapter_off(self.engine.model):
             return self.token_columns(data, log_prob_column("ref_log_prob", data))
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def update_policy(self, data: DataProto, totals: BatchTotals) -> DataProto:
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_AND_METRIC)
+    def update_policy(self, data: DataProto, totals: BatchTotals) -> BatchAndMetrics[Update]:
         """One optimizer step; these rows are this rank's share of its batch.
 
         Args:
@@ -111,8 +110,7 @@ class ActorWorker(TrainedWorker):
             totals: counts of the whole optimizer batch, over all ranks; the loss divides by them.
 
         Returns:
-            Columns log_probs and entropys [B, R~] of this pass, from before the step, and the rank's Update
-            (`updates_of`).
+            Columns log_probs and entropys [B, R~] of this pass, from before the step, and the Update of the rank.
         """
         spec, tensors = self._loss, data.tensors()
         mask, row_lengths = flat_mask(tensors)
@@ -126,30 +124,31 @@ class ActorWorker(TrainedWorker):
             if spec.declaration.prepare is not None:
                 passed = self.engine.map_tokens(data, log_prob_column("log_probs", data))
                 batch |= self._prepared(batch, passed["log_probs"])
-            moves = rows_that_move(spec, batch, row_lengths)
-            update = _Update(
+            has_gradient = rows_with_gradient(spec, batch, row_lengths)
+            loss = _BatchLoss(
                 spec, batch, row_lengths, totals, temperature=data.meta_info["temperature"], share=share,
                 device=self.engine.model.device,
             )  # fmt: skip
-            moving = [row for row, does in enumerate(moves) if does]
-            value = self.engine.accumulate(data, update, rows=moving)
-            still = [row for row, does in enumerate(moves) if not does]
-            if self.engine.parallel.max(len(still)):  # on any rank
-                self.engine.map_tokens(data, update.measure, rows=still)
+            with_gradient = [row for row, has in enumerate(has_gradient) if has]
+            value = self.engine.accumulate(data, loss, rows=with_gradient)
+            without = [row for row, has in enumerate(has_gradient) if not has]
+            if self.engine.parallel.max(len(without)):  # on any rank
+                self.engine.map_tokens(data, loss.measure, rows=without)
             report = self.engine.step()
-        metrics = update.metrics.read()
+        metrics = loss.metrics.read()
         metrics[LOSS] = Mean(value, share)
         if self._algorithm.use_kl_loss:
             metrics[KL_COEF] = Mean(self._algorithm.kl_loss_coef, 1)
-        seen = {
+        of_pass = {
             name: columns.jagged_like(tensors["responses"], column.cpu())
-            for name, column in update.kept.items()
+            for name, column in loss.columns.items()
         }
-        facts = {METRICS: {"update": Update.of("actor", report, metrics)}}
-        return DataProto.from_dict(seen, meta_info=facts)
+        return BatchAndMetrics(
+            batch=DataProto.from_dict(of_pass), metrics=(Update.of("actor", report, metrics),)
+        )
 
     def _prepared(self, batch: Mapping[str, Tensor], log_probs: Tensor) -> dict[str, Tensor]:
-        """What the loss computes once from all tokens of the optimizer batch, over all ranks: columns of these rows.
+        """Columns of these rows that the loss prepares once from all tokens of the optimizer batch, over all ranks.
 
         Args:
             batch: columns [N] of these rows, by the loss's own names.
@@ -171,25 +170,17 @@ class ActorWorker(TrainedWorker):
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def compute_advantages(self, data: DataProto, *, kl_coef: float = 0.0) -> DataProto:
-        """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step (`batch_advantages`)."""
-        others = data.non_tensor_batch
-        made = batch_advantages(
-            data.tensors(),
-            self._algorithm,
-            uids=list(others["uid"]),
-            episode_ids=list(others.get("episode_id", ())),
-            kl_coef=kl_coef,
-        )
-        return DataProto.from_dict(made)
+        """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step."""
+        return compute_advantages(data, self._algorithm, kl_coef=kl_coef)
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO, execute_mode=Execute.RANK_ZERO, blocking=False)
     def correct_rollout(self, data: DataProto) -> DataProto:
-        """What the trainer's log-probs say about all rows of a step."""
+        """Columns and metrics of the rollout correction, from all rows of a step (`correction_columns`)."""
         return correction_columns(data, self._algorithm)
 
     @register(dispatch_mode=Dispatch.RANK_ZERO)
     def summarize_batch(self, data: DataProto) -> BatchSummary:
-        """What the controller keeps of all rows of a step, with all their columns (`summarize`)."""
+        """Summary of all rows of a step with all their columns (`summarize`)."""
         return summarize(data, self._algorithm)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -211,7 +202,7 @@ class ActorWorker(TrainedWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def probe(self) -> Probe:
-        """What the policy says of a few tokens, for engines whose weights cannot be read."""
+        """Log-probs of a few tokens, to compare with engines whose weights cannot be read."""
         return probe_of(self.engine)
 
     def close(self) -> None:
@@ -220,8 +211,9 @@ class ActorWorker(TrainedWorker):
             self._sender.close()
 
 
-class _Update:
-    """The loss of one optimizer batch as the engine asks for it, some tokens at a time, and what is seen on the way."""
+class _BatchLoss:
+    """The loss of one optimizer batch, called by the engine on some tokens at a time, with metrics and log-probs of the
+    pass."""
 
     def __init__(
         self,
@@ -248,34 +240,36 @@ class _Update:
         self._row_ids = row_numbers(row_lengths)
         self._batch = {name: sent(column, device) for name, column in batch.items()}
         self.metrics = TensorMetrics()
-        self.kept = {name: torch.zeros_like(self._batch["weights"]) for name in ("log_probs", "entropys")}
+        self.columns = {name: torch.zeros_like(self._batch["weights"]) for name in ("log_probs", "entropys")}
         """[N], by the weights before the step."""
 
     def __call__(self, tokens: Tokens) -> Tensor:
         """The part of the loss that these tokens have."""
         weights = self._batch["weights"]
-        places = sent(tokens.index, weights.device)
-        here = {name: column[places] for name, column in self._batch.items()}
+        positions = sent(tokens.index, weights.device)
+        inputs = {name: column[positions] for name, column in self._batch.items()}
         chosen_log_probs = is_likely = None
         if self._spec.takes_chosen_tokens:
-            log_probs, entropies, at = tokens.log_probs_at(here["teacher_ids"], temperature=self._temperature)
+            log_probs, entropies, at = tokens.log_probs_at(
+                inputs["teacher_ids"], temperature=self._temperature
+            )
             chosen_log_probs, is_likely = at.log_probs, at.is_likely
         else:
             log_probs, entropies = tokens.log_probs(temperature=self._temperature)
-        seen = policy_loss(
+        result = policy_loss(
             self._spec,
             log_probs,
             entropies,
-            here,
+            inputs,
             row_ids=self._row_ids[tokens.index],
             totals=self._totals,
             chosen_log_probs=chosen_log_probs,
             is_likely=is_likely,
         )
-        note_policy_loss(self.metrics, seen, num_trained=self._num_trained, share=self._share)
+        record_loss(self.metrics, result, num_trained=self._num_trained, share=self._share)
         for name, values in (("log_probs", log_probs), ("entropys", entropies)):
-            self.kept[name][places] = values.detach().to(self.kept[name])
-        return seen.loss
+            self.columns[name][positions] = values.detach().to(self.columns[name])
+        return result.loss
 
     def measure(self, tokens: Tokens) -> dict[str, Tensor]:
         """Tokens of rows that cannot move the policy: they are seen alone, without a gradient."""

@@ -1,11 +1,11 @@
-"""Advantages of a batch, from its columns: the formulas are in strop.algorithms.
+"""Advantages of all rows of a step, from their columns: the formulas are in strop.algorithms.
 
-They need all rows at once (groups, whitening) but no token ids: they run in one worker, on light columns.
+They need all rows at once (groups, whitening) but no token ids: one worker computes them from light columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -17,77 +17,47 @@ from strop.algorithms.sequence_credit import (
     spread_over_sequences,
     with_answer_scores,
 )
-from strop.protocol import columns
+from strop.protocol import DataProto, columns
 from strop.protocol.columns import padded
-from strop.recipes.reward_kl import penalized
+from strop.recipes.reward_kl import apply_kl_penalty
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
 """Columns that an estimator in verl's convention gets, where there are any."""
 
 
-def batch_advantages(
-    tensors: Mapping[str, Tensor],
-    algorithm: AlgorithmConfig,
-    *,
-    uids: Sequence[str],
-    episode_ids: Sequence[str] = (),
-    kl_coef: float,
-) -> dict[str, Tensor]:
+def compute_advantages(data: DataProto, algorithm: AlgorithmConfig, *, kl_coef: float = 0.0) -> DataProto:
     """Columns advantages, returns and token_level_rewards [B, R~] of all rows of a step.
 
-    The formulas are those of the penalties on tokens, of the estimator, and of `sequence_credit`.
+    Rewards are the scores, with a reward model's on the last token, less the KL penalty; of an episode of several rows
+    one row is compared with other samples (`sequence_credit`).
 
     Args:
-        tensors: response_mask and token_level_scores [B, R~]; loss_mask [B, R~] where the rollout was corrected: what
-            it rejects has no advantage; rm_scores [B] with a reward model; old_log_probs and ref_log_prob [B, R~]
-            with KL in the reward; values [B, R~] and what else the estimator declares.
+        data: response_mask and token_level_scores [B, R~]; loss_mask [B, R~] where the rollout was corrected: what it
+            rejects has no advantage; rm_scores [B] with a reward model; old_log_probs and ref_log_prob [B, R~] with KL
+            in the reward; values [B, R~] and what else the estimator declares; uid [B], equal for rows of one prompt,
+            and episode_id [B], equal for rows of one episode (without it each row is one).
         algorithm: the estimator and its settings.
-        uids: equal for rows of one prompt.
-        episode_ids: equal for rows of one episode; none where each row is one.
-        kl_coef: coefficient of the KL penalty in this step.
+        kl_coef: factor of the KL penalty in this step.
 
     Raises:
         ValueError: a column is missing, a number is not finite, or there are too few tokens to whiten.
     """
+    tensors, uids = data.tensors(), list(data.non_tensor_batch["uid"])
     mask = padded(tensors, "loss_mask" if "loss_mask" in tensors else "response_mask").bool()
     lengths = columns.row_lengths(tensors["response_mask"])
-    rewards = with_answer_scores(padded(tensors, "token_level_scores"), lengths, tensors.get("rm_scores"))
-    rewards = penalized(rewards, tensors, algorithm, mask, kl_coef)
-    representatives = episode_representatives(episode_ids, mask)
-    if representatives is None:
-        advantages, returns = _estimated(tensors, algorithm, rewards, mask, uids, slice(None))
-    else:
-        rows, representative_of = representatives
-        chosen = [uids[row] for row in rows]
-        advantages, returns = _estimated(tensors, algorithm, rewards[rows], mask[rows], chosen, rows)
-        advantages, returns = spread_over_sequences(advantages, returns, mask, rows, representative_of)
-    inside = torch.arange(rewards.shape[1])[None] < lengths[:, None]
-    return {
-        "advantages": columns.from_padded(advantages, inside),
-        "returns": columns.from_padded(returns, inside),
-        "token_level_rewards": columns.from_padded(rewards, inside),
-    }
+    scores = padded(tensors, "token_level_scores")
+    rewards = with_answer_scores(scores, lengths, tensors.get("rm_scores"))
+    if algorithm.use_kl_in_reward:
+        rewards = apply_kl_penalty(rewards, tensors, algorithm, mask, kl_coef)
 
-
-def _estimated(
-    tensors: Mapping[str, Tensor],
-    algorithm: AlgorithmConfig,
-    rewards: Tensor,
-    mask: Tensor,
-    uids: Sequence[str],
-    rows: list[int] | slice,
-) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [B', R] of some rows, by the configured estimator."""
-    taken = adv_estimator_columns(algorithm.adv_estimator) | OFFERED
-    found = {name: padded(tensors, name)[rows] for name in taken if name in tensors}
-    if "turn_rewards" in found:  # a penalty or a reward model's word is of the answer it is on
-        added = rewards - padded(tensors, "token_level_scores")[rows]
-        found["turn_rewards"] = found["turn_rewards"] + added.sum(dim=-1)
+    representatives = episode_representatives(list(data.non_tensor_batch.get("episode_id", ())), mask)
+    rows = slice(None) if representatives is None else representatives[0]
+    names = uids if representatives is None else [uids[row] for row in representatives[0]]
     advantages, returns = estimate_advantages(
         algorithm.adv_estimator,
-        token_level_rewards=rewards,
-        response_mask=mask,
-        group_ids=group_ids_of(uids),
+        token_level_rewards=rewards[rows],
+        response_mask=mask[rows],
+        group_ids=group_ids_of(names),
         settings={
             "norm_by_std": algorithm.norm_adv_by_std,
             "gamma": algorithm.gamma,
@@ -95,8 +65,30 @@ def _estimated(
             "reward_weights": algorithm.reward_weights,
             **algorithm.adv_settings,
         },
-        columns=found,
+        columns=_estimator_columns(tensors, algorithm, added=rewards - scores, rows=rows),
         algorithm=algorithm,
-        uids=uids,
+        uids=names,
     )
-    return advantages.to(rewards.dtype), returns.to(rewards.dtype)
+    advantages, returns = advantages.to(rewards.dtype), returns.to(rewards.dtype)
+    if representatives is not None:
+        advantages, returns = spread_over_sequences(advantages, returns, mask, *representatives)
+
+    inside = torch.arange(rewards.shape[1])[None] < lengths[:, None]
+    return DataProto.from_dict(
+        {
+            "advantages": columns.from_padded(advantages, inside),
+            "returns": columns.from_padded(returns, inside),
+            "token_level_rewards": columns.from_padded(rewards, inside),
+        }
+    )
+
+
+def _estimator_columns(
+    tensors: Mapping[str, Tensor], algorithm: AlgorithmConfig, *, added: Tensor, rows: list[int] | slice
+) -> dict[str, Tensor]:
+    """Columns of these rows that the estimator takes; `added` [B, R] is what rewards have beyond the scores."""
+    taken = adv_estimator_columns(algorithm.adv_estimator) | OFFERED
+    inputs = {name: padded(tensors, name)[rows] for name in taken if name in tensors}
+    if "turn_rewards" in inputs:  # a penalty or a reward model's word is of the answer it is on
+        inputs["turn_rewards"] = inputs["turn_rewards"] + added[rows].sum(dim=-1)
+    return inputs

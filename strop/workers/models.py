@@ -1,4 +1,4 @@
-"""What the roles with a model share: its ranks, what it says about tokens, its saved state, and leaving the device."""
+"""Base classes of the roles with a model: its ranks, token columns, checkpoints, and offloading."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ModelWorker(Worker):
 
 @dataclass(frozen=True, kw_only=True)
 class Learning:
-    """Where a model learns, for how long, and from where it goes on."""
+    """Start of a model that learns: device, length of the run, and the state that it continues from."""
 
     device: str
     """`auto` or a device name."""
@@ -94,7 +94,7 @@ class TrainedWorker(ModelWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def usage(self) -> Any:
-        """What this rank did since the call before this one."""
+        """Work and memory of this rank since the previous call."""
         updates, total = self._in_updates, self.engine.operations
         done = None if total is None else total - self._seen
         self._in_updates, self._seen = 0.0, total or 0.0

@@ -1,4 +1,4 @@
-"""What the roles do alike with the rows of a batch, and what an optimizer step on them came to."""
+"""Helpers shared by all workers: jagged columns from flat values, and `Update`, the metrics of one optimizer step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from strop.base.metrics import Max, Mean, Metric, Reduction, merge_metrics
 from strop.engines.optimizer import StepReport
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto, columns
-from strop.protocol.merging import METRICS
 
 GRAD_NORM = Metric(
     "{actor,critic,prm,train}/grad_norm", "1", "norm before clipping, mean over the optimizer steps"
@@ -43,7 +42,7 @@ def log_prob_column(name: str, data: DataProto) -> TokenFunction:
 
 
 def flat_mask(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Which tokens [N] of a batch with these columns are trained on, and the tokens [B] of each row: column loss_mask
+    """Mask [N] of the tokens that are trained on, and the number of tokens [B] of each row: from column loss_mask
     where the rollout was corrected, else response_mask."""
     column = tensors["loss_mask" if "loss_mask" in tensors else "response_mask"]
     return columns.flat(column).bool(), columns.row_lengths(column)
@@ -51,7 +50,7 @@ def flat_mask(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What an optimizer step of a role came to, on one rank or on all of them."""
+    """Metrics of an optimizer step of a role, on one rank or on all of them."""
 
     role: str
     """First part of the names of its metrics."""
@@ -85,11 +84,5 @@ class Update:
 
 
 def merged_update(updates: Sequence[Update]) -> Update:
-    """The step of all ranks; one without rows has seen nothing of some metrics."""
+    """The step of all ranks, from one entry per data-parallel group; a group without rows lacks some metrics."""
     return replace(updates[0], metrics=merge_metrics(update.metrics for update in updates))
-
-
-def updates_of(rows: DataProto) -> list[Update]:
-    """The Update of every rank that has made such rows, in order: they stand among the facts of the rows."""
-    found = rows.meta_info[METRICS]["update"]
-    return [found] if isinstance(found, Update) else list(found)

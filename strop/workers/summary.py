@@ -1,6 +1,6 @@
-"""What the controller keeps of a trained batch: numbers, one advantage per sample, and a digest per stage.
+"""Summary of a trained batch for the controller: metrics, one advantage per sample, and a digest per stage.
 
-Made where the rows are, so that the rows themselves never reach the controller.
+It is computed where the rows are, so that the rows themselves never reach the controller.
 """
 
 from __future__ import annotations
@@ -90,22 +90,24 @@ def _metrics(tensors: Mapping[str, Tensor], rewards: Tensor, uids: Sequence[str]
 
 
 def _own_metrics(data: DataProto, algorithm: AlgorithmConfig) -> Mapping[str, float]:
-    """What the estimator is judged by, over all rows: of an episode of several sequences each one counts."""
+    """Metrics of the estimator, over all rows: of an episode of several sequences each one counts."""
     declaration = adv_estimator_declaration(algorithm.adv_estimator)
     if declaration.measure is None:
         return {}
     tensors = data.tensors()
-    found = {name: padded(tensors, name) for name in declaration.needs if name in tensors}
-    found["response_mask"] = padded(
+    inputs = {name: padded(tensors, name) for name in declaration.needs if name in tensors}
+    inputs["response_mask"] = padded(
         tensors, "loss_mask" if "loss_mask" in tensors else "response_mask"
     ).bool()
-    found["rewards"] = padded(tensors, "token_level_rewards").sum(dim=-1)
-    found["group_ids"] = group_ids_of(list(data.non_tensor_batch["uid"]))
-    return declaration.measure(found, {**declaration.own, "gamma": algorithm.gamma, **algorithm.adv_settings})
+    inputs["rewards"] = padded(tensors, "token_level_rewards").sum(dim=-1)
+    inputs["group_ids"] = group_ids_of(list(data.non_tensor_batch["uid"]))
+    return declaration.measure(
+        inputs, {**declaration.own, "gamma": algorithm.gamma, **algorithm.adv_settings}
+    )
 
 
 def answer_scores(tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None) -> Tensor:
-    """What each row was given for its answer [B]: shaped scores and a reward model's, without penalties that come after
+    """Score of the answer of each row [B]: shaped scores and a reward model's, without penalties that come after
     (a KL term makes every group look mixed).
 
     Args:

@@ -10,17 +10,13 @@ import torch
 from torch import Tensor
 
 from references import critics as reference
-from strop.algorithms.config import AlgorithmConfig
-from strop.recipes.reward_kl import Control, less_kl, reward_kl
+from strop.recipes.kl_controller import kl_controller
+from strop.recipes.reward_kl import less_kl, reward_kl
 from strop.recipes.reward_kl_settings import KlControlConfig
 
 
 def double(values: object) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def controller_of(config: KlControlConfig) -> Control:
-    return Control(AlgorithmConfig(use_kl_in_reward=True, kl_ctrl=config))
 
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
@@ -53,7 +49,7 @@ def test_every_estimator_can_be_the_penalty(kind: str, row_0: float, row_1: floa
 
 
 def test_a_fixed_coefficient_stays() -> None:
-    controller = controller_of(KlControlConfig(kl_coef=0.3))
+    controller = kl_controller(KlControlConfig(kl_coef=0.3))
     controller.update(100.0, 512)
     assert controller.value == 0.3
     assert controller.state() == {}
@@ -62,7 +58,7 @@ def test_a_fixed_coefficient_stays() -> None:
 def test_an_adaptive_coefficient_by_hand() -> None:
     # Target 0.1, horizon 100, 10 samples a step: at most 2 % per step.
     #   KL 0.11: error 0.1 -> factor 1.01. KL 5: error capped at 0.2 -> 1.02. KL 0: capped at -0.2 -> 0.98.
-    controller = controller_of(KlControlConfig(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
+    controller = kl_controller(KlControlConfig(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
     for kl, expected in ((0.11, 1.01), (5.0, 1.01 * 1.02), (0.0, 1.01 * 1.02 * 0.98)):
         controller.update(kl, 10)
         assert controller.value == pytest.approx(expected, rel=1e-12)
@@ -70,7 +66,7 @@ def test_an_adaptive_coefficient_by_hand() -> None:
 
 def test_an_adaptive_coefficient_equals_the_reference_and_moves_towards_the_target() -> None:
     kls = [0.05, 0.3, 0.101, 0.099, -0.2, 0.1]
-    controller = controller_of(KlControlConfig(type="adaptive", kl_coef=0.02, horizon=1000, target_kl=0.1))
+    controller = kl_controller(KlControlConfig(type="adaptive", kl_coef=0.02, horizon=1000, target_kl=0.1))
     seen = []
     for kl in kls:
         before = controller.value
@@ -82,9 +78,9 @@ def test_an_adaptive_coefficient_equals_the_reference_and_moves_towards_the_targ
 
 def test_a_restored_controller_goes_on_where_it_was() -> None:
     config = KlControlConfig(type="adaptive", kl_coef=0.02, horizon=100)
-    first = controller_of(config)
+    first = kl_controller(config)
     first.update(3.0, 40)
-    second = controller_of(config)
+    second = kl_controller(config)
     second.load_state(json.loads(json.dumps(first.state())))
     assert second.value == first.value != 0.02
     first.update(0.0, 40)
@@ -95,7 +91,7 @@ def test_a_restored_controller_goes_on_where_it_was() -> None:
 
 
 def test_what_no_coefficient_can_follow_is_refused() -> None:
-    controller = controller_of(KlControlConfig(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
+    controller = kl_controller(KlControlConfig(type="adaptive", kl_coef=1.0, target_kl=0.1, horizon=100))
     with pytest.raises(ValueError, match="the KL of the policy to the reference is nan"):
         controller.update(math.nan, 10)
     with pytest.raises(

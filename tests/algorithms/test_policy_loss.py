@@ -15,10 +15,10 @@ from strop.algorithms.distillation.settings import DistillationConfig
 from strop.algorithms.losses import (
     aggregation_of,
     loss_spec,
-    note_policy_loss,
     policy_loss,
+    record_loss,
     register_policy_loss,
-    rows_that_move,
+    rows_with_gradient,
 )
 from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY
 from strop.base.metrics import Max, Mean, Min
@@ -62,7 +62,7 @@ def seen_of(
         assert not any(number.requires_grad for number in numbers if number is not None), (
             "it would keep the graph"
         )
-        note_policy_loss(metrics, seen, num_trained=5, share=1)
+        record_loss(metrics, seen, num_trained=5, share=1)
         total = total + seen.loss
     (gradient,) = torch.autograd.grad(total, log_probs)
     return float(total.detach()), dict(metrics.read()), gradient
@@ -133,7 +133,7 @@ def test_the_chosen_tokens_of_a_teacher_by_hand(with_tail: bool) -> None:
     distance = (0.25 if with_tail else 0.5) * math.log(2)
     assert float(seen.loss.detach()) == pytest.approx(2 * distance, abs=1e-12)
     metrics = TensorMetrics()
-    note_policy_loss(metrics, seen, num_trained=5, share=1)
+    record_loss(metrics, seen, num_trained=5, share=1)
     read = dict(metrics.read())
     assert read["distillation/loss"].value == pytest.approx(distance, abs=1e-12)
     assert read["distillation/student_mass"].value == pytest.approx(0.5, abs=1e-12)
@@ -193,9 +193,9 @@ def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part() -> None
 def test_rows_that_cannot_move_the_policy() -> None:
     plain = AlgorithmConfig()
     batch = batch_of(plain, advantages=torch.tensor([0.0, 5.0, 0.0, -2.0, 0.0, 0.0], dtype=torch.float64))
-    assert rows_that_move(loss_spec(plain), batch, LENGTHS) == [False, True, False], "the 5 is not trained on"
+    assert rows_with_gradient(loss_spec(plain), batch, LENGTHS) == [False, True, False], "the 5 is not trained on"
     for more in ({"entropy_coeff": 0.1}, {"use_kl_loss": True}, {"policy_loss": "kl_cov"}):
-        assert rows_that_move(loss_spec(AlgorithmConfig(**more)), batch, LENGTHS) == [True] * 3  # type: ignore[arg-type]
+        assert rows_with_gradient(loss_spec(AlgorithmConfig(**more)), batch, LENGTHS) == [True] * 3  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,11 @@ from strop.recipes import (
     batch_whitened,
     covariance,
     group_baselines,
+    kl_controller,
     masked,
     measures,
     resampling,
     returns,
-    reward_kl,
     sequence,
     smooth,
     token_baseline,
@@ -123,7 +123,7 @@ def test_bounds_of_exponents_and_small_numbers_beside_divisors() -> None:
     assert terms.LOG_RATIO_BOUND == measures.LOG_RATIO_BOUND == 20.0
     assert sequence.SEQUENCE_LOG_RATIO_MAX == 10.0
     assert masked.WHITEN_EPS == trust_region.BINARY_KL_EPS == distillation.TAIL_EPS == 1e-8
-    assert reward_kl.MAX_RELATIVE_ERROR == 0.2
+    assert kl_controller.MAX_RELATIVE_ERROR == 0.2
 
 
 def test_an_algorithm_without_settings_is_grpo_with_ppos_clip() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from strop.controller import Dispatch, Execute, Worker, register, register_dispatch_mode
+from strop.controller import BatchAndMetrics, Dispatch, Execute, Worker, register, register_dispatch_mode
 from strop.controller.ray import Cluster
 from strop.protocol import DataProto, jagged
 
@@ -89,6 +89,10 @@ class Doubler(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def count(self, data: DataProto) -> int:
         return len(data)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_AND_METRIC)
+    def add_columns_and_count(self, data: DataProto) -> BatchAndMetrics[int]:
+        return BatchAndMetrics(batch=self.add_columns(data), metrics=(len(data),))
 
     @register(dispatch_mode=Dispatch.DP_GATHER_PROTO)
     def gather(self, rows_each: int) -> DataProto:

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from strop.compat import dispatch_modes as dispatch_module
 from strop.controller import (
+    BatchAndMetrics,
     Dispatch,
     Execute,
     InlineWorkerGroup,
     Mesh,
+    Partition,
     ResultFuture,
     Worker,
     as_list,
@@ -51,6 +53,14 @@ class Doubler(Worker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def count(self, data: DataProto) -> int:
         return len(data)
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_AND_METRIC)
+    def double_and_count(self, data: DataProto) -> BatchAndMetrics[int]:
+        return BatchAndMetrics(batch=self.double(data), metrics=(len(data),))
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_AND_METRIC)
+    def doubles_without_metrics(self, data: DataProto) -> DataProto:
+        return self.double(data)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def where(self, *args: Any, **kwargs: Any) -> tuple[int, tuple[Any, ...], dict[str, Any]]:
@@ -190,6 +200,13 @@ def test_metrics_are_a_list_with_one_entry_per_part() -> None:
     assert as_list(group(3).call.count(batch(7))) == [3, 2, 2]
 
 
+def test_metrics_stand_beside_the_joined_batch() -> None:
+    result = group(3).call.double_and_count(Partition(batch(4), [[3, 0], [], [1, 2]]))  # type: ignore[arg-type]
+    assert result.metrics == (2, 0, 2)
+    assert ids(result.batch, "doubled") == [[2 * value for value in row] for row in ids(batch(4), "ids")]
+    assert group(mesh=Mesh(dp=1, tp=2)).call.double_and_count(batch(3)).metrics == (3,), "one rank reports"
+
+
 def test_a_function_goes_to_every_worker() -> None:
     def longest_first(data: DataProto) -> DataProto:
         return data[::-1]
@@ -297,6 +314,10 @@ def test_what_a_mode_cannot_do_is_said() -> None:
         group().call.double(5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="worker 0 returned int, but this dispatch mode joins DataProtos"):
         group(2).call.returns_a_number(batch(2))
+    with pytest.raises(
+        TypeError, match="worker 0 returned DataProto, but this dispatch mode joins batches with"
+    ):
+        group(2).call.doubles_without_metrics(batch(2))
     with pytest.raises(ValueError, match="would drop all parts but the first"):
         register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, execute_mode=Execute.RANK_ZERO)
     with pytest.raises(TypeError, match="wait.*is async, and a group waits for plain methods only"):

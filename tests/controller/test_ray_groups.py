@@ -177,6 +177,23 @@ def test_chained_calls_pass_references_and_no_rows(stage: Stage) -> None:
     torch.testing.assert_close(result.tensors()["sums"], torch.tensor(expected, dtype=torch.float32))
 
 
+def test_metrics_come_to_the_controller_and_the_rows_beside_them_do_not(stage: Stage) -> None:
+    before = stage.traffic.received_bytes
+    result = stage["actor"].call.add_columns_and_count(
+        Partition(DataProto.from_dict({"ids": torch.zeros(60, 1)}), [[*range(1, 60)], [0], []])
+    )
+    assert result.metrics == (59, 1, 0)
+    assert stage.traffic.received_bytes - before == 3 * 8
+    assert isinstance(result.batch, DataProtoFuture)
+    heavy = result.batch.select(["heavy"], []).get().tensors()["heavy"]
+    assert heavy[:2, 0].tolist() == [1.0, 0.0], "row 0 is the first of rank 1"
+    alone = stage["actor"].execute_rank_zero_sync(
+        "add_columns_and_count", DataProto.from_dict({"ids": torch.zeros(2, 1)})
+    )
+    assert alone.metrics == (2,)
+    assert alone.batch.tensors()["light"].tolist() == [1.0, 1.0]
+
+
 def test_the_controller_fetches_the_columns_it_asks_for_and_no_others(stage: Stage) -> None:
     future = stage["actor"].call.add_columns(DataProto.from_dict({"ids": torch.zeros(60, 1)}))
     before = stage.traffic.received_bytes
@@ -263,5 +280,7 @@ def test_groups_under_the_names_of_verl(tmp_path: Path) -> None:
 
 
 def test_what_tells_a_process_its_place_cannot_be_given() -> None:
-    with pytest.raises(ValueError, match="env names RANK, WORLD_SIZE, which the group sets in each of its processes"):
+    with pytest.raises(
+        ValueError, match="env names RANK, WORLD_SIZE, which the group sets in each of its processes"
+    ):
         RayRuntime(ranks=2, env={"RANK": "0", "WORLD_SIZE": "1", "MINE": "yes"})

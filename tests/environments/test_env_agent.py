@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from agent_cases import ScriptedModel, sampling_of
 
-from references.batches import advantages_of
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
@@ -33,6 +32,7 @@ from strop.tools import threads, turns
 from strop.tools.templates import ChatTemplate
 from strop.trajectory import NOT_SAMPLED, Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows, token_scores
+from strop.workers.estimates import compute_advantages
 from strop.workers.reports import Decided, report_of
 
 TOKENIZER = make_tiny_tokenizer()
@@ -357,7 +357,7 @@ def test_with_credit_per_turn_a_group_is_all_answers_of_all_its_episodes(file: s
     # and not (1.5 + 1) / 2; the squares of the differences sum to 0.171875, so the sample std is sqrt(0.171875 / 3).
     differences = [0.3125, 0.0625, -0.1875, -0.1875]
     for by_std, scale in ((False, 1.0), (True, (0.171875 / 3) ** 0.5)):
-        made = advantages_of(rows, AlgorithmConfig(norm_adv_by_std=by_std))
+        made = compute_advantages(rows, AlgorithmConfig(norm_adv_by_std=by_std))
         advantages = [row.tolist() for row in columns.rows(made.tensors()["advantages"])]
         assert advantages == [pytest.approx([d / scale] * 2, rel=1e-4) for d in differences]
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
-from strop.protocol.schema import COLUMNS, STAGES, labels_for, made_by, stage_columns, taken_by
-from strop.trainer.producers import PRODUCERS
+from strop.protocol.schema import (
+    COLUMNS,
+    STAGES,
+    ColumnStage,
+    columns_for,
+    made_by,
+    object_columns_for,
+    stage_columns,
+)
 
 
 def test_every_stage_of_the_hash_chain_has_columns_and_every_column_a_stage_that_is_known() -> None:
@@ -16,12 +25,12 @@ def test_every_stage_of_the_hash_chain_has_columns_and_every_column_a_stage_that
 
 def test_whoever_takes_columns_gets_those_that_are_there_in_the_order_of_the_table() -> None:
     present = {"rm_scores", "token_level_scores", "prompts", "advantages"}
-    assert taken_by("resampling", present) == ["token_level_scores", "rm_scores"]
+    assert columns_for("resampling", present) == ["token_level_scores", "rm_scores"]
     sampler = ["prompts", "token_level_scores", "rm_scores", "advantages"]
-    assert taken_by("sampler", present) == sampler
-    assert labels_for("sampler") == ["uid", "id"]
+    assert columns_for("sampler", present) == sampler
+    assert object_columns_for("sampler") == ["uid", "id"]
 
 
-@pytest.mark.parametrize("producer", PRODUCERS, ids=lambda producer: producer.name)
-def test_every_producer_makes_something(producer: object) -> None:
-    assert made_by(producer.name)  # type: ignore[attr-defined]
+@pytest.mark.parametrize("maker", get_args(ColumnStage))
+def test_every_stage_makes_something(maker: ColumnStage) -> None:
+    assert made_by(maker)

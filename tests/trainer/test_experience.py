@@ -141,10 +141,10 @@ def test_columns_are_added_by_reference_and_light_ones_leave_the_tokens_out() ->
         one.rows.get().tensors()["responses"], columns.flat(one.rows.get().tensors()["rollout_log_probs"])
     )
     more = one.union(DataProto.from_dict({"values": values}), "values")
-    assert set(more.taken_by("advantages").get().tensors()) == {
+    assert set(more.columns_for("advantages").get().tensors()) == {
         "response_mask", "token_level_scores", "rollout_log_probs", "values"
     }  # fmt: skip
-    assert set(more.taken_by("advantages").get().non_tensor_batch) == {"uid", "id", "episode_id"}
+    assert set(more.columns_for("advantages").get().non_tensor_batch) == {"uid", "id", "episode_id"}
     assert lists(more.take([1, 2]).rows.get(), "values") == [
         pytest.approx([-0.1, 0.0, 0.0]),
         pytest.approx([-0.1, -0.2, -0.3]),

@@ -29,7 +29,7 @@ DEADLINE_S = 600.0
 NUM_STEPS = 8
 NUM_KILLS = int(os.environ.get("STROP_KILLS", "20"))
 SETTINGS = [
-    *AHEAD, *FEW, "rollout.max_staleness=2", "rollout.overlap_log_probs=true", f"trainer.max_steps={NUM_STEPS}",
+    *AHEAD, *FEW, "rollout.max_staleness=2", f"trainer.max_steps={NUM_STEPS}",
     "run.save_every=1", "eval.every=3", "data.val_files=[]",
 ]  # fmt: skip
 VIRTUAL = [

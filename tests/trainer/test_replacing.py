@@ -233,7 +233,7 @@ STREAMS = [
     pytest.param(["rollout.max_staleness=1"], (1, 2, 3), id="a lead"),
     pytest.param(["rollout.max_staleness=1e-6"], (1, 2, 3), id="none"),
     pytest.param(
-        ["rollout.overlap_log_probs=true", "algorithm.filter_groups.prompts_per_round=20"],
+        ["rollout.max_staleness=1e-6", "algorithm.filter_groups.prompts_per_round=20"],
         (1, 2, 3),
         id="surplus",
     ),
@@ -269,7 +269,7 @@ def fates(folder: Path) -> Counter[tuple[int, str, str, str]]:
 def test_what_teaches_beyond_a_step_is_left_out_in_the_order_of_its_begin(
     project: Project, tmp_path: Path, half: list[str]
 ) -> None:
-    more = ["rollout.overlap_log_probs=true", "algorithm.filter_groups.prompts_per_round=24"]
+    more = ["rollout.max_staleness=1e-6", "algorithm.filter_groups.prompts_per_round=24"]
     done = train_in(tmp_path / "run", project.config(*half, *more, "trainer.max_steps=1"))
     check_books(done, num_steps=1)
     [record], [numbers] = done.records, done.steps

@@ -18,12 +18,12 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, loss_spec, register_policy_loss
 from strop.algorithms.names import AGGREGATION_MODES
 from strop.base.metrics import merge_metrics, metric_values
-from strop.controller import Mesh, Placement
+from strop.controller import BatchAndMetrics, Mesh, Placement
 from strop.engines.optimizer import StepReport
 from strop.protocol import DataProto, columns
 from strop.workers import rows as role_rows
 from strop.workers.actor import ActorWorker
-from strop.workers.rows import merged_update, updates_of
+from strop.workers.rows import merged_update
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -52,18 +52,18 @@ def weights_of(actor: ActorWorker) -> dict[str, Tensor]:
 def update(actor: ActorWorker, batch: DataProto, totals: BatchTotals | None = None) -> Update:
     """One update, of the whole batch where no totals are given."""
     result = actor.update_policy(batch, totals or totals_of(batch))
-    assert len(result) == len(batch)
+    assert len(result.batch) == len(batch)
     return Update(
         metric_values(update_of(result).metrics),
         weights_of(actor),
-        columns.rows(result.tensors()["log_probs"]),
+        columns.rows(result.batch.tensors()["log_probs"]),
     )
 
 
-def update_of(result: DataProto) -> role_rows.Update:
-    """What a worker's call came to."""
-    (made,) = updates_of(result)
-    return made
+def update_of(result: BatchAndMetrics[role_rows.Update]) -> role_rows.Update:
+    """The optimizer step of a worker's call."""
+    (only,) = result.metrics
+    return only
 
 
 def assert_same(a: Update, b: Update, *, order: list[int] | None = None, tolerance: float = 1e-10) -> None:
@@ -180,7 +180,7 @@ def test_chunks_with_the_totals_of_all_add_up_to_the_whole_update(
         parts.append(actor.update_policy(batch[:3], totals))
     actor.placement = Placement(rank=1, mesh=Mesh(dp=2))
     parts.append(actor.update_policy(batch[3:], totals))
-    rows = [row for part in parts for row in columns.rows(part.tensors()["log_probs"])]
+    rows = [row for part in parts for row in columns.rows(part.batch.tensors()["log_probs"])]
     metrics = metric_values(merge_metrics(update_of(part).metrics for part in parts))
     # The norm is known only after the sum: the first part's placeholder of 0 enters the mean.
     metrics["actor/grad_norm"] *= 2
@@ -212,7 +212,7 @@ def test_rows_without_advantage_change_nothing_but_are_measured(
     left_out = update(actor, batch)
     assert rows_with_gradient == [4]
     monkeypatch.setattr(
-        "strop.workers.actor.rows_that_move", lambda spec, batch, row_lengths: [True] * len(row_lengths)
+        "strop.workers.actor.rows_with_gradient", lambda spec, batch, row_lengths: [True] * len(row_lengths)
     )
     assert_same(update(make_actor(tiny_model, algorithm), batch), left_out)
 
@@ -261,7 +261,7 @@ def test_compute_log_prob_gives_what_the_update_sees(tiny_model: Path) -> None:
     batch = random_batch()
     actor = make_actor(tiny_model, algorithm, max_tokens=20)
     seen = actor.compute_log_prob(batch).tensors()
-    result = actor.update_policy(batch, totals_of(batch)).tensors()
+    result = actor.update_policy(batch, totals_of(batch)).batch.tensors()
     torch.testing.assert_close(
         columns.rows(seen["old_log_probs"]), columns.rows(result["log_probs"]), **EXACT
     )
@@ -344,7 +344,7 @@ def test_a_batch_without_rows_is_legal(tiny_model: Path) -> None:
     assert done.metrics["actor/loss"] == 0.0
     assert done.log_probs == []
     ranks = [actor.update_policy(rows, totals_of(batch)) for rows in (empty, batch)]
-    joined = merged_update(updates_of(DataProto.concat(ranks))).metrics
+    joined = merged_update([update_of(rank) for rank in ranks]).metrics
     seen = update_of(ranks[1]).metrics
     assert joined.keys() == seen.keys()
     assert joined["actor/ratio"] == seen["actor/ratio"], "a rank without rows adds nothing"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from references.batches import advantages_of
 from strop.algorithms.config import AlgorithmConfig
 from strop.protocol import DataProto, columns
 from strop.recipes.answers import own_rewards, step_columns
 from strop.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows
+from strop.workers.estimates import compute_advantages
 
 PLAIN = AlgorithmConfig(adv_estimator="gigpo", norm_adv_by_std=False, gamma=0.5)
 
@@ -66,7 +66,7 @@ def test_gigpo_of_two_episodes_that_meet_in_a_state() -> None:
     assert tensors["turn_rewards"].tolist() == [0.0, 1.0, 0.0, 0.0, 3.0]
     # Episodes: 1 and 3 around 2. To go, halved per answer: 0.5, 1 and 0.75, 1.5, 3. State a: 0.5 and 0.75; b: 1 and 3;
     # c is alone.
-    made = advantages_of(batch, PLAIN)
+    made = compute_advantages(batch, PLAIN)
     assert made.tensors()["advantages"].dtype == torch.float32
     assert first_tokens(made) == [-1.125, -2.0, 1.125, 1.0, 2.0]
     assert all(len(set(row.tolist())) == 1 for row in columns.rows(made.tensors()["advantages"]))
@@ -77,7 +77,7 @@ def test_rows_in_another_order_have_the_same_advantages() -> None:
         [answers(0, ("a", 0.0), ("b", 1.0)), answers(1, ("a", 0.0), ("c", 0.0), ("b", 3.0))], [1.0, 3.0]
     )
     order = [3, 0, 4, 2, 1]
-    made = advantages_of(batch.select_idxs(np.array(order)), PLAIN)
+    made = compute_advantages(batch.select_idxs(np.array(order)), PLAIN)
     assert first_tokens(made) == [[-1.125, -2.0, 1.125, 1.0, 2.0][row] for row in order]
 
 
@@ -85,7 +85,7 @@ def test_what_a_reward_model_or_a_penalty_adds_to_a_row_is_that_answers_own() ->
     batch = rows([answers(0, ("a", 0.0), ("b", 1.0)), answers(1, ("a", 0.0), ("b", 3.0))], [1.0, 3.0])
     batch = batch.union(DataProto.from_dict({"rm_scores": torch.tensor([4.0, 0.0, 0.0, 0.0])}))
     # Earned: 4, 1 and 0, 3; episodes are worth 5 and 3. To go: 4.5, 1 and 1.5, 3.
-    made = advantages_of(batch, PLAIN)
+    made = compute_advantages(batch, PLAIN)
     assert first_tokens(made) == [1 + 1.5, 1 - 1.0, -1 - 1.5, -1 + 1.0]
 
 

@@ -12,12 +12,11 @@ from inline_groups import inline_group
 
 from references import advantages as reference
 from references import critics
-from references.batches import advantages_of
 from strop.algorithms.config import AlgorithmConfig
 from strop.protocol import DataProto, columns
 from strop.recipes.reward_kl import kl_metrics
 from strop.roles.measures import of_batch
-from strop.workers.rows import updates_of
+from strop.workers.estimates import compute_advantages
 
 LENGTHS = (3, 1, 2, 4)
 UIDS = ("a", "b", "a", "b")
@@ -70,7 +69,7 @@ def test_an_episode_of_several_sequences_counts_once_and_all_of_them_get_its_adv
             "episode_id": np.array(["a/0", "a/0", "a/0", "a/1"], dtype=object),
         },
     )
-    made = advantages_of(data, AlgorithmConfig(adv_estimator="grpo"))
+    made = compute_advantages(data, AlgorithmConfig(adv_estimator="grpo"))
     expected = [[a, 0.0], [a], [0.0, 0.0], [-a, -a]]
     for row, want in zip(lists(made, "advantages"), expected, strict=True):
         assert row == pytest.approx(want, abs=1e-5)
@@ -82,7 +81,7 @@ REF = [[-1.5, -1.0, -1.0], [-0.5], [-2.0, -1.5], [-3.0, -4.0, 0.0, 0.0]]
 
 
 def test_grpo_compares_the_samples_of_a_prompt() -> None:
-    done = advantages_of(light_batch(), AlgorithmConfig())
+    done = compute_advantages(light_batch(), AlgorithmConfig())
     groups = [0, 1, 0, 1]
     expected = [
         row[:length]
@@ -100,7 +99,7 @@ def test_grpo_compares_the_samples_of_a_prompt() -> None:
 def test_gae_takes_values_gamma_and_lambda() -> None:
     values = [[0.5, 9.0, 0.25], [0.1], [0.2, 0.3], [0.4, 0.6, 9.0, 9.0]]
     algorithm = AlgorithmConfig(adv_estimator="gae", gamma=0.9, lam=0.8)
-    done = advantages_of(light_batch(values=jagged(values)), algorithm)
+    done = compute_advantages(light_batch(values=jagged(values)), algorithm)
 
     def padded(rows: list[list[float]]) -> list[list[float]]:
         return [row + [0.0] * (4 - len(row)) for row in rows]
@@ -120,7 +119,7 @@ def test_kl_and_reward_model_shape_the_rewards() -> None:
         old_log_probs=jagged(OLD), ref_log_prob=jagged(REF), rm_scores=torch.tensor([0.5, 1.0, -1.0, 2.0])
     )
     algorithm = AlgorithmConfig(use_kl_in_reward=True, norm_adv_by_std=False)
-    done = advantages_of(batch, algorithm, kl_coef=0.1)
+    done = compute_advantages(batch, algorithm, kl_coef=0.1)
     # Scores and the reward model's on the last token; 0.1 * (old - ref) off each sampled token.
     expected = [
         [-0.05, 0.0, 1.0 + 0.5 + 0.1],
@@ -153,8 +152,8 @@ def test_row_order_does_not_matter() -> None:
     algorithm = AlgorithmConfig(adv_estimator="gae", lam=0.8)
     batch = light_batch(values=values)
     order = [2, 0, 3, 1]
-    straight = advantages_of(batch, algorithm)
-    shuffled = advantages_of(batch.select_idxs(order), algorithm)
+    straight = compute_advantages(batch, algorithm)
+    shuffled = compute_advantages(batch.select_idxs(order), algorithm)
     for place, row in enumerate(order):
         for name in ("advantages", "returns", "token_level_rewards"):
             assert lists(shuffled, name)[place] == pytest.approx(lists(straight, name)[row], abs=1e-12)
@@ -162,9 +161,9 @@ def test_row_order_does_not_matter() -> None:
 
 def test_missing_columns_are_named() -> None:
     with pytest.raises(ValueError, match="'gae' needs the columns values"):
-        advantages_of(light_batch(), AlgorithmConfig(adv_estimator="gae"))
+        compute_advantages(light_batch(), AlgorithmConfig(adv_estimator="gae"))
     with pytest.raises(ValueError, match="use_kl_in_reward needs the columns old_log_probs and ref_log_prob"):
-        advantages_of(light_batch(), AlgorithmConfig(use_kl_in_reward=True), kl_coef=0.1)
+        compute_advantages(light_batch(), AlgorithmConfig(use_kl_in_reward=True), kl_coef=0.1)
 
 
 def test_the_actor_offers_them_with_its_own_settings(tiny_model: Path) -> None:
@@ -183,5 +182,5 @@ def test_a_group_hands_out_futures_for_what_is_as_long_as_the_tokens(tiny_model:
     advantages = group.call.compute_advantages(light_batch()).get()
     assert lists(advantages, "advantages")[1] == [-0.25]
     seen = group.call.update_policy(batch, totals_of(batch))
-    assert [update.skipped for update in updates_of(seen.select([], []).get())] == [""]
-    assert seen.get().tensors().keys() == {"log_probs", "entropys"}
+    assert [update.skipped for update in seen.metrics] == [""]
+    assert seen.batch.get().tensors().keys() == {"log_probs", "entropys"}

@@ -26,7 +26,6 @@ from strop.engines.config import EngineConfig, ModelConfig
 from strop.protocol import DataProto, columns
 from strop.roles.settings import TeacherConfig
 from strop.roles.teacher import TeacherWorker, check_teacher
-from strop.workers.rows import updates_of
 
 K = 6
 REVERSE = DistillationConfig(kind="reverse_kl", coef=0.5)
@@ -339,7 +338,7 @@ def taught_run(
     own = own.union(columns_of_teacher)
     algorithm = AlgorithmConfig(distillation=distillation, policy_coef=0.5)
     actor = make_actor(Path(policy), algorithm, max_tokens=20, sequence_parallel=sp)
-    metrics = [update.metrics for _ in range(2) for update in updates_of(actor.update_policy(own, totals))]
+    metrics = [update.metrics for _ in range(2) for update in actor.update_policy(own, totals).metrics]
     seen: Arrays = {
         name: values.astype(np.float64) for name, values in flat_columns(columns_of_teacher).items()
     }

@@ -28,7 +28,6 @@ from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
 from strop.workers.config import ReferenceConfig
 from strop.workers.reference import ReferenceWorker
-from strop.workers.rows import updates_of
 
 Arrays = dict[str, NDArray[np.float64]]
 Cut = list[list[int]]
@@ -97,10 +96,10 @@ def actor_run(
     own, totals = batch.select_idxs(rows), totals_of(batch)
     seen = [actor.compute_log_prob(own)]
     results = [actor.update_policy(own, totals) for _ in range(2)]
-    seen.append(results[0])
+    seen.append(results[0].batch)
     if lora is not None:
         seen.append(actor.compute_ref_log_prob(own))
-    metrics = [update.metrics for result in results for update in updates_of(result)]
+    metrics = [update.metrics for result in results for update in result.metrics]
     return Seen(metrics, weights_of(actor.engine), flat_columns(*seen), actor.checksum())
 
 

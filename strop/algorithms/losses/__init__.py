@@ -24,9 +24,9 @@ Rules that hold for every loss here, unless its docstring says otherwise:
 from strop.algorithms.losses import clipped  # noqa: F401  (it registers its functions)
 from strop.algorithms.losses.policy import (
     PolicyLoss,
-    note_policy_loss,
     policy_loss,
-    rows_that_move,
+    record_loss,
+    rows_with_gradient,
 )
 from strop.algorithms.losses.spec import LossSpec, aggregation_of, loss_spec
 from strop.algorithms.losses.terms import (
@@ -41,6 +41,9 @@ from strop.algorithms.registry import load_recipes
 
 load_recipes()
 
+note_policy_loss, rows_that_move = record_loss, rows_with_gradient
+"""Names of both under which programs may import them."""
+
 __all__ = [
     "POLICY_LOSS_REGISTRY",
     "LossSpec",
@@ -53,6 +56,8 @@ __all__ = [
     "policy_loss",
     "policy_loss_terms",
     "prepare_columns",
+    "record_loss",
     "register_policy_loss",
     "rows_that_move",
+    "rows_with_gradient",
 ]

@@ -57,7 +57,7 @@ class PolicyLoss:
     """Scalars by metric name: means over these tokens that a user's loss returned."""
 
 
-def rows_that_move(spec: LossSpec, columns: Mapping[str, Tensor], row_lengths: Tensor) -> list[bool]:
+def rows_with_gradient(spec: LossSpec, columns: Mapping[str, Tensor], row_lengths: Tensor) -> list[bool]:
     """[B]: which rows have a term that depends on the policy.
 
     Args:
@@ -65,7 +65,7 @@ def rows_that_move(spec: LossSpec, columns: Mapping[str, Tensor], row_lengths: T
         columns: advantages and weights [N], of all tokens of the rows.
         row_lengths: [B] int64.
     """
-    if spec.moves_every_row:
+    if spec.has_gradient_in_every_row:
         return [True] * len(row_lengths)
     moving = (columns["advantages"] * columns["weights"]) != 0
     per_row: list[int] = valid_tokens_per_row(moving, row_lengths).tolist()
@@ -144,7 +144,7 @@ def policy_loss(
     )
 
 
-def note_policy_loss(metrics: TensorMetrics, seen: PolicyLoss, *, num_trained: int, share: float) -> None:
+def record_loss(metrics: TensorMetrics, seen: PolicyLoss, *, num_trained: int, share: float) -> None:
     """Add what was seen on some tokens to the metrics of their optimizer batch, under the names that people chart.
 
     Args:

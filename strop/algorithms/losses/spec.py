@@ -59,14 +59,14 @@ class LossSpec:
         return "teacher_ids" in self.teacher_columns
 
     @property
-    def moves_every_row(self) -> bool:
+    def has_gradient_in_every_row(self) -> bool:
         """It has a term that moves the policy also where the advantage is 0."""
         declaration, algorithm = self.declaration, self.algorithm
-        moves_anyway = declaration.moves_without_advantage or declaration.is_user_convention
+        has_gradient_at_zero_advantage = declaration.moves_without_advantage or declaration.is_user_convention
         has_other_terms = (
             algorithm.entropy_coeff != 0 or algorithm.use_kl_loss or self.distillation is not None
         )
-        return moves_anyway or has_other_terms
+        return has_gradient_at_zero_advantage or has_other_terms
 
     def present(self, names: frozenset[str]) -> dict[str, str]:
         """Columns of a batch that the loss takes: its own name of each, to that in the batch.

@@ -32,7 +32,7 @@ from strop.protocol import columns
 from strop.rewards import RewardPool
 from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
-from strop.trainer.producers import StepContext, produced
+from strop.trainer.role_columns import add_columns
 from strop.trainer.roles import Roles, check_models, make_roles, playing_of, start_runtime
 from strop.trainer.setup import TrainingData, load_training_data, sampling_of
 from strop.trainer.stages import Stages
@@ -236,8 +236,8 @@ class _Trial:
         if not experience.reports:
             return
         wanted = {"old_log_probs"} | ({"rm_scores"} if "reward_model" in config.roles else set())
-        experience = produced(experience, wanted, StepContext(config, roles), Stages(roles))
-        self._take(experience.reports, experience.taken_by("preflight").get().tensors())
+        experience = add_columns(experience, wanted, config, roles, Stages(roles))
+        self._take(experience.reports, experience.columns_for("preflight").get().tensors())
 
     def _take(self, reports: Sequence[EpisodeReport], tensors: Mapping[str, Tensor]) -> None:
         """Rewards, answers and log-probs of one round."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import ray
 
-from strop.controller.call import Pending, WorkerCall
+from strop.controller.call import BatchAndMetrics, Pending, WorkerCall
 from strop.controller.group import WorkerGroup
 from strop.controller.mesh import Mesh
 from strop.controller.partition import Partition
@@ -22,6 +22,7 @@ from strop.controller.worker import Worker
 from strop.protocol import DataProto
 
 W = TypeVar("W", bound=Worker)
+M = TypeVar("M")
 
 
 class RoleGroup(WorkerGroup[W]):
@@ -67,9 +68,13 @@ class RoleGroup(WorkerGroup[W]):
         arguments = _Arguments(self.traffic)
         return [self._give(arguments.stored(call), number, timeout_s) for call in calls]
 
-    def joined(self, outputs: Sequence[Pending[DataProto]], partition: Partition | None) -> DataProto:
+    def joined(self, outputs: Sequence[Pending[Any]], partition: Partition | None) -> DataProto:
         """The rows, which stay with the workers until somebody needs them."""
         return DataProtoFuture(cast(Sequence[Source], outputs), partition)
+
+    def metrics(self, output: Pending[BatchAndMetrics[M]]) -> tuple[M, ...]:
+        """The metrics alone; the rows stay with the worker."""
+        return cast(RayPending, output).metrics()
 
     def _give(self, call: WorkerCall, number: int, timeout_s: float) -> RayPending:
         pending = self.manager.give(

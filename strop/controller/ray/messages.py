@@ -16,6 +16,8 @@ class CallResponse:
     """The method's value, where it is no batch."""
     stored: BatchRefs | None
     """Where the rows are, where the value is a batch."""
+    metrics: tuple[Any, ...] | None = None
+    """Those beside the rows, where the value is a batch with metrics."""
     peak_memory_bytes: int
     """Most memory the process has held so far."""
 

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from strop.controller.call import BatchAndMetrics
 from strop.controller.errors import CallTimeout
 from strop.controller.ray.future import Contents
 from strop.controller.ray.manager import WorkerManager
@@ -62,9 +63,17 @@ class RayPending:
         """Wait for the value and fetch it."""
         answer = self._answer()
         if answer.stored is not None:
-            return self.columns(answer.stored.contents.tensors, answer.stored.contents.others)
+            batch = self.columns(answer.stored.contents.tensors, answer.stored.contents.others)
+            return batch if answer.metrics is None else BatchAndMetrics(batch=batch, metrics=self.metrics())
         self._traffic.received_bytes += payload_bytes(answer.value)
         return answer.value
+
+    def metrics(self) -> tuple[Any, ...]:
+        """Wait for the metrics beside the rows, which stay where they are."""
+        metrics = self._answer().metrics
+        assert metrics is not None, "a call that is asked for metrics returns a BatchAndMetrics"
+        self._traffic.received_bytes += payload_bytes(metrics)
+        return metrics
 
     def contents(self) -> Contents:
         """Wait for the computation; the rows stay where they are."""

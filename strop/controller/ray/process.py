@@ -27,7 +27,7 @@ from ray.exceptions import RayError
 from strop.base.heartbeat import doing
 from strop.border import remember_named
 from strop.controller import call
-from strop.controller.call import WorkerCall
+from strop.controller.call import BatchAndMetrics, WorkerCall
 from strop.controller.ray.cluster import this_address
 from strop.controller.ray.members import GroupInfo
 from strop.controller.ray.messages import CallResponse, MethodRaised, Presence, RaisedReport
@@ -155,13 +155,16 @@ def fetch(references: list[Any], wait_s: float, what: str) -> list[Any]:
 def _answered(run: Callable[[], Any]) -> CallResponse:
     """What a call gave; an error as a `MethodRaised`, which always travels."""
     try:
-        value = run()
+        value, metrics = run(), None
+        if isinstance(value, BatchAndMetrics):
+            metrics, value = value.metrics, value.batch
         stored = BatchRefs.of(value) if isinstance(value, DataProto) else None
     except BaseException as error:  # noqa: BLE001  whatever ends a method is reported, SystemExit too
         raise MethodRaised(_report(error)) from None
     return CallResponse(
         value=value if stored is None else None,
         stored=stored,
+        metrics=metrics,
         peak_memory_bytes=_peak_memory_bytes(),
     )
 
