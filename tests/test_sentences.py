@@ -37,7 +37,7 @@ NO_KEYS = {
     "model.vision_tower": "a part of a model", "model.multi_modal_projector": "a part of a model",
     "vllm.__version__": "of a package",
     "data.tr": "the beginning of a word, for completion",
-    "trainer.clock_": "the beginning of two keys", "data.max_": "the beginning of two keys",
+    "data.max_": "the beginning of two keys",
     **dict.fromkeys(("optim.warmup_steps", "optim.warmup_share"), "build_config puts the place of the section in"),
     **dict.fromkeys(
         ("limits.wall_s", "limits.cpu_s", "limits.memory_mib", "limits.output_kib", "limits.disk_mib"),

@@ -89,12 +89,11 @@ def _read(line: str) -> InPlay:
         str(number): ScoreNote(scored=str(one["scored"]), outcome=Outcome(**one["outcome"]))
         for number, one in found.get("scores", {}).items()
     }
-    steps_left = {str(number): int(steps) for number, steps in found.get("steps_left", {}).items()}
     place = found["place"]
     return InPlay(
         uid=str(found["uid"]),
         version=int(found["version"]),
         place=None if place is None else int(place),
         is_looked_at=bool(found.get("is_looked_at", False)),
-        kept=KeptGroup(requests=requests, scores=scores, steps_left=steps_left),
+        kept=KeptGroup(requests=requests, scores=scores),
     )

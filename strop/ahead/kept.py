@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from strop.ahead.journal import Notes
@@ -17,5 +16,3 @@ class KeptGroup:
     """What was generated."""
     scores: ScoreNotes = field(default_factory=dict)
     """Of the samples that were scored."""
-    steps_left: Mapping[str, int] = field(default_factory=dict)
-    """Of those that have all their tokens, by number, how long they still take by a clock that counts engine steps."""

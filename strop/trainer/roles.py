@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from strop.ahead.worker import AheadWorker
 from strop.base.device import device_name
 from strop.base.sections import where_on
 from strop.controller import (
@@ -406,11 +407,8 @@ def role_specs(
             specs[name] = joined[name].spec(
                 config, device=device, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer
             )
-    specs["rollout"] = role(RolloutWorker, model, config.rollout, config.reward, playing)
-    if config.ahead_by:
-        from strop.ahead.joining import role_of  # imports this module
-
-        specs["rollout"] = role_of(config, playing)
+    rollout = AheadWorker if config.ahead_by else RolloutWorker
+    specs["rollout"] = role(rollout, model, config.rollout, config.reward, playing)
     engines = config.engines
     return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
 

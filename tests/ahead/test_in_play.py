@@ -25,7 +25,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     scored = Outcome(kind="score", score=1 / 3, parts=parts, seconds=0.5, usage={"judge/requests": 2})
     failed = Outcome(kind="timeout", error="reward.py took longer than 3 s", stand_in=-1.0)
     scores = {"0": ScoreNote(scored="c", outcome=scored), "1": ScoreNote(scored="d", outcome=failed)}
-    kept = KeptGroup(requests=notes, scores=scores, steps_left={"0": 7, "1": 0})
+    kept = KeptGroup(requests=notes, scores=scores)
     file = tmp_path / "in_play.jsonl"
     file.write_text(in_play_text({"e0-9": 5, "e0-7": 4, "e0-1": 4}, {"e0-7": kept}, ["e0-1", "e0-9"]))
     assert list(read_in_play(file).values()) == [
@@ -34,6 +34,13 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         InPlay(uid="e0-1", version=4, place=0),
     ]
     assert read_in_play(tmp_path / "none") == {}
+
+
+def test_a_line_with_times_of_a_virtual_clock_is_read_without_them(tmp_path: Path) -> None:
+    line = '{"uid":"e0-1","version":2,"place":0,"is_looked_at":true,"requests":{},"scores":{},"steps_left":{"0":7}}'
+    (tmp_path / "in_play.jsonl").write_text(f"{line}\n")
+    [group] = read_in_play(tmp_path / "in_play.jsonl").values()
+    assert group == InPlay(uid="e0-1", version=2, place=0, is_looked_at=True)
 
 
 @pytest.mark.parametrize(

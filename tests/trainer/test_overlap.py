@@ -18,7 +18,7 @@ from strop.trainer.stages import Stages
 
 OVERLAP = ["rollout.overlap_log_probs=true"]
 SYNCHRONOUS = ["algorithm.correction.weights=token", "trainer.max_steps=2", "data.val_files=[]"]
-VIRTUAL = [*AHEAD, *FEW, "trainer.clock=virtual", "run.save_every=1", "run.keep_last=9", "data.val_files=[]"]
+VIRTUAL = [*AHEAD, *FEW, "run.save_every=1", "run.keep_last=9", "data.val_files=[]"]
 PPO = ["algorithm.adv_estimator=gae", "algorithm.use_kl_in_reward=true", "actor.samples_per_update=8"]
 
 
@@ -50,6 +50,7 @@ def test_the_columns_are_those_that_are_made_at_once(
         assert two["actor/loss"] == pytest.approx(one["actor/loss"], rel=1e-3, abs=1e-5)
 
 
+@pytest.mark.usefixtures("engine_clock")
 def test_they_are_made_of_a_group_before_the_others_have_ended(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +63,7 @@ def test_they_are_made_of_a_group_before_the_others_have_ended(
         make(self, groups, stages)
 
     monkeypatch.setattr(GroupColumns, "_make", spied)
-    settings = [*SYNCHRONOUS, *FEW, *OVERLAP, "trainer.clock=virtual", "trainer.max_steps=1"]
+    settings = [*SYNCHRONOUS, *FEW, *OVERLAP, "trainer.max_steps=1"]
     done = train_in(tmp_path / "run", project.config(*settings))
     assert len(playing) == 4
     assert max(playing.values()) > 0, "others were in play"
@@ -70,6 +71,7 @@ def test_they_are_made_of_a_group_before_the_others_have_ended(
     assert done.steps[0]["fully_async/trainer/idle_ratio"] < 1
 
 
+@pytest.mark.usefixtures("engine_clock")
 @pytest.mark.parametrize("step", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_the_one_that_was_not(project: Project, tmp_path: Path, step: int) -> None:
     settings = [*VIRTUAL, *OVERLAP, "algorithm.use_kl_loss=true"]
