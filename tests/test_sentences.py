@@ -33,6 +33,7 @@ FILES = re.compile(r"\.(py|json|jsonl|yaml|parquet|safetensors|log|toml|index)$"
 NO_KEYS = {
     "reward_model.ground_truth": "a column of rows",
     "reward.policies": "the former name of a key",
+    **dict.fromkeys(("trainer.clock", "trainer.clock_lengths", "trainer.clock_latencies"), "removed keys"),
     "model.save_pretrained": "a method of transformers",
     "model.vision_tower": "a part of a model", "model.multi_modal_projector": "a part of a model",
     "vllm.__version__": "of a package",

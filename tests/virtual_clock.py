@@ -27,11 +27,11 @@ import numpy as np
 import pytest
 
 from strop.ahead import in_play
+from strop.ahead.generation_cache import GenerationCache
 from strop.ahead.in_flight import Group, GroupsInFlight
-from strop.ahead.in_play import InPlay
-from strop.ahead.journal import Journal
-from strop.ahead.kept import KeptGroup
-from strop.ahead.score_journal import ScoreJournal
+from strop.ahead.in_play import GroupState
+from strop.ahead.saved_group import SavedGroup
+from strop.ahead.score_cache import ScoreCache
 from strop.ahead.worker import AheadWorker
 from strop.base.randomness import random_key, uniforms
 from strop.cli.main import main
@@ -231,14 +231,14 @@ class _ClockedClient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _DelayedGroup(KeptGroup):
+class _DelayedGroup(SavedGroup):
     """A group of a checkpoint, with the delays of its samples."""
 
     steps_left: Mapping[str, int] = field(default_factory=dict)
     """By number of the sample, engine steps until it ends, of those that have all their tokens."""
 
 
-class _ClockedScores(ScoreJournal):
+class _ClockedScores(ScoreCache):
     """Scores that let the delay of their sample pass."""
 
     worker: ClockedWorker
@@ -323,9 +323,9 @@ class ClockedWorker(AheadWorker):
 
     def _asked(self) -> tuple[GenerateClient, Scorers]:
         client, scorers = super()._asked()
-        assert isinstance(client, Journal)
+        assert isinstance(client, GenerationCache)
         client._client = _ClockedClient(client._client, self.clock)
-        assert isinstance(scorers, ScoreJournal)
+        assert isinstance(scorers, ScoreCache)
         scores = _ClockedScores(scorers._pool)
         scores.worker, self._scores = self, scores
         return client, scores
@@ -367,7 +367,7 @@ class ClockedWorker(AheadWorker):
         for uid in uids:
             self._due.pop(uid, None)
 
-    async def _kept(self) -> tuple[dict[str, KeptGroup], list[str]]:
+    async def _kept(self) -> tuple[dict[str, SavedGroup], list[str]]:
         groups, ended = await super()._kept()
         now = self.clock.now
         for uid, group in groups.items():
@@ -396,7 +396,7 @@ def virtual_clock(delays: Delays = NO_DELAYS) -> Iterator[None]:
     read, run_step = in_play._read, Trainer.step
     seen: dict[Trainer, int] = {}
 
-    def read_delays(line: str) -> InPlay:
+    def read_delays(line: str) -> GroupState:
         entry = read(line)
         kept, left = entry.kept, json.loads(line).get("steps_left", {})
         return replace(entry, kept=_DelayedGroup(requests=kept.requests, scores=kept.scores, steps_left=left))

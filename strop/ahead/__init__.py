@@ -4,8 +4,9 @@ strop.trainer.collectors.
 
 worker.py       AheadWorker: begins prompts, and gives those that have ended
 in_flight.py    groups that are played over several calls
-journal.py, score_journal.py    what was generated for them, and their scores; kept.py: as a checkpoint has it
-recorded_schedule.py            a recorded run made again
+generation_cache.py     answers of the engines, kept until their samples are trained; score_cache.py: their scores;
+                saved_group.py: both of a group, as a checkpoint has them
+recorded_schedule.py    the versions that sampled each request of a run that is repeated
 in_play.py      the file of a checkpoint that keeps them
 overlap.py      what models say of groups while others are played
 check.py        settings that do not go together

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from strop.ahead.generation_cache import GenerationCache
 from strop.ahead.in_flight import GroupsInFlight
-from strop.ahead.journal import Journal
-from strop.ahead.kept import KeptGroup
 from strop.ahead.recorded_schedule import RecordedSchedule
-from strop.ahead.score_journal import ScoreJournal
+from strop.ahead.saved_group import SavedGroup
+from strop.ahead.score_cache import ScoreCache
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.net.background_loop import ThreadRunner
@@ -54,9 +54,9 @@ class AheadWorker(RolloutWorker):
 
     def _asked(self) -> tuple[GenerateClient, Scorers]:
         client, _ = super()._asked()
-        self._journal = Journal(client, self._schedule)
-        self._scores = ScoreJournal(self._pool)
-        return self._journal, self._scores
+        self._generations = GenerationCache(client, self._schedule)
+        self._scores = ScoreCache(self._pool)
+        return self._generations, self._scores
 
     def _hear(self, episode: Episode) -> None:
         """A sample of a group in flight has ended."""
@@ -68,15 +68,15 @@ class AheadWorker(RolloutWorker):
     def begin(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> None:
         """Begin every sample of these prompts; `ended` gives them. Arguments are those of `play`.
 
-        Column `kept` says of each how far an earlier process came with it (`KeptGroup`), column `spans` which versions
+        Column `kept` says of each how far an earlier process came with it (`SavedGroup`), column `spans` which versions
         have to sample what (`Spans`; empty: all may).
         """
         columns = prompts.non_tensor_batch
         asked: list[Prompt] = list(columns["prompt"])
         self._refuse_media(asked)
         for prompt, kept, spans in zip(asked, columns["kept"], columns["spans"], strict=True):
-            self._journal.follow(prompt.uid, kept.requests)
-            self._scores.follow(prompt.uid, kept.scores)
+            self._generations.restore(prompt.uid, kept.requests)
+            self._scores.restore(prompt.uid, kept.scores)
             if self._schedule is not None:
                 self._schedule.follow(prompt.uid, spans)
         self._groups.add(asked, samples_per_prompt, sampling)
@@ -113,7 +113,7 @@ class AheadWorker(RolloutWorker):
         """These prompts need not be played again, whatever happens; by uid of those of this worker, which versions
         sampled them."""
         self._scores.forget(uids)
-        return self._journal.forget(uids)
+        return self._generations.forget(uids)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def drop(self, uids: Sequence[str]) -> int:
@@ -123,23 +123,23 @@ class AheadWorker(RolloutWorker):
         return sum(count for own in spans.values() for pairs in own.values() for _, count in pairs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def kept(self) -> tuple[dict[str, KeptGroup], list[str]]:
+    def kept(self) -> tuple[dict[str, SavedGroup], list[str]]:
         """By uid, how far the prompts are that were begun here and not forgotten; and which of those that were not
         given yet have ended, the first one first."""
         return self._runner.run(self._kept())
 
-    async def _kept(self) -> tuple[dict[str, KeptGroup], list[str]]:
-        scores = self._scores.notes()
+    async def _kept(self) -> tuple[dict[str, SavedGroup], list[str]]:
+        scores = self._scores.saved()
         kept = {
-            uid: KeptGroup(requests=notes, scores=scores.get(uid, {}))
-            for uid, notes in (await self._journal.notes()).items()
+            uid: SavedGroup(requests=states, scores=scores.get(uid, {}))
+            for uid, states in (await self._generations.states()).items()
         }
         return kept, self._groups.completed_uids()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def differing_requests(self) -> list[str]:
-        """Ids of requests that were not those of an earlier process's notes, since the call before this one."""
-        told, self._journal.differing = self._journal.differing, []
+        """Ids of requests that were not those of an earlier process, since the call before this one."""
+        told, self._generations.differing = self._generations.differing, []
         return told
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

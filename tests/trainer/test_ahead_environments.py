@@ -9,7 +9,7 @@ from test_ahead_runs import AHEAD, FEW, trained
 from test_ray_runs import cut_after
 from tiny_runs import Project, check_records, resume_in, train_in
 
-from strop.ahead.in_play import IN_PLAY, InPlay, read_in_play
+from strop.ahead.in_play import IN_PLAY, GroupState, read_in_play
 from strop.run import RunFolder
 from strop.run.samples import SampleStore
 from strop.trainer.config import Config
@@ -53,7 +53,7 @@ def log_probs(folder: Path) -> dict[tuple[int, str], list[float]]:
     }
 
 
-def half_finished(in_play: dict[str, InPlay]) -> list[str]:
+def half_finished(in_play: dict[str, GroupState]) -> list[str]:
     """Requests behind the first of an episode, of groups that have not ended."""
     return [
         request

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from strop.ahead.in_play import IN_PLAY, in_play_text, read_in_play
-from strop.ahead.kept import KeptGroup
+from strop.ahead.saved_group import SavedGroup
 from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
@@ -140,7 +140,9 @@ class AsynchronousGroups:
         )
         self.num_started += 1
 
-    def start(self, prompts: Sequence[Prompt], saved: Mapping[str, KeptGroup] = MappingProxyType({})) -> None:
+    def start(
+        self, prompts: Sequence[Prompt], saved: Mapping[str, SavedGroup] = MappingProxyType({})
+    ) -> None:
         """Have the workers play these prompts; `saved` says by uid what some had before an interruption."""
         count = self._config.rollout.samples_per_prompt
         begin(self._roles, prompts, count, self._sampling, saved, self._spans)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from strop.ahead.journal import Notes
-from strop.ahead.score_journal import ScoreNotes
+from strop.ahead.generation_cache import RequestStates
+from strop.ahead.score_cache import SavedScores
 
 
 @dataclass(frozen=True, kw_only=True)
-class KeptGroup:
+class SavedGroup:
     """The group of one prompt, as far as it came."""
 
-    requests: Notes = field(default_factory=dict)
+    requests: RequestStates = field(default_factory=dict)
     """What was generated."""
-    scores: ScoreNotes = field(default_factory=dict)
+    scores: SavedScores = field(default_factory=dict)
     """Of the samples that were scored."""
