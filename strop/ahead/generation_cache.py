@@ -78,7 +78,9 @@ class GenerationCache:
     async def states(self) -> dict[str, RequestStates]:
         """By uid, copies of those of every prompt that is followed; with what was given and not asked for again yet."""
         return {
-            uid: {name: copy.deepcopy(state) for name, state in {**self._earlier.get(uid, {}), **kept}.items()}
+            uid: {
+                name: copy.deepcopy(state) for name, state in {**self._earlier.get(uid, {}), **kept}.items()
+            }
             for uid, kept in self._current.items()
         }
 
