@@ -117,7 +117,7 @@ def test_keys_of_other_libraries_and_of_other_places_are_known(word: str, senten
 @pytest.mark.parametrize(
     ("key", "module"),
     [
-        ("algorithm.filter_groups.max_rounds", "strop.trainer.collectors.dynamic_sampling"),
+        ("algorithm.filter_groups.max_rounds", "strop.trainer.collectors.refill"),
         ("reward.overlong_buffer", "strop.algorithms.stream_functions.groups"),
         ("algorithm.use_kl_in_reward", "strop.recipes.reward_kl"),
         ("algorithm.extensions", "strop.trainer.config"),
