@@ -132,7 +132,7 @@ vllm: $(STAMPS)/test
 	$(BIN)/strop engine install vllm
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m vllm $(ARGS)
 
-# Runs ahead of training, killed at so many moments each: by the virtual clock, by the wall's, and apart on Ray.
+# Runs ahead of training, killed at so many moments each: by a clock of engine steps, by the wall's, and apart on Ray.
 KILLS ?= 200
 
 kills: $(STAMPS)/test

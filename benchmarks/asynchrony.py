@@ -6,8 +6,7 @@
     python benchmarks/asynchrony.py --lengths --ways 0 longest_first      # answers of very different length
     python benchmarks/asynchrony.py --apart                               # generation in a process of its own, on Ray
     python benchmarks/asynchrony.py --settings algorithm.correction.weights=token      # another correction
-    python benchmarks/asynchrony.py --virtual                             # only what is learned, by the virtual clock
-    python benchmarks/asynchrony.py --virtual --ways 0 1e-6 1 \
+    python benchmarks/asynchrony.py --ways 0 1e-6 1 \
         --settings algorithm.filter_groups.enable=true                    # dynamic sampling in rounds and as a stream
 
 All runs are the quickstart's task from the same fine-tuned model, with an agent whose environment takes its time after
@@ -26,9 +25,6 @@ The last line is a JSON object: `ratio_steps_per_minute` to the synchronous trai
 rate is less than two standard errors below that of 0 (of the fastest, where there is none), its `reward_gap` (pass rate
 less that of 0, mean over seeds) with `reward_gap_error` (the standard error, of seeds and held-out prompts), and every
 way's numbers.
-
-With --virtual, time is that of engine steps and latencies are drawn in it (median 20, the same spread), so that nothing
-depends on the machine: a minute is then 1,000 engine steps, in which training takes none.
 
 --latencies FILE and --lengths FILE take recorded ones in place of the log-normal ones: seconds, or tokens, one a line.
 """
@@ -53,7 +49,6 @@ from strop.trainer.trackers import read_metrics
 LIMIT_S = 1800.0
 HELD_OUT = 200
 """Prompts of a validation."""
-VIRTUAL = ["trainer.clock=virtual", "trainer.clock_latencies='lognormal(20, 1.0)'"]
 AGENT = '''
 import asyncio
 import math
@@ -107,7 +102,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--lr", type=float, default=2e-4, help="actor.optim.lr")
     parser.add_argument("--settings", nargs="+", default=[], metavar="key=value", help="of all runs")
-    parser.add_argument("--virtual", action="store_true", help="by the virtual clock: what is learned alone")
     parser.add_argument("--apart", action="store_true", help="generation in a process of its own, on Ray")
     parser.add_argument("--json", action="store_true", help="print the last line alone")
     args = parser.parse_args()
@@ -124,7 +118,7 @@ def main() -> None:
                 found[way].append(run(start, out, args, way=way, seed=seed))
                 if not args.json:
                     print(f"{way}, seed {seed}: {found[way][-1]}", flush=True)
-    asked = {name: getattr(args, name) for name in ("steps", "lr", "apart", "settings", "virtual")}
+    asked = {name: getattr(args, name) for name in ("steps", "lr", "apart", "settings")}
     asked["recorded"] = str(file or "")
     print(json.dumps({**compared(found), **asked, "machine": where}))
 
@@ -151,10 +145,9 @@ def run(start: Path, out: Path, args: argparse.Namespace, *, way: str, seed: int
         f"model.path='{model}'",
         f"data.train_files=['{start / 'data' / 'train.parquet'}']",
         f"data.val_files=['{start / 'data' / 'val.parquet'}']",
-        *([] if args.virtual else agents),
+        *agents,
         *settings_of(way),
         *([] if args.lengths is None else LONG),
-        *(VIRTUAL if args.virtual else []),
         *args.settings,
         f"actor.optim.lr={args.lr:g}",
         f"trainer.max_steps={args.steps}",
@@ -173,8 +166,6 @@ def run(start: Path, out: Path, args: argparse.Namespace, *, way: str, seed: int
     def mean(name: str) -> float:
         return statistics.fmean(numbers.get(name, 0.0) for numbers in metrics)
 
-    if args.virtual:
-        seconds = 60 / 1000 * sum(numbers["training/off_policy/clock_steps"] for numbers in metrics)
     return {
         "steps_per_minute": round(60 * len(metrics) / seconds, 2),
         "pass_rate": round(rate, 4),

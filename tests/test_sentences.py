@@ -33,11 +33,13 @@ FILES = re.compile(r"\.(py|json|jsonl|yaml|parquet|safetensors|log|toml|index)$"
 NO_KEYS = {
     "reward_model.ground_truth": "a column of rows",
     "reward.policies": "the former name of a key",
+    "rollout.overlap_log_probs": "a removed key",
+    **dict.fromkeys(("trainer.clock", "trainer.clock_lengths", "trainer.clock_latencies"), "removed keys"),
     "model.save_pretrained": "a method of transformers",
     "model.vision_tower": "a part of a model", "model.multi_modal_projector": "a part of a model",
     "vllm.__version__": "of a package",
     "data.tr": "the beginning of a word, for completion",
-    "trainer.clock_": "the beginning of two keys", "data.max_": "the beginning of two keys",
+    "data.max_": "the beginning of two keys",
     **dict.fromkeys(("optim.warmup_steps", "optim.warmup_share"), "build_config puts the place of the section in"),
     **dict.fromkeys(
         ("limits.wall_s", "limits.cpu_s", "limits.memory_mib", "limits.output_kib", "limits.disk_mib"),

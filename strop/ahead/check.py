@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.ahead.virtual_time import virtual_time
-
 if TYPE_CHECKING:
     from strop.trainer.config import Config
 
@@ -17,7 +15,6 @@ def check(config: Config) -> None:
         ValueError: they are not, or cannot; the sentence says what to do.
     """
     bound = config.rollout.max_staleness
-    _check_clock(config)
     if bound and not config.algorithm.corrects_for_age:
         raise ValueError(
             f"rollout.max_staleness is {bound:g}, so samples are older than the policy that learns from them, but "
@@ -34,18 +31,3 @@ def check(config: Config) -> None:
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares samples with a greedy answer of the "
             f"same policy, which is not had with {key}: use another estimator, or remove {key}"
         )
-
-
-def _check_clock(config: Config) -> None:
-    if virtual_time(config.trainer) is None:
-        return
-    for key, value, wanted in (
-        ("rollout.engine", config.rollout.engine, "native"),
-        ("resources.runtime", config.resources.runtime, "inline"),
-        ("agent.num_workers", config.agent.num_workers, 0),
-    ):
-        if value != wanted:
-            raise ValueError(
-                f"trainer.clock=virtual counts the steps of an engine in the trainer's own process, but {key} is "
-                f"{value}: set {key}={wanted}, or trainer.clock=wall"
-            )

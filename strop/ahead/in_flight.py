@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
-from strop.ahead.step_clock import StepClock
-from strop.ahead.virtual_time import VirtualTime
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
@@ -24,116 +22,52 @@ Group = tuple[Episode, ...]
 class GroupsInFlight:
     """What was begun in a worker and not taken yet. Everything but `add` is called on the loop."""
 
-    def __init__(
-        self,
-        player: Player,
-        on_episode: Callable[[Episode], None],
-        *,
-        clock: StepClock | None = None,
-        time: VirtualTime | None = None,
-    ) -> None:
+    def __init__(self, player: Player, on_episode: Callable[[Episode], None]) -> None:
         """Args:
         player: plays them.
         on_episode: hears of each sample as it ends.
-        clock: decides what ends first; None: that of the wall.
-        time: how much later samples end by that clock than their tokens say.
         """
-        self._player, self._on_episode, self._clock, self._time = player, on_episode, clock, time
-        self._due: dict[str, dict[str, int]] = {}  # by uid and sample number, when it ends by the clock
-        if clock is not None:
-            clock.on_settled = self._settle
-        self._unsettled: dict[str, asyncio.Task[Group]] = {}
-        self._num_left: dict[str, int] = {}  # samples of groups, where the clock counts
-        self._added: list[tuple[Prompt, int, Sampling]] = []
-        self._playing: dict[str, asyncio.Task[Group]] = {}
-        self._ended: dict[str, asyncio.Task[Group]] = {}
+        self._player, self._on_episode = player, on_episode
+        self._pending: list[tuple[Prompt, int, Sampling]] = []
+        self._in_flight: dict[str, asyncio.Task[Group]] = {}
+        self._completed: dict[str, asyncio.Task[Group]] = {}
         self._changed = asyncio.Event()
-        self._wanted: tuple[frozenset[str], int] | None = None
         self._busy_s = 0.0
         self._busy_since: float | None = None
 
     @property
     def is_idle(self) -> bool:
         """Nothing is played or about to be."""
-        return not self._added and not self._playing
+        return not self._pending and not self._in_flight
 
-    def ended_uids(self) -> list[str]:
+    def completed_uids(self) -> list[str]:
         """Those that have ended and were not taken, first the one that ended first."""
-        return list(self._ended)
-
-    def follow(self, uid: str, steps_left: Mapping[str, int]) -> None:
-        """Samples of this prompt end as an earlier process has it: by number, so many engine steps from now."""
-        if self._clock is not None:
-            self._due[uid] = {number: self._clock.now + steps for number, steps in steps_left.items()}
-
-    def steps_left(self) -> dict[str, dict[str, int]]:
-        """By uid and sample number, of those that have all their tokens, how many engine steps they still take."""
-        now = 0 if self._clock is None else self._clock.now
-        return {
-            uid: {number: max(due - now, 0) for number, due in own.items()} for uid, own in self._due.items()
-        }
+        return list(self._completed)
 
     def add(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> None:
         """These groups are begun by the next `start` or `take`."""
-        self._added += [(prompt, samples_per_prompt, sampling) for prompt in prompts]
+        self._pending += [(prompt, samples_per_prompt, sampling) for prompt in prompts]
 
     async def start(self) -> None:
         """Begin what was added."""
-        if not self._added:
+        if not self._pending:
             return
         await self._player.begin()
-        if not self._playing:
+        if not self._in_flight:
             self._busy_since = asyncio.get_running_loop().time()
-        added, self._added = self._added, []
-        if self._clock is not None:
-            self._clock.begin(sum(count for _, count, _ in added))
-            self._num_left |= {prompt.uid: count for prompt, count, _ in added}
-        for prompt, count, sampling in added:
+        pending, self._pending = self._pending, []
+        for prompt, count, sampling in pending:
             group = self._player.group(
-                prompt,
-                samples_per_prompt=count,
-                sampling=sampling,
-                on_episode=self._hear,
-                after=self.pass_time,
+                prompt, samples_per_prompt=count, sampling=sampling, on_episode=self._on_episode
             )
-            self._playing[prompt.uid] = task = asyncio.create_task(group)
-            task.add_done_callback(partial(self._note, prompt.uid))
+            self._in_flight[prompt.uid] = task = asyncio.create_task(group)
+            task.add_done_callback(partial(self._on_done, prompt.uid))
 
-    async def pass_time(self, episode: Episode) -> None:
-        """Wait as long as the time that was given says of this sample, by the clock."""
-        if self._clock is None or self._time is None:
-            return
-        own, number = self._due.setdefault(episode.prompt.uid, {}), str(episode.sample_index)
-        if number not in own:
-            num_tokens = 0 if episode.trajectory is None else len(episode.trajectory.response_ids)
-            steps = self._time.steps_after(episode.prompt.uid, episode.sample_index, num_tokens)
-            own[number] = self._clock.now + steps
-        await self._clock.sleep(episode.id, own[number] - self._clock.now)
-
-    def _hear(self, episode: Episode) -> None:
-        self._on_episode(episode)
-        if self._clock is not None:
-            self._num_left[episode.prompt.uid] -= 1
-            if self._num_left[episode.prompt.uid]:
-                self._clock.end()  # the last one ends with its group
-
-    def _note(self, uid: str, task: asyncio.Task[Group]) -> None:
-        if self._clock is None or task.cancelled() or task.exception():
-            self._enter(uid)
-        else:
-            self._unsettled[uid] = task  # it counts once all that ends at this moment has ended
-            del self._num_left[uid]
-            self._clock.end()
-
-    def _settle(self) -> bool:
-        for uid in [uid for uid in self._playing if uid in self._unsettled]:
-            self._enter(uid)
-        self._unsettled.clear()
-        return self._wanted is not None and self._has(*self._wanted)
-
-    def _enter(self, uid: str) -> None:
-        self._ended[uid] = self._playing.pop(uid)
-        if not self._playing:
+    def _on_done(self, uid: str, task: asyncio.Task[Group]) -> None:
+        """Every sample of the group has ended, or an error ended it."""
+        self._completed[uid] = task
+        del self._in_flight[uid]
+        if not self._in_flight:
             self._busy_s = self._busy_until_now()
             self._busy_since = None
         self._changed.set()
@@ -148,44 +82,30 @@ class GroupsInFlight:
             RewardError: the scorers cannot go on.
         """
         await self.start()
-        self._wanted = frozenset(due), at_least
-        if self._clock is not None:
-            self._clock.look()
+        uids = frozenset(due)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while not self._has(*self._wanted):
+                while not self._has(uids, at_least):
                     self._changed.clear()
                     await self._changed.wait()
-        self._wanted = None
-        ended, self._ended = self._ended, {}
-        return [task.result() for task in ended.values()]
+        completed, self._completed = self._completed, {}
+        return [task.result() for task in completed.values()]
 
     def _has(self, due: frozenset[str], at_least: int) -> bool:
         """What `take` waits for is there, or an error."""
-        if not self._playing or any(task.exception() for task in self._ended.values()):
+        if not self._in_flight or any(task.exception() for task in self._completed.values()):
             return True
-        return len(self._ended) >= at_least and not self._playing.keys() & due
-
-    def forget(self, uids: Collection[str]) -> None:
-        """These were trained, or are given up."""
-        for uid in uids:
-            self._due.pop(uid, None)
+        return len(self._completed) >= at_least and not self._in_flight.keys() & due
 
     async def drop(self, uids: Collection[str]) -> None:
         """Play these no longer; what they have is lost."""
-        self._added = [one for one in self._added if one[0].uid not in uids]
-        tasks = [self._playing[uid] for uid in uids if uid in self._playing]
+        self._pending = [group for group in self._pending if group[0].uid not in uids]
+        tasks = [self._in_flight[uid] for uid in uids if uid in self._in_flight]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for uid in uids:
-            self._ended.pop(uid, None)
-            self._num_left.pop(uid, None)
-
-    @property
-    def clock_steps(self) -> int:
-        """Time by the clock that was given; 0 without one."""
-        return 0 if self._clock is None else self._clock.now
+            self._completed.pop(uid, None)
 
     async def busy_s(self) -> float:
         """Seconds in which something was played, by the clock of the loop."""
@@ -198,7 +118,7 @@ class GroupsInFlight:
 
     async def close(self) -> None:
         """End what is still played."""
-        playing = list(self._playing.values())
+        playing = list(self._in_flight.values())
         for task in playing:
             task.cancel()
         await asyncio.gather(*playing, return_exceptions=True)

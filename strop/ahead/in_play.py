@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from strop.ahead.journal import Note
-from strop.ahead.kept import KeptGroup
-from strop.ahead.score_journal import ScoreNote
+from strop.ahead.generation_cache import RequestState
+from strop.ahead.saved_group import SavedGroup
+from strop.ahead.score_cache import SavedScore
 from strop.rewards import Outcome
 from strop.run import CheckpointError
 
@@ -17,7 +17,7 @@ IN_PLAY = "in_play.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
-class InPlay:
+class GroupState:
     """One prompt."""
 
     uid: str
@@ -27,12 +27,12 @@ class InPlay:
     """Its place among those that have ended, from 0 for the first; None: samples of it are on their way."""
     is_looked_at: bool = False
     """A step has looked at it, and left it for a later one."""
-    kept: KeptGroup = field(default_factory=KeptGroup)
+    kept: SavedGroup = field(default_factory=SavedGroup)
 
 
 def in_play_text(
     versions: Mapping[str, int],
-    kept: Mapping[str, KeptGroup],
+    kept: Mapping[str, SavedGroup],
     ended: Sequence[str],
     looked_at: Collection[str] = (),
 ) -> str:
@@ -51,20 +51,20 @@ def in_play_text(
             "version": version,
             "place": places.get(uid),
             "is_looked_at": uid in looked_at,
-            **asdict(kept.get(uid, KeptGroup())),
+            **asdict(kept.get(uid, SavedGroup())),
         }
         for uid, version in versions.items()
     ]
     return "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines)
 
 
-def read_in_play(file: Path) -> dict[str, InPlay]:
+def read_in_play(file: Path) -> dict[str, GroupState]:
     """By uid, in the order in which they were begun; nothing where there is no such file.
 
     Raises:
         CheckpointError: the file is damaged.
     """
-    found: dict[str, InPlay] = {}
+    found: dict[str, GroupState] = {}
     if not file.is_file():
         return found
     for number, line in enumerate(file.read_text().splitlines(), 1):
@@ -79,22 +79,21 @@ def read_in_play(file: Path) -> dict[str, InPlay]:
     return found
 
 
-def _read(line: str) -> InPlay:
+def _read(line: str) -> GroupState:
     found = json.loads(line)
-    requests = {str(name): Note(**note) for name, note in found["requests"].items()}
+    requests = {str(name): RequestState(**note) for name, note in found["requests"].items()}
     for note in requests.values():
         if len({len(note.token_ids), len(note.log_probs), len(note.versions)}) > 1:
             raise ValueError("the tokens of a request and their log-probs differ in number")
     scores = {
-        str(number): ScoreNote(scored=str(one["scored"]), outcome=Outcome(**one["outcome"]))
+        str(number): SavedScore(scored=str(one["scored"]), outcome=Outcome(**one["outcome"]))
         for number, one in found.get("scores", {}).items()
     }
-    steps_left = {str(number): int(steps) for number, steps in found.get("steps_left", {}).items()}
     place = found["place"]
-    return InPlay(
+    return GroupState(
         uid=str(found["uid"]),
         version=int(found["version"]),
         place=None if place is None else int(place),
         is_looked_at=bool(found.get("is_looked_at", False)),
-        kept=KeptGroup(requests=requests, scores=scores, steps_left=steps_left),
+        kept=SavedGroup(requests=requests, scores=scores),
     )

@@ -1,4 +1,4 @@
-"""Generation whose samples are played over several calls, or by a clock that counts engine steps.
+"""Generation whose samples are played over several calls.
 
 Prompts are begun by one call, and a later one takes those that have ended. Where the policy is that of a training role
 in this process, what goes on afterwards is held until the next call; elsewhere it goes on in a thread of its own.
@@ -7,20 +7,16 @@ in this process, what goes on afterwards is held until the next call; elsewhere 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 
 import torch
 
+from strop.ahead.generation_cache import GenerationCache
 from strop.ahead.in_flight import GroupsInFlight
-from strop.ahead.journal import Journal
-from strop.ahead.kept import KeptGroup
 from strop.ahead.recorded_schedule import RecordedSchedule
-from strop.ahead.score_journal import ScoreJournal
-from strop.ahead.step_clock import ClockedClient, StepClock
-from strop.ahead.virtual_time import VirtualTime
+from strop.ahead.saved_group import SavedGroup
+from strop.ahead.score_cache import ScoreCache
 from strop.controller import Dispatch, register
-from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
 from strop.net.background_loop import ThreadRunner
 from strop.net.call_loop import CallRunner
@@ -33,7 +29,6 @@ from strop.rollout.sync.types import Probe, SyncReport
 from strop.rollout.types import Sampling
 from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
-from strop.workers.generation import Place
 from strop.workers.player import Scorers
 from strop.workers.reports import report_of
 from strop.workers.rollout import Playing, RolloutWorker, Runner
@@ -43,79 +38,45 @@ class AheadWorker(RolloutWorker):
     """As RolloutWorker; it remembers what is in play."""
 
     def __init__(
-        self,
-        model: ModelConfig,
-        rollout: RolloutConfig,
-        reward: RewardConfig,
-        playing: Playing,
-        *,
-        time: VirtualTime | None = None,
+        self, model: ModelConfig, rollout: RolloutConfig, reward: RewardConfig, playing: Playing
     ) -> None:
-        """As RolloutWorker.
-
-        Args:
-            model, rollout, reward, playing: as there.
-            time: what ends first follows from the engine's steps, and from this; None: from the clock on the wall.
-        """
+        """As RolloutWorker."""
         self._goes_on = playing.share_with is None and rollout.is_streamed
         self._is_held = False
-        self._clock = None if time is None else StepClock()
         self._schedule = RecordedSchedule(playing.version) if playing.is_replayed else None
         super().__init__(model, rollout, reward, playing)
-        self._groups = GroupsInFlight(self._player, self._hear, clock=self._clock, time=time)
+        self._groups = GroupsInFlight(self._player, self._hear)
         if self._goes_on:
             self._runner.run(_use_threads(torch.get_num_threads()))
 
     def _make_runner(self) -> Runner:
         return ThreadRunner("rollout") if self._goes_on else CallRunner()
 
-    def _place(self, model: ModelConfig) -> Place:
-        gate = None if self._clock is None else self._clock.gate
-        return dataclasses.replace(super()._place(model), gate=gate)
-
     def _asked(self) -> tuple[GenerateClient, Scorers]:
         client, _ = super()._asked()
-        asked = client if self._clock is None else ClockedClient(client, self._clock)
-        self._journal = Journal(asked, self._schedule)
-        self._scores = ScoreJournal(self._pool)
-        return self._journal if self._rollout.is_streamed else asked, self._scores
+        self._generations = GenerationCache(client, self._schedule)
+        self._scores = ScoreCache(self._pool)
+        return self._generations, self._scores
 
     def _hear(self, episode: Episode) -> None:
         """A sample of a group in flight has ended."""
-        super()._hear_played(episode)
+        self._hear_played(episode)
         if self._schedule is not None:
             self._schedule.ended(episode.id)
-
-    def play(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:
-        """As RolloutWorker; what is in play goes on meanwhile, by the clock in step with these."""
-        uids = [prompt.uid for prompt in prompts.non_tensor_batch["prompt"]]
-        if self._clock is not None:
-            self._clock.begin(len(uids) * samples_per_prompt)
-        trains = not self._rollout.is_streamed and all(map(is_visit, uids))
-        self._after = self._groups.pass_time if trains else None
-        played = super().play(prompts, samples_per_prompt, sampling)
-        self._groups.forget(uids)
-        return played
-
-    def _hear_played(self, episode: Episode) -> None:
-        super()._hear_played(episode)
-        if self._clock is not None:
-            self._clock.end()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def begin(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> None:
         """Begin every sample of these prompts; `ended` gives them. Arguments are those of `play`.
 
-        Column `kept` says of each how far an earlier process came with it (`KeptGroup`), column `spans` which versions
+        Column `kept` says of each how far an earlier process came with it (`SavedGroup`), column `spans` which versions
         have to sample what (`Spans`; empty: all may).
         """
         columns = prompts.non_tensor_batch
         asked: list[Prompt] = list(columns["prompt"])
         self._refuse_media(asked)
         for prompt, kept, spans in zip(asked, columns["kept"], columns["spans"], strict=True):
-            self._journal.follow(prompt.uid, kept.requests)
-            self._scores.follow(prompt.uid, kept.scores)
-            self._groups.follow(prompt.uid, kept.steps_left)
+            self._generations.restore(prompt.uid, kept.requests)
+            self._scores.restore(prompt.uid, kept.scores)
             if self._schedule is not None:
                 self._schedule.follow(prompt.uid, spans)
         self._groups.add(asked, samples_per_prompt, sampling)
@@ -152,8 +113,7 @@ class AheadWorker(RolloutWorker):
         """These prompts need not be played again, whatever happens; by uid of those of this worker, which versions
         sampled them."""
         self._scores.forget(uids)
-        self._groups.forget(uids)
-        return self._journal.forget(uids)
+        return self._generations.forget(uids)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def drop(self, uids: Sequence[str]) -> int:
@@ -163,34 +123,29 @@ class AheadWorker(RolloutWorker):
         return sum(count for own in spans.values() for pairs in own.values() for _, count in pairs)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def kept(self) -> tuple[dict[str, KeptGroup], list[str]]:
+    def kept(self) -> tuple[dict[str, SavedGroup], list[str]]:
         """By uid, how far the prompts are that were begun here and not forgotten; and which of those that were not
         given yet have ended, the first one first."""
         return self._runner.run(self._kept())
 
-    async def _kept(self) -> tuple[dict[str, KeptGroup], list[str]]:
-        scores, left = self._scores.notes(), self._groups.steps_left()
+    async def _kept(self) -> tuple[dict[str, SavedGroup], list[str]]:
+        scores = self._scores.saved()
         kept = {
-            uid: KeptGroup(requests=notes, scores=scores.get(uid, {}), steps_left=left.get(uid, {}))
-            for uid, notes in (await self._journal.notes()).items()
+            uid: SavedGroup(requests=states, scores=scores.get(uid, {}))
+            for uid, states in (await self._generations.states()).items()
         }
-        return kept, self._groups.ended_uids()
+        return kept, self._groups.completed_uids()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def differing_requests(self) -> list[str]:
-        """Ids of requests that were not those of an earlier process's notes, since the call before this one."""
-        told, self._journal.differing = self._journal.differing, []
+        """Ids of requests that were not those of an earlier process, since the call before this one."""
+        told, self._generations.differing = self._generations.differing, []
         return told
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def busy_s(self) -> float:
         """Seconds in which prompts that were begun were played."""
         return self._runner.run(self._groups.busy_s())
-
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def clock_steps(self) -> int:
-        """Engine steps so far, by the clock of trainer.clock=virtual; 0 without it."""
-        return self._groups.clock_steps
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:

@@ -14,6 +14,14 @@ logger = logging.getLogger(__name__)
 
 RENAMED = {"reward.policies": "reward.on_failure"}
 """Full keys of 0.1, each with its name since 0.2, in the same section. An entry leaves with 0.3."""
+REMOVED = {
+    "trainer.clock": "wall",
+    "trainer.clock_lengths": "",
+    "trainer.clock_latencies": "",
+    "rollout.overlap_log_probs": False,
+}
+"""Full keys that are gone, each with its default, which means nothing: the settings of earlier runs hold them. Another
+value is refused as an unknown key. An entry leaves with 0.3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +70,8 @@ def join(prefix: str, name: str) -> str:
 
 def flat(cls: type, values: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Full key, value and annotation of each of nested values; a free dict is one value. The annotation of an unknown
-    key is None, and that of a section whose value is no mapping is its dataclass.
+    key is None, and that of a section whose value is no mapping is its dataclass. Removed keys at
+    their default are left out.
 
     Args:
         cls: dataclass of the section that the values are for.
@@ -75,6 +84,8 @@ def flat(cls: type, values: Mapping[Any, Any], prefix: str = "") -> Iterator[tup
     for name, value in values.items():
         given = join(prefix, str(name))
         key = current_key(given)
+        if key in REMOVED and value == REMOVED[key]:
+            continue
         now = name if key == given else key.rpartition(".")[2]
         if now != name and now in values:
             raise ValueError(f"{given} and {key}, its name since 0.2, are both given: keep {key}")

@@ -90,11 +90,9 @@ def recorded_of(run: RunFolder) -> Recorded:
     prints = FingerprintChain(run.events).read()
     if not prints:
         raise RunError(f"{run.path} did no step, so there is nothing to repeat")
-    config = run.info["config"]
-    is_virtual = config.get("trainer", {}).get("clock") == "virtual"
     return Recorded(
         run=str(run.path),
         id=run.info["id"],
         last_step=prints[-1].step,
-        steps={} if is_virtual else read_schedule(run.events),
+        steps=read_schedule(run.events),
     )

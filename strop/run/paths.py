@@ -13,7 +13,7 @@ T = TypeVar("T")
 READ = frozenset(
     {
         "path", "tokenizer_path", "tokenizer", "chat_template", "train_files", "val_files", "extensions", "files",
-        "loops", "interactions", "tools", "function_tools", "skip_rollout", "clock_lengths", "clock_latencies",
+        "loops", "interactions", "tools", "function_tools", "skip_rollout",
     }
 )  # fmt: skip
 """Last words of the settings that name what a run reads: a file, a folder, or something in one of them."""

@@ -1,32 +1,21 @@
-"""The samples of a step: prompts drawn, played and scored. rounds/ goes on until enough of them can teach."""
+"""Training rows of episodes, and the failures that end a run. collectors/ fills steps with them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
 from strop.algorithms.registry import STEP_COLUMNS
 from strop.algorithms.stream_functions.groups import shaped
-from strop.base.metrics import Metric
-from strop.data.drawing import Drawn, draw
 from strop.protocol import DataProto
 from strop.protocol.schema import made_by
-from strop.recipes.answers import greedy_baselines
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
-from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
 from strop.trainer.experience import Experience
-from strop.trainer.records import StepRecord
 from strop.trainer.roles import Roles
-from strop.trainer.setup import TrainingData
-from strop.trainer.stages import Stages
-from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
-
-OVERLONG_PROMPTS = Metric("training/overlong_prompts", "prompts", "passed over with `data.streaming`")
 
 
 class TooFewGroups(RuntimeError):
@@ -58,76 +47,13 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
     )
 
 
-class RolloutCollector:
-    """Fills steps with samples."""
+def check_failures(config: Config, reports: Sequence[EpisodeReport]) -> None:
+    """Refuse a step of which too many samples failed, or could not be scored.
 
-    def __init__(
-        self, config: Config, run: RunFolder, data: TrainingData, roles: Roles, sampling: Sampling
-    ) -> None:
-        self._config, self._run, self._data, self._roles = config, run, data, roles
-        self._sampling = sampling
-        self._first: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None
-        """Gives the prompts of a step in the order in which they are begun; None: in their own."""
-
-    def collect(self, step: int, stages: Stages, num_prompts: int | None = None) -> StepRecord:
-        """The prompts of the next visits, played and scored; they count as consumed, with those that were passed over.
-
-        Args:
-            step: from 1.
-            stages: of the step, where models look at samples before all have ended.
-            num_prompts: not data.prompts_per_step, but so many.
-
-        Raises:
-            EpisodesFailed, RewardError: too many samples failed.
-        """
-        config = self._config
-        drawn = self._issue(step, num_prompts or config.data.prompts_per_step)
-        prompts = drawn.prompts
-        baselines = None
-        if config.needs("reward_baselines"):
-            baselines = greedy_baselines(config, self._roles, prompts, self._sampling)
-        episodes = self._roles.play(
-            prompts, config.rollout.samples_per_prompt, self._sampling, first=self._first
-        )
-        self._check(episodes.reports)
-        experience = training_rows(config, self._roles, episodes, self._sampling)
-        if baselines is not None and experience.reports:
-            experience = experience.union(baselines(experience.reports), "reward_baselines")
-        return StepRecord(
-            step=step,
-            prompts=tuple(prompts),
-            episodes=episodes,
-            experience=experience,
-            collection_metrics=self._passed_over(len(drawn.refused)),
-        )
-
-    def texts(self) -> dict[str, str]:
-        """Files of a checkpoint, by name, without which something would be lost."""
-        return {}
-
-    def begin_again(self, checkpoint: Path | None) -> list[str]:
-        """Go on with what was in play at a checkpoint; sentences that say so."""
-        return []
-
-    def _passed_over(self, num_refused: int) -> dict[str, float]:
-        """How many visits were passed over, where that may happen."""
-        return {OVERLONG_PROMPTS: float(num_refused)} if self._config.data.streaming else {}
-
-    def _issue(self, step: int, num_prompts: int) -> Drawn:
-        """The next visits, in the ledger; those that are passed over have their fate."""
-        drawn = draw(self._data.train, self._data.sampler, num_prompts)
-        samples = range(self._config.rollout.samples_per_prompt)
-        uids = [*(prompt.uid for prompt in drawn.prompts), *drawn.refused]
-        self._run.ledger.issue(step, [f"{uid}/{i}" for uid in uids for i in samples])
-        self._run.ledger.settle(
-            step,
-            {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
-        )
-        return drawn
-
-    def _check(self, reports: Sequence[EpisodeReport]) -> None:
-        """Too many samples that failed, or could not be scored, end the run."""
-        check_failed_episodes(reports)
-        outcomes = [report.outcome for report in reports if report.outcome is not None]
-        reward = self._config.reward
-        check_failed_share(outcomes, max_failed_share=reward.max_failed_share, timeout_s=reward.timeout_s)
+    Raises:
+        EpisodesFailed, RewardError: as above.
+    """
+    check_failed_episodes(reports)
+    outcomes = [report.outcome for report in reports if report.outcome is not None]
+    reward = config.reward
+    check_failed_share(outcomes, max_failed_share=reward.max_failed_share, timeout_s=reward.timeout_s)

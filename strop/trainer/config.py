@@ -7,7 +7,6 @@ from itertools import pairwise
 from typing import Protocol
 
 from strop.agents.config import AgentConfig
-from strop.ahead.settings import asked as asked_by_clocks
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.registry import STEP_COLUMNS
@@ -174,15 +173,14 @@ class Config:
 
     @property
     def ahead_by(self) -> str:
-        """The setting by which samples are played over several calls, or ordered by a clock of their own; empty: each
-        step plays its own, and waits for them."""
+        """The setting by which samples are played over several calls; empty: each step plays its own, and waits for
+        them."""
         rollout = self.rollout
         asked = {
             "rollout.max_staleness": rollout.max_staleness,
             "rollout.over_issue": rollout.over_issue,
         }
-        own = next((key for key, value in asked.items() if value), "")
-        return own or asked_by_clocks(self)
+        return next((key for key, value in asked.items() if value), "")
 
     @property
     def compares_answers(self) -> bool:

@@ -18,10 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from strop.ahead.joining import collector_of
 from strop.base.garbage import settled
 from strop.base.heartbeat import doing
-from strop.base.sections import where_on
 from strop.checks.preflight.of_run import try_run as preflight
 from strop.checks.rewards_of_run import note_certificate
 from strop.controller import CallTimeout, WorkerFailed
@@ -35,7 +33,7 @@ from strop.replay.repeated import read_recorded
 from strop.replay.samples import check as check_recording
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.checkpointing import is_due, restore_position
-from strop.trainer.collecting import RolloutCollector
+from strop.trainer.collectors.make import describe_collector, make_collector
 from strop.trainer.config import Config
 from strop.trainer.ending import Ending, TrainResult, is_best, result_of
 from strop.trainer.environment import environment_of
@@ -47,7 +45,6 @@ from strop.trainer.restarts.background import checkpointer
 from strop.trainer.restarts.healing import Healing
 from strop.trainer.restarts.signals import SignalRequest
 from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
-from strop.trainer.rounds.collector import RoundsCollector
 from strop.trainer.setup import (
     TrainingData,
     load_training_data,
@@ -222,16 +219,15 @@ class Trainer:
         facts = None if self._checkpoint is None else self._checkpoint.manifest.facts
         self.learner = Learner(config, self.roles, facts)
         sampling = sampling_of(config, config.rollout, self.data.tokenizer)
-        parts = config, self._run, self.data, self.roles, sampling
-        if config.ahead_by:
-            recorded = {} if self._recorded is None else self._recorded.steps
-            self.collector: RolloutCollector = collector_of(
-                *parts, start_step=self._start_step, recorded=recorded
-            )
-        elif where_on(config.algorithm.filter_groups) is not None or config.rollout.longest_first:
-            self.collector = RoundsCollector(*parts)
-        else:
-            self.collector = RolloutCollector(*parts)
+        self.collector = make_collector(
+            config,
+            self._run,
+            self.data,
+            self.roles,
+            sampling,
+            start_step=self._start_step,
+            recorded={} if self._recorded is None else self._recorded.steps,
+        )
         self._checkpointer = checkpointer(config.run)(
             self._run,
             self.roles.trained(),
@@ -239,13 +235,13 @@ class Trainer:
             tokenizer=self.data.tokenizer,
             source_model=Path(config.model.path),
             sampler=self.data.sampler,
-            texts=self.collector.texts,
+            texts=self.collector.state_files,
             say=self._say,
             limit_s=config.resources.call_timeout_s,
             on_sealed=self._listeners.hear_checkpoint,
         )
         stack.callback(self._checkpointer.settle)
-        for line in self.collector.begin_again(checkpoint):
+        for line in [*describe_collector(config), *self.collector.restore(checkpoint)]:
             self._say(line)
 
     def _run_step(self, step: int, trackers: Trackers) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from strop.ahead.worker import AheadWorker
 from strop.base.device import device_name
 from strop.base.sections import where_on
 from strop.controller import (
@@ -395,11 +396,8 @@ def role_specs(
         specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
     if "reference" in config.roles:
         specs["reference"] = role(ReferenceWorker, model, config.reference, device=device)
-    specs["rollout"] = role(RolloutWorker, model, config.rollout, config.reward, playing)
-    if config.ahead_by:
-        from strop.ahead.joining import role_of  # imports this module
-
-        specs["rollout"] = role_of(config, playing)
+    rollout = AheadWorker if config.ahead_by else RolloutWorker
+    specs["rollout"] = role(rollout, model, config.rollout, config.reward, playing)
     engines = config.engines
     return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
 

@@ -47,17 +47,6 @@ class TrainerConfig:
     preflight: bool = True
     """Play a few dozen samples before the first step, show ten of them scored, and do not start a run that could not
     learn (`strop train --force` does). It changes nothing of the run."""
-    clock: Literal["wall", "virtual"] = "wall"
-    """What decides which samples end first, where generation is ahead of training (rollout.max_staleness). wall: the
-    time they take. virtual: the steps of the engine, in which scoring and tools take no time; the run then follows from
-    its seed, to the bit. For runs in one process with the native engine. With rollout.max_staleness=0 every step waits
-    for all of its own samples, so that both give the same ones."""
-    clock_lengths: str = ""
-    """With clock=virtual, how many tokens an answer takes the time of where that is more than it has:
-    lognormal(MEDIAN, SIGMA), or a file with one number per line. Its tokens stay what they are. Empty: its own."""
-    clock_latencies: str = ""
-    """With clock=virtual, how many engine steps lie between the end of an answer and its score, in the same form.
-    Empty: none."""
     max_hours: PositiveFloat | None = None
     """End after this much training time, all continuations together, with a last validation and checkpoint."""
     target_pass_rate: PositiveShare | None = None

@@ -8,7 +8,7 @@ strop.rollout.processes; a user's own are in strop.rollout.registry.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,6 @@ class Place:
     """Of the longest sequence; 0: unknown."""
     logs: Path | None
     rank: int
-    gate: Callable[[], Awaitable[None]] | None = None
-    """Waited for before each step of an engine in this process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,6 @@ def native_engine(place: Place, policy: CausalLM) -> NativeEngine:
         max_running=rollout.max_running,
         version=place.version,
         deterministic=rollout.deterministic,
-        gate=place.gate,
     )
 
 

@@ -160,7 +160,6 @@ class Player:
         samples_per_prompt: int,
         sampling: Sampling,
         on_episode: Callable[[Episode], None] = lambda episode: None,
-        after: Callable[[Episode], Awaitable[None]] | None = None,
     ) -> list[Episode]:
         """All samples of all prompts, in the order of the prompts and sample numbers; all are begun at once.
 
@@ -169,7 +168,6 @@ class Player:
             samples_per_prompt: at least 1.
             sampling: options of every sample; key and token budget are filled in per sample.
             on_episode: called with each sample as it ends.
-            after: lets a sample end.
 
         Raises:
             RewardError: the scorers cannot go on.
@@ -184,7 +182,6 @@ class Player:
                         samples_per_prompt=samples_per_prompt,
                         sampling=sampling,
                         on_episode=on_episode,
-                        after=after,
                     )
                 )
                 for prompt in prompts
@@ -209,13 +206,8 @@ class Player:
         samples_per_prompt: int,
         sampling: Sampling,
         on_episode: Callable[[Episode], None] = lambda episode: None,
-        after: Callable[[Episode], Awaitable[None]] | None = None,
     ) -> tuple[Episode, ...]:
-        """The samples of one prompt, by number; arguments and errors are those of `play`, after `begin`.
-
-        A sample ends when `after` lets it.
-        """
-
+        """The samples of one prompt, by number; arguments and errors are those of `play`, after `begin`."""
         scorers = self._scorers
         is_recorded = self._recording is not None and is_visit(prompt.uid)
         compares = scorers is not None and scorers.compares and not is_recorded
@@ -224,8 +216,6 @@ class Player:
             episode, times = await self._observed(prompt, index, sampling, keeps_failure=True, in_group=True)
             if not compares:
                 self._tell(episode, times)
-            if after is not None:
-                await after(episode)
             on_episode(episode)
             return episode, times
 

@@ -12,7 +12,7 @@ reward.timeout_s.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -128,8 +128,6 @@ class RolloutWorker(Worker):
         self._pool_runs = self._is_closed = False
         self._tally = Tally(playing.logs, rank=self.rank)
         self._player = self._make_player(model, media)
-        self._after: Callable[[Episode], Awaitable[None]] | None = None
-        """Lets samples that are played end; None: at once."""
 
     def _make_runner(self) -> Runner:
         """Runs the loop of the agents, the engine and the scorers."""
@@ -208,7 +206,6 @@ class RolloutWorker(Worker):
                 samples_per_prompt=samples_per_prompt,
                 sampling=sampling,
                 on_episode=self._hear_played,
-                after=self._after,
             )
             episodes = self._runner.run(work)
         reports = [report_of(episode) for episode in episodes]

@@ -6,34 +6,41 @@ from pathlib import Path
 
 import pytest
 
-from strop.ahead.in_play import InPlay, in_play_text, read_in_play
-from strop.ahead.journal import Note
-from strop.ahead.kept import KeptGroup
-from strop.ahead.score_journal import ScoreNote
+from strop.ahead.generation_cache import RequestState
+from strop.ahead.in_play import GroupState, in_play_text, read_in_play
+from strop.ahead.saved_group import SavedGroup
+from strop.ahead.score_cache import SavedScore
 from strop.rewards import Outcome
 from strop.run import CheckpointError
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     notes = {
-        "e0-7/0#0": Note(
+        "e0-7/0#0": RequestState(
             asked="a", token_ids=[1, 2], log_probs=[-0.1, -1 / 3], versions=[4, 5], stop_reason="stop"
         ),
-        "e0-7/1#0": Note(asked="b", token_ids=[3], log_probs=[-1e-300], versions=[5]),
+        "e0-7/1#0": RequestState(asked="b", token_ids=[3], log_probs=[-1e-300], versions=[5]),
     }
     parts: dict[str, float | str | bool] = {"acc": True, "format": 1e-300, "why": "é"}
     scored = Outcome(kind="score", score=1 / 3, parts=parts, seconds=0.5, usage={"judge/requests": 2})
     failed = Outcome(kind="timeout", error="reward.py took longer than 3 s", stand_in=-1.0)
-    scores = {"0": ScoreNote(scored="c", outcome=scored), "1": ScoreNote(scored="d", outcome=failed)}
-    kept = KeptGroup(requests=notes, scores=scores, steps_left={"0": 7, "1": 0})
+    scores = {"0": SavedScore(scored="c", outcome=scored), "1": SavedScore(scored="d", outcome=failed)}
+    kept = SavedGroup(requests=notes, scores=scores)
     file = tmp_path / "in_play.jsonl"
     file.write_text(in_play_text({"e0-9": 5, "e0-7": 4, "e0-1": 4}, {"e0-7": kept}, ["e0-1", "e0-9"]))
     assert list(read_in_play(file).values()) == [
-        InPlay(uid="e0-9", version=5, place=1),
-        InPlay(uid="e0-7", version=4, place=None, kept=kept),
-        InPlay(uid="e0-1", version=4, place=0),
+        GroupState(uid="e0-9", version=5, place=1),
+        GroupState(uid="e0-7", version=4, place=None, kept=kept),
+        GroupState(uid="e0-1", version=4, place=0),
     ]
     assert read_in_play(tmp_path / "none") == {}
+
+
+def test_a_line_with_times_of_a_virtual_clock_is_read_without_them(tmp_path: Path) -> None:
+    line = '{"uid":"e0-1","version":2,"place":0,"is_looked_at":true,"requests":{},"scores":{},"steps_left":{"0":7}}'
+    (tmp_path / "in_play.jsonl").write_text(f"{line}\n")
+    [group] = read_in_play(tmp_path / "in_play.jsonl").values()
+    assert group == GroupState(uid="e0-1", version=2, place=0, is_looked_at=True)
 
 
 @pytest.mark.parametrize(

@@ -429,7 +429,7 @@ CODE = {
 }  # fmt: skip
 """Text that names what is run, started or contacted."""
 PLAIN = {
-    "rollout.engine", "trainer.skip_rollout", "trainer.clock_lengths", "trainer.clock_latencies",
+    "rollout.engine", "trainer.skip_rollout",
     "trainer.project_name", "trainer.experiment_name", "data.datagen.name",
     "rollout.openai.model", "rollout.trace.experiment", "data.image_key", "data.video_key",
     "model.revision", "model.chat_template", "model.template_date", "model.keep_special_tokens",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from strop.config import ConfigError, load_config, read_config, save_config
-from strop.config.schema import RENAMED, tree
+from strop.config.schema import REMOVED, RENAMED, tree
 from strop.explaining.keys import explain
 from strop.rewards.config import OnFailureConfig
 from strop.trainer.config import Config
@@ -25,6 +25,7 @@ def test_every_new_name_exists_and_no_old_one() -> None:
     keys = set(tree(Config))
     assert set(RENAMED.values()) <= keys
     assert not set(RENAMED) & keys
+    assert not set(REMOVED) & keys
 
 
 def test_a_file_may_give_the_old_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -60,6 +61,18 @@ def test_settings_of_a_saved_run_may_have_the_old_name(
     file.write_text(text.replace("  on_failure:\n", "  policies:\n"))
     assert read_config(Config, file) == config
     assert caplog.messages == [SENTENCE]
+
+
+def test_settings_of_a_saved_run_may_have_removed_keys_at_their_default(tmp_path: Path) -> None:
+    file, config = tmp_path / "config.yaml", load_config(Config, overrides=NEEDED)
+    save_config(config, file)
+    text = file.read_text()
+    removed = "trainer:\n  clock: wall\n  clock_lengths: ''\n  clock_latencies: ''\n"
+    file.write_text(text.replace("trainer:\n", removed, 1))
+    assert read_config(Config, file) == config
+    file.write_text(text.replace("trainer:\n", "trainer:\n  clock: virtual\n", 1))
+    with pytest.raises(ConfigError, match="unknown key trainer.clock"):
+        read_config(Config, file)
 
 
 def test_both_names_at_once_are_refused(tmp_path: Path) -> None:

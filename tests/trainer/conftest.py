@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tiny_runs import Done, Project, make_project, train_in
+from virtual_clock import virtual_clock
 
 from strop.quickstart.task import TaskFiles
 
@@ -23,3 +25,10 @@ def on_policy(project: Project) -> Done:
         "algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"
     )
     return train_in(project.folder / "on-policy", config)
+
+
+@pytest.fixture
+def engine_clock() -> Iterator[None]:
+    """Runs go by a clock of engine steps."""
+    with virtual_clock():
+        yield

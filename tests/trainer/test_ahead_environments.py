@@ -9,7 +9,7 @@ from test_ahead_runs import AHEAD, FEW, trained
 from test_ray_runs import cut_after
 from tiny_runs import Project, check_records, resume_in, train_in
 
-from strop.ahead.in_play import IN_PLAY, InPlay, read_in_play
+from strop.ahead.in_play import IN_PLAY, GroupState, read_in_play
 from strop.run import RunFolder
 from strop.run.samples import SampleStore
 from strop.trainer.config import Config
@@ -37,7 +37,7 @@ EXACT = ("data", "prompt_tokens", "sampled_tokens", "rewards", "advantages")
 def config_of(project: Project, folder: Path, told: str) -> Config:
     (folder / "world.py").write_text(WORLD.format(told=told))
     return project.config(
-        *AHEAD, *FEW, "trainer.clock=virtual", "run.save_every=1", "run.keep_last=9", "trainer.max_steps=3",
+        *AHEAD, *FEW, "run.save_every=1", "run.keep_last=9", "trainer.max_steps=3",
         "data.val_files=[]", "data.max_response_tokens=48", "agent.default_agent=env_agent", "reward.path=",
         f"agent.environment.name='{folder / 'world.py'}:Echo'",
         f"rollout.stop_token_ids={list(range(20, 50))}",  # a random model hardly ever ends its answer
@@ -53,7 +53,7 @@ def log_probs(folder: Path) -> dict[tuple[int, str], list[float]]:
     }
 
 
-def half_finished(in_play: dict[str, InPlay]) -> list[str]:
+def half_finished(in_play: dict[str, GroupState]) -> list[str]:
     """Requests behind the first of an episode, of groups that have not ended."""
     return [
         request
@@ -64,6 +64,7 @@ def half_finished(in_play: dict[str, InPlay]) -> list[str]:
     ]
 
 
+@pytest.mark.usefixtures("engine_clock")
 @pytest.mark.parametrize("is_repeatable", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_half_finished_episodes_go_on_or_are_played_afresh_and_the_log_says_so(
     project: Project, tmp_path: Path, is_repeatable: bool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from pathlib import Path
 
@@ -10,12 +9,10 @@ import pytest
 from test_ray_runs import RAY, cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
-from strop.ahead.collector import AheadCollector
 from strop.ahead.in_play import IN_PLAY, read_in_play
-from strop.ahead.worker import AheadWorker
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
-from strop.trainer import loop, roles
+from strop.trainer.config import Config
 
 CORRECTED = ["algorithm.correction.weights=token", "trainer.max_steps=5"]
 AHEAD = [*CORRECTED, "rollout.max_staleness=1", "data.max_response_tokens=8"]
@@ -28,7 +25,6 @@ STILL = [
     "data.val_files=[]",
 ]
 """Answers of different length, which depend on their prompt and number alone: next to nothing is learned."""
-REPEATABLE = [*FEW, "trainer.clock=virtual"]
 
 
 def trained(folder: Path) -> Counter[str]:
@@ -68,15 +64,15 @@ def test_a_lead_of_nothing_is_the_synchronous_trainer(
     """The collector of runs ahead, held to a bound of 0: the same batches, tokens, losses and weights, to the bit."""
     config = project.config(*CORRECTED, "rollout.max_staleness=0")
     one = train_in(tmp_path / "one", config)
-    monkeypatch.setattr(loop, "RolloutCollector", functools.partial(AheadCollector, start_step=0))
-    monkeypatch.setattr(roles, "RolloutWorker", AheadWorker)
+    monkeypatch.setattr(Config, "ahead_by", "rollout.max_staleness")
     two = train_in(tmp_path / "two", config)
     assert two.records[0].collection_metrics["training/off_policy/prompts_ahead"] == 0, "it was this one"
     assert [print_.chain for print_ in one.chain] == [print_.chain for print_ in two.chain]
 
 
+@pytest.mark.usefixtures("engine_clock")
 def test_samples_are_at_most_so_many_versions_old_and_none_is_lost(project: Project, tmp_path: Path) -> None:
-    done = train_in(tmp_path / "run", project.config(*AHEAD, *REPEATABLE))
+    done = train_in(tmp_path / "run", project.config(*AHEAD, *FEW))
     check_records(done.folder, num_steps=5)
     check_bound(done, 1)
     assert [len(record.reports) for record in done.records] == [16] * 5
@@ -89,9 +85,10 @@ def test_samples_are_at_most_so_many_versions_old_and_none_is_lost(project: Proj
     assert max(clipped) > 1.001, "older samples are weighed"
 
 
+@pytest.mark.usefixtures("engine_clock")
 def test_tokens_are_recorded_under_the_version_that_sampled_them(project: Project, tmp_path: Path) -> None:
     """The weights of step 1 differ much from those before: the log-probs tell which one sampled a token."""
-    done = train_in(tmp_path / "run", project.config(*AHEAD, *REPEATABLE, "trainer.max_steps=2"))
+    done = train_in(tmp_path / "run", project.config(*AHEAD, *FEW, "trainer.max_steps=2"))
     spans = [
         row
         for row in RunFolder.open(done.folder, read_only=True).samples.read(2)
@@ -119,10 +116,11 @@ def test_several_versions_ahead_and_a_fraction_of_one(project: Project, tmp_path
     check_bound(half, 1)
 
 
+@pytest.mark.usefixtures("engine_clock")
 def test_an_interrupted_run_goes_on_with_the_tokens_that_were_in_play(
     project: Project, tmp_path: Path
 ) -> None:
-    config = project.config(*AHEAD, *REPEATABLE, "run.save_every=1", "run.keep_last=9")
+    config = project.config(*AHEAD, *FEW, "run.save_every=1", "run.keep_last=9")
     whole = train_in(tmp_path / "whole", config)
     folder = cut_after(whole.folder, tmp_path / "cut", step=1)
     rest = resume_in(folder)

@@ -14,6 +14,7 @@ from strop.view.incident import look_into
 DAY_S = 86400.0
 
 
+@pytest.mark.usefixtures("engine_clock")
 @pytest.mark.parametrize("jump_s", [DAY_S, pytest.param(-DAY_S, marks=pytest.mark.slow)])
 def test_a_run_is_the_same_and_nothing_ends_before_its_time(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
@@ -22,7 +23,6 @@ def test_a_run_is_the_same_and_nothing_ends_before_its_time(
     config = project.config(
         *AHEAD,
         *FEW,
-        "trainer.clock=virtual",
         "trainer.max_steps=3",
         "trainer.max_hours=1",
         "run.save_every=1",

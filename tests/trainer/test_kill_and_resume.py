@@ -48,14 +48,17 @@ class Processes:
     """Starts `strop` in processes of its own, which are gone at the end."""
 
     started: list[subprocess.Popen[str]]
+    module: str = "strop.cli.main"
+    """Module that is run, with the folder of tests on its path."""
 
     def start(self, *words: object) -> subprocess.Popen[str]:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
             "PYTHONHASHSEED": str(len(self.started) + 1),  # nothing may depend on the order of a set
         }
-        command = [sys.executable, "-m", "strop.cli.main", *map(str, words)]
+        command = [sys.executable, "-m", self.module, *map(str, words)]
         process = subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -271,7 +274,11 @@ def test_a_resume_at_the_last_step_has_nothing_to_do_but_to_finish(
     run = unfinished_copy(uninterrupted.folder, tmp_path / "run")
     done = resume_in(run)
     assert done.records == []
-    assert done.result.seconds > sum(float(str(one["seconds"])) for one in events_of(run) if one["kind"] == "step") > 0
+    assert (
+        done.result.seconds
+        > sum(float(str(one["seconds"])) for one in events_of(run) if one["kind"] == "step")
+        > 0
+    )
     assert done.result.pass_rate_final == uninterrupted.result.pass_rate_final
     assert_same_run(run, uninterrupted)
 

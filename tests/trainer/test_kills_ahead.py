@@ -19,6 +19,7 @@ from test_ahead_runs import AHEAD, FEW, STILL, check_bound, lengths, trained
 from test_kill_and_resume import Processes, events_of, processes
 from test_ray_runs import RAY
 from tiny_runs import Project, chain_of, check_records, train_in
+from virtual_clock import LONG_TAIL, virtual_clock
 
 from strop.config import save_config
 
@@ -31,9 +32,6 @@ NUM_KILLS = int(os.environ.get("STROP_KILLS", "20"))
 SETTINGS = [
     *AHEAD, *FEW, "rollout.max_staleness=2", f"trainer.max_steps={NUM_STEPS}",
     "run.save_every=1", "eval.every=3", "data.val_files=[]",
-]  # fmt: skip
-VIRTUAL = [
-    "trainer.clock=virtual", "trainer.clock_lengths='lognormal(6, 1)'", "trainer.clock_latencies='lognormal(3, 1)'"
 ]  # fmt: skip
 
 
@@ -86,8 +84,10 @@ def kill_and_resume(
 @pytest.mark.slow
 @pytest.mark.timeout(120 + 40 * NUM_KILLS)
 def test_it_is_the_run_that_was_never_killed(project: Project, tmp_path: Path, processes: Processes) -> None:
-    settings = [*SETTINGS, *VIRTUAL]
-    whole = train_in(tmp_path / "whole", project.config(*settings))
+    settings = [*SETTINGS]
+    processes.module = "virtual_clock"
+    with virtual_clock(LONG_TAIL):
+        whole = train_in(tmp_path / "whole", project.config(*settings))
     check_bound(whole, 2)
 
     def check(folder: Path) -> None:

@@ -81,9 +81,10 @@ def test_a_checkpoint_keeps_them_and_a_damaged_file_is_named(tmp_path: Path) -> 
         two.restore(tmp_path / Lengths.FILE)
 
 
+@pytest.mark.usefixtures("engine_clock")
 @pytest.mark.parametrize(
     "ahead",
-    [[], ["rollout.over_issue=0.5", "trainer.clock=virtual"]],
+    [[], ["rollout.over_issue=0.5"]],
 )
 @pytest.mark.slow
 def test_runs_begin_with_the_long_ones_and_train_the_same_samples(

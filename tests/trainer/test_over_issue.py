@@ -11,10 +11,10 @@ from test_ray_runs import RAY, cut_after
 from test_virtual_clock import SLOW
 from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in
 
-from strop.ahead.over_issue import SLOWEST
 from strop.cli.main import main
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
+from strop.trainer.collectors.over_issue import SLOWEST
 
 OVER = [
     "rollout.over_issue=0.5",
@@ -26,7 +26,6 @@ OVER = [
     "run.keep_last=9",
 ]
 DROP, LATER = [*OVER, "rollout.slowest=drop"], [*OVER, "rollout.slowest=later"]
-VIRTUAL = ["trainer.clock=virtual"]
 
 
 def told(done: Done, what: str) -> list[float]:
@@ -42,8 +41,9 @@ def lengths(folder: Path, step: int) -> dict[str, int]:
     return dict(longest)
 
 
+@pytest.mark.usefixtures("engine_clock")
 def test_the_slowest_are_dropped_and_the_ledger_says_so(project: Project, tmp_path: Path) -> None:
-    done = train_in(tmp_path / "run", project.config(*DROP, *VIRTUAL))
+    done = train_in(tmp_path / "run", project.config(*DROP))
     check_records(done.folder, num_steps=6)
     assert told(done, "dropped_prompts") == [2.0] * 6
     assert min(told(done, "discarded_tokens")) > 0
@@ -58,10 +58,11 @@ def test_the_slowest_are_dropped_and_the_ledger_says_so(project: Project, tmp_pa
     assert [len(one) for one in dropped] == [2] * 6
 
 
+@pytest.mark.usefixtures("engine_clock")
 def test_a_step_takes_what_ends_first(project: Project, tmp_path: Path) -> None:
     """By the clock of engine steps a group lasts as long as its longest answer: those of a step that are trained are
     the shortest of those that were begun, as a larger step without a surplus shows."""
-    long = [*VIRTUAL, "trainer.max_steps=1", "data.max_response_tokens=40", "rollout.samples_per_prompt=2"]
+    long = ["trainer.max_steps=1", "data.max_response_tokens=40", "rollout.samples_per_prompt=2"]
     long += ["rollout.stop_token_ids=[40,41,42,43,44,45]"]
     larger = ["rollout.over_issue=0", "data.prompts_per_step=6"]
     whole = train_in(tmp_path / "whole", project.config(*OVER, *long, *larger))
@@ -74,8 +75,9 @@ def test_a_step_takes_what_ends_first(project: Project, tmp_path: Path) -> None:
     assert max(taken.values()) <= min(left_out)
 
 
+@pytest.mark.usefixtures("engine_clock")
 def test_prompts_that_are_set_aside_are_trained_later_each_once(project: Project, tmp_path: Path) -> None:
-    done = train_in(tmp_path / "run", project.config(*LATER, *VIRTUAL))
+    done = train_in(tmp_path / "run", project.config(*LATER))
     check_records(done.folder, num_steps=6)
     assert told(done, "waiting_prompts") == [2, 4, 0, 2, 4, 0]
     assert told(done, "is_long_round") == [0, 0, 1, 0, 0, 1]
@@ -86,8 +88,9 @@ def test_prompts_that_are_set_aside_are_trained_later_each_once(project: Project
         assert {report.versions for report in record.reports} == {(record.step - 1, record.step - 1)}
 
 
+@pytest.mark.usefixtures("engine_clock")
 def test_the_end_of_a_run_takes_what_is_set_aside(project: Project, tmp_path: Path) -> None:
-    done = train_in(tmp_path / "run", project.config(*LATER, *VIRTUAL, "trainer.max_steps=5"))
+    done = train_in(tmp_path / "run", project.config(*LATER, "trainer.max_steps=5"))
     assert told(done, "is_long_round") == [0, 0, 1, 0, 1]
     assert set(trained(done.folder).values()) == {1}
     with RunFolder.open(done.folder, read_only=True) as run:
@@ -95,12 +98,13 @@ def test_the_end_of_a_run_takes_what_is_set_aside(project: Project, tmp_path: Pa
         assert run.ledger.counts()["trained"] == 5 * 16
 
 
+@pytest.mark.usefixtures("engine_clock")
 @pytest.mark.parametrize("settings", [pytest.param(DROP, marks=pytest.mark.slow), LATER])
 @pytest.mark.parametrize("step", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_interrupted_run_is_the_one_that_was_not(
     project: Project, tmp_path: Path, settings: list[str], step: int
 ) -> None:
-    whole = train_in(tmp_path / "whole", project.config(*settings, *VIRTUAL))
+    whole = train_in(tmp_path / "whole", project.config(*settings))
     folder = cut_after(whole.folder, tmp_path / "cut", step=step)
     rest = resume_in(folder)
     check_records(folder, num_steps=6)

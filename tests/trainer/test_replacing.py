@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 from test_ahead_runs import trained
 from test_ray_runs import cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
+from virtual_clock import CLOCK_STEPS, Delays, Distribution, virtual_clock
 
-from strop.ahead.pacing import Pace
-from strop.ahead.replacing import FILE, Replacing
 from strop.run import CheckpointError, RunFolder
 from strop.trainer.collecting import TooFewGroups
-from strop.trainer.rounds.collector import SURPLUS
+from strop.trainer.collectors.dynamic_sampling import SURPLUS
+from strop.trainer.collectors.pacing import StalenessBound
+from strop.trainer.collectors.refill import FILE, Refill
 from strop.trainer.rounds.settings import FilterGroupsConfig
 
 HALF = """
@@ -33,64 +35,64 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None):
 """All samples of every second prompt get the same; those of the others differ."""
 
 
-def pace(size: int, bound: float, num_steps: int = 100) -> Pace:
-    return Pace(groups_per_step=size, max_staleness=bound, num_steps=num_steps)
+def pace(size: int, bound: float, num_steps: int = 100) -> StalenessBound:
+    return StalenessBound(groups_per_step=size, max_staleness=bound, num_steps=num_steps)
 
 
 def test_so_many_are_begun_as_the_share_that_teaches_asks_for() -> None:
     one = pace(4, 0)
-    assert one.room(1, 0, share=0.5, num_more=9) == 4, "as many as without a filter at once"
+    assert one.capacity(1, 0, share=0.5, num_more=9) == 4, "as many as without a filter at once"
     # Two of the four cannot teach and are replaced, one can: three are needed, of one that is in play.
-    assert one.room(1, 2, num_in_play=1, share=0.5, num_more=9) == 3, "six, but four at once"
+    assert one.capacity(1, 2, num_in_flight=1, share=0.5, num_more=9) == 3, "six, but four at once"
     # Three can, and one is needed: by a share of a half, two are in play.
-    assert one.room(1, 3, num_in_play=0, share=0.5, num_more=9) == 2
-    assert one.room(1, 4, num_in_play=1, share=0.5, num_more=9) == 1
-    assert one.room(1, 5, num_in_play=2, share=0.5, num_more=9) == 0
-    assert one.room(1, 3, num_in_play=0, share=0.1, num_more=9) == 4, "ten, but four at once"
-    assert one.room(1, 3, num_in_play=0, share=0.1, num_more=1) == 2, "one more than is needed"
-    assert one.room(1, 3, num_in_play=0, share=0.1, num_more=9, num_beyond=3) == 7
-    assert one.room(1, 0, share=1.0, num_more=9, num_beyond=-3) == 1
+    assert one.capacity(1, 3, num_in_flight=0, share=0.5, num_more=9) == 2
+    assert one.capacity(1, 4, num_in_flight=1, share=0.5, num_more=9) == 1
+    assert one.capacity(1, 5, num_in_flight=2, share=0.5, num_more=9) == 0
+    assert one.capacity(1, 3, num_in_flight=0, share=0.1, num_more=9) == 4, "ten, but four at once"
+    assert one.capacity(1, 3, num_in_flight=0, share=0.1, num_more=1) == 2, "one more than is needed"
+    assert one.capacity(1, 3, num_in_flight=0, share=0.1, num_more=9, num_beyond=3) == 7
+    assert one.capacity(1, 0, share=1.0, num_more=9, num_beyond=-3) == 1
     # One step ahead: eight at once. In step 2, three have ended and two are in play: five are needed of them.
-    assert pace(4, 1).room(1, 0, share=0.5, num_more=9) == 8
-    assert pace(4, 1).room(2, 4 + 3 + 2, num_in_play=2, share=0.5, num_more=9) == 6
+    assert pace(4, 1).capacity(1, 0, share=0.5, num_more=9) == 8
+    assert pace(4, 1).capacity(2, 4 + 3 + 2, num_in_flight=2, share=0.5, num_more=9) == 6
 
 
 def test_what_is_beyond_the_room_of_a_step_is_chosen_by_when_it_was_begun() -> None:
     one, begun = pace(2, 0), dict.fromkeys("abcd", 0)
-    assert one.due(1, begun) == {"a", "b"}
-    assert one.choose(1, begun, ["d", "c", "a"]) is None, "b may teach, and was begun before c"
-    assert one.choose(1, begun, ["d", "c", "a", "b"]) == ("a", "b")
+    assert one.must_train(1, begun) == {"a", "b"}
+    assert one.select(1, begun, ["d", "c", "a"]) is None, "b may teach, and was begun before c"
+    assert one.select(1, begun, ["d", "c", "a", "b"]) == ("a", "b")
     del begun["b"]  # it cannot
-    assert one.choose(1, begun, ["d", "c", "a"]) == ("a", "c")
-    assert one.surplus(1, {"d": 0}) == ("d",)
+    assert one.select(1, begun, ["d", "c", "a"]) == ("a", "c")
+    assert one.too_old(1, {"d": 0}) == ("d",)
     # One step ahead, five of that version have room for four: the last one waits for another to fail.
     one, begun = pace(2, 1), dict.fromkeys("abcde", 0)
-    assert one.choose(1, begun, ["e", "d"]) is None
-    assert one.choose(1, begun, ["e", "d", "b"]) == ("b", "d")
-    assert one.surplus(1, {"a": 0, "c": 0, "e": 0}) == ()
-    assert one.surplus(2, {"e": 0, "f": 1}) == ("e",)
-    assert pace(2, 1, num_steps=2).surplus(2, {"e": 0, "f": 1}) == ("e", "f"), "no step comes after it"
+    assert one.select(1, begun, ["e", "d"]) is None
+    assert one.select(1, begun, ["e", "d", "b"]) == ("b", "d")
+    assert one.too_old(1, {"a": 0, "c": 0, "e": 0}) == ()
+    assert one.too_old(2, {"e": 0, "f": 1}) == ("e",)
+    assert pace(2, 1, num_steps=2).too_old(2, {"e": 0, "f": 1}) == ("e", "f"), "no step comes after it"
 
 
 def test_the_share_is_that_of_the_groups_of_late(tmp_path: Path) -> None:
-    one = Replacing(FilterGroupsConfig(enable=True), 4)
+    one = Refill(FilterGroupsConfig(enable=True), 4)
     assert (one.share, one.limit, one.num_beyond) == (1.0, 36, 0)
     for teaches in (True, False, False, False):
-        one.note(teaches)
+        one.record(teaches)
     assert one.share == 0.25
     one.end_step()
     for teaches in (True, True):
-        one.note(teaches)
+        one.record(teaches)
     assert one.share == (0.5 + 2) / (2 + 2), "those of the step before count half"
-    one.num_unreplaced = 3
-    (tmp_path / FILE).write_text(one.text())
-    again = Replacing(FilterGroupsConfig(enable=True), 4)
+    one.num_unfilled = 3
+    (tmp_path / FILE).write_text(one.state())
+    again = Refill(FilterGroupsConfig(enable=True), 4)
     again.restore(tmp_path / FILE)
-    assert (again.share, again.num_unreplaced) == (one.share, 3)
+    assert (again.share, again.num_unfilled) == (one.share, 3)
     again.restore(tmp_path / "none")
     assert again.share == one.share
     for _ in range(99):
-        again.note(False)
+        again.record(False)
     assert again.share == 0.1, "never less"
     (tmp_path / FILE).write_text("{}")
     with pytest.raises(CheckpointError, match="teaching_share.json is damaged"):
@@ -98,12 +100,12 @@ def test_the_share_is_that_of_the_groups_of_late(tmp_path: Path) -> None:
 
 
 def test_prompts_per_round_are_begun_at_once_and_bound_what_is_left_out() -> None:
-    more = Replacing(FilterGroupsConfig(enable=True, prompts_per_round=12, max_rounds=2), 4)
+    more = Refill(FilterGroupsConfig(enable=True, prompts_per_round=12, max_rounds=2), 4)
     assert (more.share, more.limit, more.num_beyond) == (1 / 3, 20, 8)
-    assert pace(4, 0).room(1, 0, share=more.share, num_more=more.limit, num_beyond=more.num_beyond) == 12
-    fewer = Replacing(FilterGroupsConfig(enable=True, prompts_per_round=2, max_rounds=1), 4)
+    assert pace(4, 0).capacity(1, 0, share=more.share, num_more=more.limit, num_beyond=more.num_beyond) == 12
+    fewer = Refill(FilterGroupsConfig(enable=True, prompts_per_round=2, max_rounds=1), 4)
     assert (fewer.share, fewer.limit, fewer.num_beyond) == (1.0, 0, -2)
-    assert pace(4, 0).room(1, 0, share=fewer.share, num_beyond=fewer.num_beyond) == 2
+    assert pace(4, 0).capacity(1, 0, share=fewer.share, num_beyond=fewer.num_beyond) == 2
 
 
 @given(
@@ -119,9 +121,7 @@ def test_every_step_gets_its_groups_in_time_whatever_ends_first_and_can_teach(
     size: int, bound: float, num_steps: int, rate: float, per_round: int | None, seed: int
 ) -> None:
     rng, one = random.Random(seed), pace(size, bound, num_steps)
-    replacing = Replacing(
-        FilterGroupsConfig(enable=True, max_rounds=10_000, prompts_per_round=per_round), size
-    )
+    replacing = Refill(FilterGroupsConfig(enable=True, max_rounds=10_000, prompts_per_round=per_round), size)
     names = (f"g{number}" for number in itertools.count())
     begun: dict[str, int] = {}
     ended: list[str] = []
@@ -131,10 +131,10 @@ def test_every_step_gets_its_groups_in_time_whatever_ends_first_and_can_teach(
         num_begun, left_out = (step - 1) * size + len(begun), 0
         while True:
             in_play = len(begun) - len(ended)
-            room = one.room(
+            room = one.capacity(
                 step,
                 num_begun,
-                num_in_play=in_play,
+                num_in_flight=in_play,
                 share=replacing.share,
                 num_more=replacing.limit - left_out,
                 num_beyond=replacing.num_beyond,
@@ -144,13 +144,13 @@ def test_every_step_gets_its_groups_in_time_whatever_ends_first_and_can_teach(
             if room:
                 at_once = max(size, per_round or 0) + math.ceil(bound * size)
                 assert in_play + room <= at_once
-            if (chosen := one.choose(step, begun, ended)) is not None:
+            if (chosen := one.select(step, begun, ended)) is not None:
                 break
             playing = [uid for uid in begun if uid not in ended]
             assert playing, "all have ended, and the step still waits"
             uid = rng.choice(playing)
             teaches = rng.random() < rate
-            replacing.note(teaches)
+            replacing.record(teaches)
             if teaches:
                 ended.append(uid)
             else:
@@ -160,7 +160,7 @@ def test_every_step_gets_its_groups_in_time_whatever_ends_first_and_can_teach(
         assert len(chosen) == size
         assert all(step - 1 - begun[uid] <= math.ceil(bound) for uid in chosen)
         trained += chosen
-        surplus = one.surplus(step, {uid: v for uid, v in begun.items() if uid not in chosen})
+        surplus = one.too_old(step, {uid: v for uid, v in begun.items() if uid not in chosen})
         for uid in [*chosen, *surplus]:
             del begun[uid]
         ended = [uid for uid in ended if uid in begun]
@@ -170,15 +170,17 @@ def test_every_step_gets_its_groups_in_time_whatever_ends_first_and_can_teach(
 
 
 @pytest.fixture
-def half(project: Project, tmp_path: Path) -> list[str]:
-    """Settings of runs by the virtual clock in which half of the groups can teach."""
+def half(project: Project, tmp_path: Path) -> Iterator[list[str]]:
+    """Settings of runs in which half of the groups can teach; by a clock of engine steps, with delays."""
     (tmp_path / "half.py").write_text(HALF)
-    return [
+    settings = [
         f"reward.path='{tmp_path / 'half.py'}'", "data.val_files=[]", "data.prompts_per_step=8",
         "rollout.samples_per_prompt=2", "algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score",
-        "algorithm.correction.weights=token", "trainer.clock=virtual", "trainer.clock_latencies='lognormal(20, 1)'",
-        "trainer.max_steps=4", "trainer.num_epochs=9",
+        "algorithm.correction.weights=token", "trainer.max_steps=4",
+        "trainer.num_epochs=9",
     ]  # fmt: skip
+    with virtual_clock(Delays(seed=0, latencies=Distribution(median=20.0, sigma=1.0))):
+        yield settings
 
 
 def check_books(done: Done, *, num_steps: int) -> None:
@@ -202,7 +204,7 @@ def check_books(done: Done, *, num_steps: int) -> None:
 
 
 def clock_steps(done: Done) -> float:
-    return sum(numbers["training/off_policy/clock_steps"] for numbers in done.steps)
+    return sum(numbers[CLOCK_STEPS] for numbers in done.steps)
 
 
 @pytest.mark.parametrize(

@@ -187,13 +187,10 @@ def test_a_replay_that_is_interrupted_goes_on_by_the_schedule(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "clock", [[], ["rollout.max_staleness=1", "trainer.clock=virtual", "rollout.deterministic=false"]]
-)
 def test_a_run_that_follows_from_its_seed_needs_no_schedule(
-    project: Project, tmp_path: Path, clock: list[str], capsys: pytest.CaptureFixture[str]
+    project: Project, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = train_in(tmp_path / "run", project.config(*EXACT, "rollout.max_staleness=0", *clock))
+    done = train_in(tmp_path / "run", project.config(*EXACT, "rollout.max_staleness=0"))
     found = replayed(done.folder, tmp_path / "again", capsys)
     assert found["equal"]
     assert "is made again to step 5, from its seed" in str(found["said"])

@@ -1,20 +1,20 @@
-"""Runs ahead of training by the clock of engine steps: the order of everything follows from the seed."""
+"""Runs ahead of training by a clock of engine steps: resumes, and the order in which groups are taken."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from test_ahead_runs import AHEAD, FEW, check_bound
 from test_ray_runs import cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
+from virtual_clock import CLOCK_STEPS, LONG_TAIL, Delays, Distribution, virtual_clock
 
 from strop.ahead.in_play import IN_PLAY, read_in_play
-from strop.ahead.virtual_time import VirtualTime, read_distribution
-from strop.config.errors import ConfigError
 from strop.run import RunFolder
 
-VIRTUAL = [*AHEAD, *FEW, "trainer.clock=virtual", "run.save_every=1", "run.keep_last=9"]
+VIRTUAL = [*AHEAD, *FEW, "run.save_every=1", "run.keep_last=9"]
 
 COUNTED = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -40,13 +40,15 @@ def jittery(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 NO_VALIDATION = "data.val_files=[]"
+pytestmark = pytest.mark.usefixtures("engine_clock")
 
 
 @pytest.fixture(scope="module")
 def validated(project: Project, jittery: list[str], tmp_path_factory: pytest.TempPathFactory) -> Done:
     """A run with a validation after each of its three steps."""
     folder = tmp_path_factory.mktemp("validated") / "whole"
-    return train_in(folder, project.config(*with_validations(jittery)))
+    with virtual_clock():
+        return train_in(folder, project.config(*with_validations(jittery)))
 
 
 def with_validations(jittery: list[str]) -> list[str]:
@@ -73,18 +75,6 @@ def test_a_run_that_is_interrupted_after_any_step_is_the_one_that_was_not(
         assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in whole.chain], step
 
 
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        (["resources.runtime=ray"], "but resources.runtime is ray: set resources.runtime=inline"),
-        (["rollout.engine=vllm"], "but rollout.engine is vllm: set rollout.engine=native"),
-    ],
-)
-def test_it_is_for_one_process(project: Project, given: list[str], sentence: str) -> None:
-    with pytest.raises(ConfigError, match=sentence):
-        project.config("trainer.clock=virtual", *given)
-
-
 def test_a_run_that_is_interrupted_beside_validations_is_the_one_that_was_not(
     tmp_path: Path, validated: Done
 ) -> None:
@@ -96,32 +86,29 @@ def test_a_run_that_is_interrupted_beside_validations_is_the_one_that_was_not(
     assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in validated.chain]
 
 
-TIMES = ["trainer.clock_lengths='lognormal(6, 1)'", "trainer.clock_latencies='lognormal(3, 1)'"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 2, 4])
 def test_a_schedule_is_that_of_drawn_lengths_and_latencies(
     project: Project, tmp_path: Path, jittery: list[str], step: int
 ) -> None:
     """As above, with the groups of another order; and what was on its way to its end goes on to it."""
-    whole = train_in(tmp_path / "whole", project.config(*jittery, *TIMES))
-    check_bound(whole, 1)
-    plain, again = (
-        train_in(tmp_path / name, project.config(*jittery, *times))
-        for name, times in (("plain", []), ("again", TIMES))
-    )
-    assert [print_.chain for print_ in again.chain] == [print_.chain for print_ in whole.chain]
-    assert order_of(again.folder) == order_of(whole.folder) != order_of(plain.folder)
-    took = [sum(one["training/off_policy/clock_steps"] for one in run.steps) for run in (plain, whole, again)]
-    assert 5 <= took[0] < took[1] == took[2], "longer answers take more of its steps"
-    folder = cut_after(whole.folder, tmp_path / "cut", step=step)
-    [checkpoint] = folder.glob(f"checkpoints/*{step}/{IN_PLAY}")
-    left = [steps for one in read_in_play(checkpoint).values() for steps in one.kept.steps_left.values()]
-    assert any(left), "some had all their tokens, and not their end"
-    rest = resume_in(folder)
-    check_records(folder, num_steps=5)
-    assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in whole.chain]
+    plain = train_in(tmp_path / "plain", project.config(*jittery))
+    with virtual_clock(LONG_TAIL):
+        whole = train_in(tmp_path / "whole", project.config(*jittery))
+        check_bound(whole, 1)
+        again = train_in(tmp_path / "again", project.config(*jittery))
+        assert [print_.chain for print_ in again.chain] == [print_.chain for print_ in whole.chain]
+        assert order_of(again.folder) == order_of(whole.folder) != order_of(plain.folder)
+        took = [sum(numbers[CLOCK_STEPS] for numbers in run.steps) for run in (plain, whole, again)]
+        assert 5 <= took[0] < took[1] == took[2], "longer answers take more of its steps"
+        folder = cut_after(whole.folder, tmp_path / "cut", step=step)
+        [checkpoint] = folder.glob(f"checkpoints/*{step}/{IN_PLAY}")
+        lines = [json.loads(line) for line in checkpoint.read_text().splitlines()]
+        left = [steps for line in lines for steps in line["steps_left"].values()]
+        assert any(left), "some had all their tokens, and not their end"
+        rest = resume_in(folder)
+        check_records(folder, num_steps=5)
+        assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in whole.chain]
 
 
 def order_of(folder: Path) -> list[list[str]]:
@@ -133,10 +120,9 @@ def order_of(folder: Path) -> list[list[str]]:
 def test_a_group_whose_scorer_is_slow_comes_later(project: Project, tmp_path: Path) -> None:
     """Every sample takes as long, but for one in 16 that takes far longer: its group is what a step does not wait for
     until it has to."""
-    (tmp_path / "steps.txt").write_text("\n".join(["1"] * 15 + ["500"]))
-    times = ["trainer.clock_latencies=" + f"'{tmp_path / 'steps.txt'}'"]
-    drawn = VirtualTime(seed=0, latencies=read_distribution("", str(tmp_path / "steps.txt")))
-    done = train_in(tmp_path / "run", project.config(*VIRTUAL, *times, "data.val_files=[]"))
+    drawn = Delays(seed=0, latencies=Distribution(recorded=(1.0,) * 15 + (500.0,)))
+    with virtual_clock(drawn):
+        done = train_in(tmp_path / "run", project.config(*VIRTUAL, "data.val_files=[]"))
     slow = {
         report.uid: record.step
         for record in done.records
@@ -174,8 +160,3 @@ def test_scores_are_kept_over_an_interruption(project: Project, tmp_path: Path) 
     num_probes = 4  # before the first step of a start
     assert len(asked.read_text().splitlines()) - num_probes == len(later - known) < len(later)
     assert [print_.chain for print_ in rest.chain] == [print_.chain for print_ in whole.chain]
-
-
-def test_times_are_for_this_clock(project: Project) -> None:
-    with pytest.raises(ConfigError, match="trainer.clock_lengths is for a clock that counts engine steps"):
-        project.config(TIMES[0])

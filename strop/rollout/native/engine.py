@@ -9,8 +9,7 @@ it held, with the error itself.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from strop.base.limits import device_bytes, free_bytes
@@ -39,7 +38,6 @@ class NativeEngine:
         max_running: int,
         version: int = 0,
         deterministic: bool = False,
-        gate: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Nothing is computed yet.
 
@@ -49,7 +47,6 @@ class NativeEngine:
             version: policy version that they hold.
             deterministic: each request is computed alone and from its beginning, so that on a CPU neither tokens nor
                 log-probs depend, to the bit, on what runs beside or ran before it.
-            gate: waited for before each step; waiting requests then enter in the order of their ids.
         """
         self._batch = DecodeBatch(
             model, max_running=1 if deterministic else max_running, reuses=not deterministic
@@ -61,7 +58,6 @@ class NativeEngine:
         self._requests: dict[str, Request] = {}
         self._driver: asyncio.Task[None] | None = None
         self._num_checks = 0
-        self._gate, self._is_at_gate = gate, False
         self._running = asyncio.Event()
         self._running.set()
 
@@ -190,7 +186,7 @@ class NativeEngine:
         Raises:
             TimeoutError: no token within HEALTH_TIMEOUT_S.
         """
-        is_held = self._is_at_gate or not self._running.is_set()
+        is_held = not self._running.is_set()
         if not is_held:
             self._num_checks += 1
             name = f"health check {self._num_checks}"
@@ -224,8 +220,6 @@ class NativeEngine:
             while not self._batch.is_idle:
                 await asyncio.sleep(0)
                 await self._running.wait()
-                if self._gate is not None:
-                    await self._wait_at(self._gate)
                 self._batch.step(self._version)
         except Exception as error:  # noqa: BLE001  (handed to every request that waits)
             held = list(self._requests.values())
@@ -233,11 +227,3 @@ class NativeEngine:
             for request in held:
                 if request.future is not None and not request.future.done():
                     request.future.set_exception(error)
-
-    async def _wait_at(self, gate: Callable[[], Awaitable[None]]) -> None:
-        self._is_at_gate = True
-        try:
-            await gate()
-        finally:
-            self._is_at_gate = False
-        self._batch.waiting = deque(sorted(self._batch.waiting, key=lambda request: request.request_id))

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
+class StalenessBound:
     """The rules for one run."""
 
     groups_per_step: int
@@ -35,12 +35,12 @@ class Pace:
     num_steps: int
     """Steps of the run: nothing is begun that no step would take."""
 
-    def room(
+    def capacity(
         self,
         step: int,
         num_begun: int,
         *,
-        num_in_play: int = 0,
+        num_in_flight: int = 0,
         share: float = 1.0,
         num_more: int = 0,
         num_beyond: int = 0,
@@ -53,16 +53,16 @@ class Pace:
         Args:
             step: from 1.
             num_begun: groups of the run that were begun and not given up, trained ones included.
-            num_in_play: those of them of which it is not known whether they can teach.
+            num_in_flight: those of them of which it is not known whether they can teach.
             share: of groups that is expected to.
             num_more: how many may be in play beyond those that are needed, because of that share.
             num_beyond: how many more than above may be in play; below 0: fewer.
         """
         size = self.groups_per_step
         bound = min(math.floor((step + self.max_staleness) * size), self.num_steps * size)
-        needed = bound - (num_begun - num_in_play)
+        needed = bound - (num_begun - num_in_flight)
         at_once = bound - (step - 1) * size + num_beyond
-        return max(0, min(math.ceil(needed / share), needed + num_more, at_once) - num_in_play)
+        return max(0, min(math.ceil(needed / share), needed + num_more, at_once) - num_in_flight)
 
     def last_step(self, version: int) -> int:
         """The last step that may train a group that was begun at this version."""
@@ -70,7 +70,7 @@ class Pace:
 
     def with_room(self, step: int, begun: Mapping[str, int]) -> dict[str, int]:
         """Those groups that this step or a later one has room for, if all that were begun before them can teach; by
-        uid, the last step that may train it. Arguments are those of `due`."""
+        uid, the last step that may train it. Arguments are those of `must_train`."""
         found: dict[str, int] = {}
         for uid, version in begun.items():  # an earlier one has no later deadline
             last = self.last_step(version)
@@ -78,16 +78,16 @@ class Pace:
                 found[uid] = last
         return found
 
-    def surplus(self, step: int, left: Mapping[str, int]) -> tuple[str, ...]:
+    def too_old(self, step: int, left: Mapping[str, int]) -> tuple[str, ...]:
         """The groups that are too old after this step.
 
         Args:
             step: that has its groups.
-            left: the others, as `begun` of `due`.
+            left: the others, as `begun` of `must_train`.
         """
         return tuple(uid for uid, version in left.items() if self.last_step(version) <= step)
 
-    def due(self, step: int, begun: Mapping[str, int]) -> frozenset[str]:
+    def must_train(self, step: int, begun: Mapping[str, int]) -> frozenset[str]:
         """The groups that this step has to take.
 
         Args:
@@ -96,13 +96,13 @@ class Pace:
         """
         return frozenset(uid for uid, last in self.with_room(step, begun).items() if last <= step)
 
-    def choose(self, step: int, begun: Mapping[str, int], finished: Sequence[str]) -> tuple[str, ...] | None:
+    def select(self, step: int, begun: Mapping[str, int], finished: Sequence[str]) -> tuple[str, ...] | None:
         """The groups of this step, in the order in which they were begun; None while it has to wait for more.
 
         Of the groups with the same or an earlier deadline, as many are taken as the steps until then have no room for.
 
         Args:
-            step, begun: as for `due`.
+            step, begun: as for `must_train`.
             finished: those of `begun` that are finished, first the one that finished first.
         """
         last = self.with_room(step, begun)
@@ -121,7 +121,7 @@ class Pace:
         return _in_order(taken, begun) if len(taken) == size else None
 
     def missing(self, step: int, begun: Mapping[str, int], finished: Collection[str]) -> int:
-        """How many more groups must finish at least before `choose` can have enough."""
+        """How many more groups must finish at least before `select` can have enough."""
         return max(0, min(self.groups_per_step, len(begun)) - len(finished))
 
 

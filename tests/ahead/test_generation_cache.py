@@ -1,4 +1,4 @@
-"""Notes of what was generated, and episodes that go on from them."""
+"""RequestStates of what was generated, and episodes that go on from them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from strop.ahead.journal import Journal, Note
+from strop.ahead.generation_cache import GenerationCache, RequestState
 from strop.rollout.types import OnToken, Sampling, TokenOutput
 
 SAMPLING = Sampling(key=5, max_tokens=6, stop_token_ids=(0,))
@@ -43,23 +43,23 @@ class Counting:
         )
 
 
-async def interrupted(journal: Journal, request_id: str, prompt: Sequence[int]) -> None:
+async def interrupted(cache: GenerationCache, request_id: str, prompt: Sequence[int]) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await journal.generate(request_id, prompt, SAMPLING)
+            await cache.generate(request_id, prompt, SAMPLING)
 
 
 def test_an_answer_goes_on_where_it_was_and_an_ended_one_is_not_made_again() -> None:
     async def work() -> None:
-        before = Journal(Counting(version=1))
-        before.follow("e0-1")
+        before = GenerationCache(Counting(version=1))
+        before.restore("e0-1")
         whole = await before.generate("e0-1/0#0", [10], SAMPLING)
         before._client = Counting(version=2, stops_after=2)
         await interrupted(before, "e0-1/0#1", [10, 20])
-        kept = (await before.notes())["e0-1"]
+        kept = (await before.states())["e0-1"]
         client, heard = Counting(version=3), list[tuple[int, float, int]]()
-        after = Journal(client)
-        after.follow("e0-1", kept)
+        after = GenerationCache(client)
+        after.restore("e0-1", kept)
         assert await after.generate("e0-1/0#0", [10], SAMPLING) == whole
         assert client.asked == []
         found = await after.generate(
@@ -79,14 +79,14 @@ def test_an_answer_goes_on_where_it_was_and_an_ended_one_is_not_made_again() -> 
 
 def test_an_agent_that_asks_for_something_else_plays_on_afresh() -> None:
     async def work() -> None:
-        before = Journal(Counting(version=1))
-        before.follow("e0-1")
+        before = GenerationCache(Counting(version=1))
+        before.restore("e0-1")
         for sample in (0, 1):
             await before.generate(f"e0-1/{sample}#0", [10], SAMPLING)
             await before.generate(f"e0-1/{sample}#1", [30], SAMPLING)
         client = Counting(version=3)
-        after = Journal(client)
-        after.follow("e0-1", (await before.notes())["e0-1"])
+        after = GenerationCache(client)
+        after.restore("e0-1", (await before.states())["e0-1"])
         assert (await after.generate("e0-1/0#0", [11], SAMPLING)).versions == (3,) * 6
         assert (await after.generate("e0-1/0#1", [30], SAMPLING)).versions == (3,) * 6, (
             "the rest was forgotten"
@@ -103,17 +103,17 @@ def test_an_agent_that_asks_for_something_else_plays_on_afresh() -> None:
 
 def test_a_second_interruption_loses_nothing_that_was_not_asked_for_yet() -> None:
     async def work() -> None:
-        before = Journal(Counting(version=1))
-        before.follow("e0-1")
+        before = GenerationCache(Counting(version=1))
+        before.restore("e0-1")
         await before.generate("e0-1/0#0", [10], SAMPLING)
         await before.generate("e0-1/1#0", [20], SAMPLING)
-        first = (await before.notes())["e0-1"]
-        between = Journal(Counting(version=2))
-        between.follow("e0-1", first)
+        first = (await before.states())["e0-1"]
+        between = GenerationCache(Counting(version=2))
+        between.restore("e0-1", first)
         await between.generate("e0-1/1#0", [20], SAMPLING)
-        assert (await between.notes())["e0-1"] == first
+        assert (await between.states())["e0-1"] == first
         between.forget(["e0-1"])
-        assert await between.notes() == {}
+        assert await between.states() == {}
         assert (await between.generate("e0-1/1#0", [20], SAMPLING)).versions == (2,) * 6, (
             "no notes are kept of it"
         )
@@ -124,14 +124,14 @@ def test_a_second_interruption_loses_nothing_that_was_not_asked_for_yet() -> Non
 def test_what_ended_but_was_not_written_as_ended_ends_without_another_token() -> None:
     async def work() -> None:
         client = Counting(version=3)
-        journal = Journal(client)
-        probe = Journal(Counting(version=1))
-        probe.follow("e0-1")
+        cache = GenerationCache(client)
+        probe = GenerationCache(Counting(version=1))
+        probe.restore("e0-1")
         await probe.generate("e0-1/0#0", [10], SAMPLING)
-        note = (await probe.notes())["e0-1"]["e0-1/0#0"]
-        stopped = Note(asked=note.asked, token_ids=[11, 0], log_probs=[-1.0, -2.0], versions=[1, 1])
-        journal.follow("e0-1", {"e0-1/0#0": stopped})
-        found = await journal.generate("e0-1/0#0", [10], SAMPLING)
+        note = (await probe.states())["e0-1"]["e0-1/0#0"]
+        stopped = RequestState(asked=note.asked, token_ids=[11, 0], log_probs=[-1.0, -2.0], versions=[1, 1])
+        cache.restore("e0-1", {"e0-1/0#0": stopped})
+        found = await cache.generate("e0-1/0#0", [10], SAMPLING)
         assert (found.token_ids, found.stop_reason, client.asked) == ((11, 0), "stop", [])
 
     asyncio.run(work())

@@ -1,8 +1,8 @@
 """Groups that cannot teach, and those that are begun in their place: algorithm.filter_groups without rounds.
 
-So many groups are in play that a step gets what it needs, by the share of groups that could teach lately
-(`Pace.room`). The share follows from the groups that steps have looked at, in that order, and is part of a checkpoint,
-so that a run that is resumed or made again begins the same ones.
+So many groups are in flight that a step gets what it needs, by the share of groups that could teach lately
+(`StalenessBound.capacity`). The share follows from the groups that steps have looked at, in that order, and is part of
+a checkpoint, so that a run that is resumed or made again starts the same ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from strop.run import CheckpointError
-from strop.trainer.rounds.collector import LOWEST_RATE
+from strop.trainer.collectors.dynamic_sampling import LOWEST_RATE
 from strop.trainer.rounds.settings import FilterGroupsConfig
 
 FILE = "teaching_share.json"
@@ -19,7 +19,7 @@ _KEPT = 0.5
 """What a step's groups count in the step after it, as a share of what they counted in their own: policies change."""
 
 
-class Replacing:
+class Refill:
     """How many groups are begun for those that cannot teach."""
 
     def __init__(self, settings: FilterGroupsConfig, groups_per_step: int) -> None:
@@ -34,7 +34,7 @@ class Replacing:
         """How many more groups may be in play than without a filter; below 0: fewer."""
         self._at_first = min(1.0, groups_per_step / at_once)
         self._num_seen, self._num_teaching = 0.0, 0.0
-        self.num_unreplaced = 0
+        self.num_unfilled = 0
         """Places of the lead that groups left free when a step had come to its limit."""
 
     @property
@@ -44,7 +44,7 @@ class Replacing:
             return self._at_first
         return max(self._num_teaching / self._num_seen, LOWEST_RATE)
 
-    def note(self, teaches: bool) -> None:
+    def record(self, teaches: bool) -> None:
         """A step has looked at a group."""
         self._num_seen += 1
         self._num_teaching += teaches
@@ -54,9 +54,9 @@ class Replacing:
         self._num_seen *= _KEPT
         self._num_teaching *= _KEPT
 
-    def text(self) -> str:
+    def state(self) -> str:
         """For a checkpoint."""
-        kept = {"seen": self._num_seen, "teaching": self._num_teaching, "unreplaced": self.num_unreplaced}
+        kept = {"seen": self._num_seen, "teaching": self._num_teaching, "unreplaced": self.num_unfilled}
         return json.dumps(kept)
 
     def restore(self, file: Path) -> None:
@@ -70,7 +70,7 @@ class Replacing:
         try:
             found = json.loads(file.read_text())
             self._num_seen, self._num_teaching = float(found["seen"]), float(found["teaching"])
-            self.num_unreplaced = int(found["unreplaced"])
+            self.num_unfilled = int(found["unreplaced"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{file} is damaged ({type(error).__name__}: {error}); remove the checkpoint, and the run "

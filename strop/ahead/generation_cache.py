@@ -1,9 +1,9 @@
-"""What was generated for episodes that have not been trained: with it, a run that was interrupted goes on with them.
+"""Cache of the answers of episodes that have not been trained: an interrupted run goes on with them.
 
-The journal stands between agents and the engines' client. Of each prompt that it follows it keeps every answer, also
-the tokens of one that is still being generated. Given such notes of an earlier process, it answers from them: an agent
+The cache stands between agents and the engines' client. Of each prompt that it follows it keeps every answer, also
+the tokens of one that is still being generated. Given the answers of an earlier process, it answers from them: an agent
 is started again, gets its old answers at once, and goes on where it was. Tools and environments do again what they did.
-Where an agent asks for something else than the notes say, the rest of its notes is forgotten, and it plays on afresh.
+Where an agent asks for something else than the cache has, the rest of its sample is forgotten, and it plays on afresh.
 
 Concurrency: one asyncio loop.
 """
@@ -26,7 +26,7 @@ from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 
 
 @dataclass(kw_only=True)
-class Note:
+class RequestState:
     """One request of an episode, as far as it came."""
 
     asked: str
@@ -38,12 +38,12 @@ class Note:
     """None: it was still being generated."""
 
 
-Notes = dict[str, Note]
+RequestStates = dict[str, RequestState]
 """Of one prompt, by the id of the request."""
 
 
-class Journal:
-    """Answers requests, with a client or from notes."""
+class GenerationCache:
+    """Answers requests, with a client or from earlier answers."""
 
     def __init__(self, client: GenerateClient, schedule: RecordedSchedule | None = None) -> None:
         """Args:
@@ -51,35 +51,37 @@ class Journal:
         schedule: says how many tokens a request may have with the weights of the moment; None: all.
         """
         self._client, self._schedule = client, schedule
-        self._kept: dict[str, Notes] = {}
-        self._given: dict[str, Notes] = {}
+        self._current: dict[str, RequestStates] = {}
+        self._earlier: dict[str, RequestStates] = {}
         self.differing: list[str] = []
-        """Ids of the requests that were not those of the notes."""
+        """Ids of the requests that were not those of an earlier process."""
 
-    def follow(self, uid: str, given: Notes | None = None) -> None:
-        """Keep notes of this prompt from now on; `given` are those of an earlier process."""
-        self._kept[uid] = {}
+    def restore(self, uid: str, given: RequestStates | None = None) -> None:
+        """Keep the answers of this prompt from now on; `given` are those of an earlier process."""
+        self._current[uid] = {}
         if given:
-            self._given[uid] = dict(given)
+            self._earlier[uid] = dict(given)
 
     def forget(self, uids: Collection[str]) -> dict[str, Spans]:
         """These prompts were trained; by uid of those that were played here, which versions sampled them."""
         spans: dict[str, Spans] = {}
         for uid in uids:
-            kept = self._kept.pop(uid, None)
-            self._given.pop(uid, None)
+            kept = self._current.pop(uid, None)
+            self._earlier.pop(uid, None)
             if kept is not None:
                 spans[uid] = {
-                    name.removeprefix(f"{uid}/"): versions_in_spans(note.versions)
-                    for name, note in kept.items()
+                    name.removeprefix(f"{uid}/"): versions_in_spans(state.versions)
+                    for name, state in kept.items()
                 }
         return spans
 
-    async def notes(self) -> dict[str, Notes]:
+    async def states(self) -> dict[str, RequestStates]:
         """By uid, copies of those of every prompt that is followed; with what was given and not asked for again yet."""
         return {
-            uid: {name: copy.deepcopy(note) for name, note in {**self._given.get(uid, {}), **kept}.items()}
-            for uid, kept in self._kept.items()
+            uid: {
+                name: copy.deepcopy(state) for name, state in {**self._earlier.get(uid, {}), **kept}.items()
+            }
+            for uid, kept in self._current.items()
         }
 
     async def generate(
@@ -90,33 +92,33 @@ class Journal:
         *,
         on_token: OnToken | None = None,
     ) -> TokenOutput:
-        """As the client does; what the notes have is not generated again."""
+        """As the client does; what the cache has is not generated again."""
         uid = request_id.partition("/")[0]
-        if uid not in self._kept:
+        if uid not in self._current:
             told = {} if on_token is None else {"on_token": on_token}
             return await self._client.generate(request_id, prompt_ids, sampling, **told)
         request = OpenRequest(request_id, prompt_ids, sampling, on_token)
-        note = Note(
+        state = RequestState(
             asked=_digest(prompt_ids, sampling),
             token_ids=request.token_ids,
             log_probs=request.log_probs,
             versions=request.versions,
         )
-        old = self._old(uid, request_id, note.asked)
-        self._kept[uid][request_id] = note
+        old = self._old(uid, request_id, state.asked)
+        self._current[uid][request_id] = state
         if old is not None:
             for token in zip(old.token_ids, old.log_probs, old.versions, strict=True):
                 request.hear(*token)
-            note.stop_reason = old.stop_reason or request.end()
-        if note.stop_reason is None:
-            note.stop_reason = await self._rest(request)
+            state.stop_reason = old.stop_reason or request.end()
+        if state.stop_reason is None:
+            state.stop_reason = await self._rest(request)
         if self._schedule is not None:
             self._schedule.answered(request_id)
-        return request.output(note.stop_reason)
+        return request.output(state.stop_reason)
 
-    def _old(self, uid: str, request_id: str, asked: str) -> Note | None:
-        """What the notes have of this request; where it is another one than theirs, all of its sample is forgotten."""
-        given = self._given.get(uid, {})
+    def _old(self, uid: str, request_id: str, asked: str) -> RequestState | None:
+        """The earlier state of this request; where it asks for something else, all of its sample is forgotten."""
+        given = self._earlier.get(uid, {})
         old = given.pop(request_id, None)
         if old is None or old.asked == asked:
             return old

@@ -1,6 +1,6 @@
 """Scores of samples that have not been trained: with them, a run that was interrupted does not ask for them again.
 
-It stands between the player and what scores, as the journal of answers stands between agents and engines. A sample
+It stands between the player and what scores, as the cache of answers stands between agents and engines. A sample
 that comes out as it was has the outcome that it had; one that was still being scored, or came out otherwise, is scored.
 
 Concurrency: one asyncio loop.
@@ -20,7 +20,7 @@ from strop.trajectory import Prompt, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreNote:
+class SavedScore:
     """What a sample was worth."""
 
     scored: str
@@ -28,17 +28,17 @@ class ScoreNote:
     outcome: Outcome
 
 
-ScoreNotes = Mapping[str, ScoreNote]
+SavedScores = Mapping[str, SavedScore]
 """Of one prompt, by the number of the sample, as text."""
 
 
-class ScoreJournal:
-    """Scores samples, with a pool or from notes."""
+class ScoreCache:
+    """Scores samples, with a pool or from earlier scores."""
 
     def __init__(self, pool: RewardPool) -> None:
         self._pool = pool
-        self._kept: dict[str, dict[str, ScoreNote]] = {}
-        self._given: dict[str, ScoreNotes] = {}
+        self._kept: dict[str, dict[str, SavedScore]] = {}
+        self._given: dict[str, SavedScores] = {}
 
     @property
     def config(self) -> RewardConfig:
@@ -50,7 +50,7 @@ class ScoreJournal:
         """As of the pool."""
         return self._pool.compares
 
-    def follow(self, uid: str, given: ScoreNotes) -> None:
+    def restore(self, uid: str, given: SavedScores) -> None:
         """Keep the outcomes of this prompt from now on; `given` are those of an earlier process."""
         self._kept[uid] = {}
         self._given[uid] = given
@@ -61,14 +61,14 @@ class ScoreJournal:
             self._kept.pop(uid, None)
             self._given.pop(uid, None)
 
-    def notes(self) -> dict[str, ScoreNotes]:
+    def saved(self) -> dict[str, SavedScores]:
         """By uid, those of every prompt that is followed; with what was given and not asked for again yet."""
         return {uid: {**self._given[uid], **kept} for uid, kept in self._kept.items()}
 
     async def score(
         self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
     ) -> Outcome:
-        """As the pool does; what the notes have is not scored again."""
+        """As the pool does; what the cache has is not scored again."""
         kept, number = self._kept.get(prompt.uid), str(trajectory.sample_index)
         if kept is None:
             return await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
@@ -78,7 +78,7 @@ class ScoreJournal:
             outcome = known.outcome
         else:
             outcome = await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
-        kept[number] = ScoreNote(scored=scored, outcome=outcome)
+        kept[number] = SavedScore(scored=scored, outcome=outcome)
         return outcome
 
     async def compare(

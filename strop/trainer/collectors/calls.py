@@ -1,4 +1,4 @@
-"""What the controller has rollout workers do over several calls."""
+"""Calls of rollout workers that play groups over several steps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import cast
 
-from strop.ahead.kept import KeptGroup
+from strop.ahead.saved_group import SavedGroup
 from strop.ahead.worker import AheadWorker
 from strop.controller import WorkerGroup
 from strop.protocol import DataProto
@@ -27,7 +27,7 @@ def begin(
     prompts: Sequence[Prompt],
     samples_per_prompt: int,
     sampling: Sampling,
-    kept: Mapping[str, KeptGroup] = MappingProxyType({}),
+    kept: Mapping[str, SavedGroup] = MappingProxyType({}),
     spans: Mapping[str, Spans] = MappingProxyType({}),
 ) -> None:
     """Begin every sample of these prompts; `ended` gives them when they have ended.
@@ -40,7 +40,7 @@ def begin(
     """
     columns = {
         "prompt": prompts,
-        "kept": [kept.get(prompt.uid, KeptGroup()) for prompt in prompts],
+        "kept": [kept.get(prompt.uid, SavedGroup()) for prompt in prompts],
         "spans": [spans.get(prompt.uid, {}) for prompt in prompts],
     }
     rows = DataProto.from_dict({}, non_tensors=columns)

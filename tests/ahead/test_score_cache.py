@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.ahead.score_journal import ScoreJournal
+from strop.ahead.score_cache import ScoreCache
 from strop.rewards import RewardConfig, RewardPool
 from strop.trajectory import Prompt, Trajectory
 
@@ -37,23 +37,23 @@ def asked(tmp_path: Path) -> Path:
 def test_what_an_earlier_process_scored_is_not_scored_again(asked: Path) -> None:
     async def play() -> None:
         async with RewardPool(RewardConfig(path=str(asked.parent / "reward.py"), num_workers=1)) as pool:
-            before = ScoreJournal(pool)
-            before.follow(PROMPT.uid, {})
+            before = ScoreCache(pool)
+            before.restore(PROMPT.uid, {})
             first = await before.score(PROMPT, answer(5), "a")
             assert (first.score, first.parts) == (1.0, {"acc": True})
             await before.score(PROMPT, answer(6, index=1), "bb")
-            notes = before.notes()[PROMPT.uid]
+            notes = before.saved()[PROMPT.uid]
 
-            after = ScoreJournal(pool)
-            after.follow(PROMPT.uid, notes)
+            after = ScoreCache(pool)
+            after.restore(PROMPT.uid, notes)
             assert await after.score(PROMPT, answer(5), "a") == first
             assert asked.read_text() == "a\nbb\n", "nothing was asked"
             assert (await after.score(PROMPT, answer(6, 7, index=1), "ccc")).score == 3.0, (
                 "it came out otherwise"
             )
             assert (await after.score(PROMPT, answer(8, index=2), "dddd")).score == 4.0, "it had none"
-            assert sorted(after.notes()[PROMPT.uid]) == ["0", "1", "2"]
-            assert after.notes()[PROMPT.uid]["1"].outcome.score == 3.0
+            assert sorted(after.saved()[PROMPT.uid]) == ["0", "1", "2"]
+            assert after.saved()[PROMPT.uid]["1"].outcome.score == 3.0
 
     asyncio.run(play())
     assert asked.read_text() == "a\nbb\nccc\ndddd\n"
@@ -62,16 +62,16 @@ def test_what_an_earlier_process_scored_is_not_scored_again(asked: Path) -> None
 def test_notes_are_kept_of_what_is_followed_until_it_is_forgotten(asked: Path) -> None:
     async def play() -> None:
         async with RewardPool(RewardConfig(path=str(asked.parent / "reward.py"), num_workers=1)) as pool:
-            journal = ScoreJournal(pool)
-            await journal.score(PROMPT, answer(5), "a")
-            assert journal.notes() == {}
-            journal.follow(PROMPT.uid, {})
+            cache = ScoreCache(pool)
+            await cache.score(PROMPT, answer(5), "a")
+            assert cache.saved() == {}
+            cache.restore(PROMPT.uid, {})
             other = dataclasses.replace(PROMPT, uid="e0-4")
-            journal.follow(other.uid, {})
-            await journal.score(PROMPT, answer(5), "a")
-            assert {uid: len(own) for uid, own in journal.notes().items()} == {"e0-3": 1, "e0-4": 0}
-            journal.forget([PROMPT.uid, "e9-9"])
-            assert journal.notes() == {"e0-4": {}}
+            cache.restore(other.uid, {})
+            await cache.score(PROMPT, answer(5), "a")
+            assert {uid: len(own) for uid, own in cache.saved().items()} == {"e0-3": 1, "e0-4": 0}
+            cache.forget([PROMPT.uid, "e9-9"])
+            assert cache.saved() == {"e0-4": {}}
 
     asyncio.run(play())
 
@@ -79,11 +79,11 @@ def test_notes_are_kept_of_what_is_followed_until_it_is_forgotten(asked: Path) -
 def test_facts_that_a_score_may_depend_on_tell_samples_apart(asked: Path) -> None:
     async def play() -> None:
         async with RewardPool(RewardConfig(path=str(asked.parent / "reward.py"), num_workers=1)) as pool:
-            before = ScoreJournal(pool)
-            before.follow(PROMPT.uid, {})
+            before = ScoreCache(pool)
+            before.restore(PROMPT.uid, {})
             await before.score(PROMPT, answer(5), "a")
-            after = ScoreJournal(pool)
-            after.follow(PROMPT.uid, before.notes()[PROMPT.uid])
+            after = ScoreCache(pool)
+            after.restore(PROMPT.uid, before.saved()[PROMPT.uid])
             await after.score(PROMPT, dataclasses.replace(answer(5), extra={"solved": True}), "a")
 
     asyncio.run(play())
