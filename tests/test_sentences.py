@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from strop.cli.unread import OF_TRAINING, Reads
+from strop.cli.commands.eval import READS as OF_EVAL
+from strop.cli.commands.generate import READS as OF_GENERATE
+from strop.cli.commands.prefer import READS as OF_PREFER
+from strop.cli.commands.score import READS as OF_SCORE
+from strop.cli.commands.serve import READS as OF_SERVE
+from strop.cli.commands.sft import READS as OF_SFT
+from strop.cli.unused_keys import OF_TRAINING, Reads
 from strop.config.schema import locate, tree
-from strop.evaluation.eval_command import READS as OF_EVAL
-from strop.evaluation.generate_command import READS as OF_GENERATE
-from strop.evaluation.score_command import READS as OF_SCORE
-from strop.gateway.command import READS as OF_SERVE
-from strop.preferences.command import READS as OF_PREFER
-from strop.supervised.command import READS as OF_SFT
 from strop.trainer.config import Config
 
 PACKAGE = Path(__file__).parent.parent / "strop"

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 from strop.agents.config import SINGLE_TURN
 from strop.agents.context import AgentContext, Generate
-from strop.base.registry import Registry
-from strop.trajectory import Prompt, Trajectory
+from strop.protocol.trajectory import Prompt, Trajectory
+from strop.utils.registry import Registry
 
 AgentResult = Trajectory | Sequence[Trajectory] | None
 """What an agent returns: one training sequence, several of one episode in order, or None for none."""
@@ -53,7 +53,7 @@ class AgentRegistry(Registry[Callable[..., Any]]):
 async def _tool_agent(
     prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
 ) -> AgentResult:
-    from strop.tools.agent import tool_agent  # these import this package
+    from strop.agents.tools.agent import tool_agent  # these import this package
 
     return await tool_agent(prompt, trajectory, generate, context)
 
@@ -61,7 +61,7 @@ async def _tool_agent(
 async def _interaction_agent(
     prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
 ) -> AgentResult:
-    from strop.interactions.agent import interaction_agent
+    from strop.agents.interactions.agent import interaction_agent
 
     return await interaction_agent(prompt, trajectory, generate, context)
 
@@ -69,7 +69,7 @@ async def _interaction_agent(
 async def _env_agent(
     prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
 ) -> AgentResult:
-    from strop.environments.agent import env_agent
+    from strop.agents.envs.agent import env_agent
 
     return await env_agent(prompt, trajectory, generate, context)
 
@@ -77,7 +77,7 @@ async def _env_agent(
 async def _openai_agent(
     prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
 ) -> AgentResult:
-    from strop.gateway.agent import openai_agent
+    from strop.agents.openai_server.agent import openai_agent
 
     return await openai_agent(prompt, trajectory, generate, context)
 
@@ -85,7 +85,7 @@ async def _openai_agent(
 async def _openrlhf_agent(
     prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
 ) -> AgentResult:
-    from strop.compat.agent_instances import openrlhf_agent
+    from strop.agents.openrlhf_agents import openrlhf_agent
 
     return await openrlhf_agent(prompt, trajectory, generate, context)
 
@@ -108,7 +108,7 @@ def _as_function(agent: object) -> Callable[..., Awaitable[AgentResult]] | None:
     """The async function that plays an agent; None where it is none."""
     if inspect.iscoroutinefunction(agent):
         return agent
-    from strop.compat.agent_loops.loops import agent_of_class  # imports this package
+    from strop.agents.verl_loops.loops import agent_of_class  # imports this package
 
     return agent_of_class(agent)
 

@@ -10,10 +10,10 @@ from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.kits import Kit, kit_classes
 from strop.agents.registry import check_agent
-from strop.base.user_files import load_user_file
+from strop.agents.tools.templates import ChatTemplate
+from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
-from strop.tools.templates import ChatTemplate
-from strop.trajectory import Prompt
+from strop.utils.user_files import load_user_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -12,8 +12,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.base.registry import Registry, name_of
-from strop.base.user_files import load_user_file
+from strop.utils.registry import Registry, name_of
+from strop.utils.user_files import load_user_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -74,8 +74,8 @@ class Recipes:
 
 def joined_recipes() -> tuple[Recipes, ...]:
     """Those that are built in."""
-    from strop.recipes import declarations  # both import this module
-    from strop.roles import declarations as declarations_of_roles
+    from strop.algorithms import specs_of_recipes as declarations  # both import this module
+    from strop.algorithms import specs_of_roles as declarations_of_roles
 
     return (declarations.RECIPES, declarations_of_roles.RECIPES)
 
@@ -105,7 +105,7 @@ def verl_convention(who: str) -> Any:
     Args:
         who: the function, for the error where there is no such module.
     """
-    from strop.compat import user_functions  # imports this package
+    from strop.algorithms import verl_convention as user_functions  # imports this package
 
     return user_functions
 

@@ -18,16 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines import gradients, sharding
+from strop.engines import gradients
+from strop.engines import parallel as sharding
 from strop.engines.causal_lm import CausalLM
+from strop.engines.checksum.models import digest_weights
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.digests.models import digest_weights
 from strop.engines.flops import model_work
+from strop.engines.grad_scaler import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
-from strop.engines.options.loss_scale import LossScale
 from strop.engines.packing import micro_batches
-from strop.engines.parallel import Parallel, alone
-from strop.engines.sharding import offloading
+from strop.engines.parallel import offload as offloading
+from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.tokens import TokenFunction, Tokens, pack
 from strop.protocol import DataProto
 
@@ -50,7 +51,7 @@ class Engine:
             is_frozen: no weight is ever trained.
 
         Raises:
-            ValueError: as `strop.engines.sharding.fsdp.shard`.
+            ValueError: as `strop.engines.parallel.fsdp.shard`.
         """
         self.model = model
         self.parallel = alone(model.device) if parallel is None else parallel
@@ -142,7 +143,7 @@ class TrainEngine(Engine):
             parallel: the ranks that hold the model; None for this process alone.
 
         Raises:
-            ValueError: as `strop.engines.sharding.fsdp.shard`, or engine.offload=all for a device without others.
+            ValueError: as `strop.engines.parallel.fsdp.shard`, or engine.offload=all for a device without others.
         """
         if (
             config.offload == "all"

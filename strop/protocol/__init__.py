@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
-from strop.protocol.batch import DataProto, DataProtoItem
 from strop.protocol.columns import (
     BatchError,
     cat_columns,
@@ -29,15 +27,17 @@ from strop.protocol.columns import (
     take_rows,
     to_padded,
 )
+from strop.protocol.data_proto import DataProto, DataProtoItem
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from strop.compat.folding import (
+    from strop.controller.ray.future import DataProtoFuture
+    from strop.protocol.folding import (
         fold_batch_dim,
         pad_dataproto_to_divisor,
         unfold_batch_dim,
         unpad_dataproto,
     )
-    from strop.controller.ray.future import DataProtoFuture
 
 __all__ = [
     "BatchError",
@@ -64,7 +64,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "strop.compat.folding": "fold_batch_dim pad_dataproto_to_divisor unfold_batch_dim unpad_dataproto",
+        "strop.protocol.folding": "fold_batch_dim pad_dataproto_to_divisor unfold_batch_dim unpad_dataproto",
         "strop.controller.ray.future": "DataProtoFuture",
     },
 )

@@ -3,13 +3,13 @@
     config.py      RewardConfig
     outcome.py     Outcome (score / error / timeout / infrastructure), RewardError, RewardUnavailable, the summary line
     pool.py        RewardPool: what the trainer uses; what becomes of what could not be scored
-    combining.py   several scores of one sample as one reward
-    workers.py     the functions in worker processes: the thread that owns those and their deadlines
-    worker.py      the parent's side of one worker process
+    combine.py   several scores of one sample as one reward
+    worker_pool.py     the functions in worker processes: the thread that owns those and their deadlines
+    worker_process.py      the parent's side of one worker process
     wire.py        the lines between them (JSON)
-    child.py       the worker process; functions.py loads and calls the user's function there
-    waiting.py     time that a deadline does not count
-    printed.py     what reward functions print
+    worker_main.py       the worker process; functions.py loads and calls the user's function there
+    deadline.py     time that a deadline does not count
+    stdout_capture.py     what reward functions print
     managers.py, budget.py  names that reward files import
 
 Nothing here imports torch: a worker process starts in a fraction of a second.
@@ -19,13 +19,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
     from strop.rewards.config import RewardConfig
     from strop.rewards.outcome import Outcome, RewardError, RewardUnavailable, check_failed_share, summarize
     from strop.rewards.pool import RewardPool, try_loading
-    from strop.scorers import default_compute_score, known_data_sources
+    from strop.rewards.scorers import default_compute_score, known_data_sources
 
 __all__ = [
     "Outcome",
@@ -46,6 +46,6 @@ __getattr__, __dir__ = lazy_names(
         ".config": "RewardConfig",
         ".outcome": "Outcome RewardError RewardUnavailable check_failed_share summarize",
         ".pool": "RewardPool try_loading",
-        "strop.scorers": "default_compute_score known_data_sources",
+        "strop.rewards.scorers": "default_compute_score known_data_sources",
     },
 )

@@ -3,30 +3,30 @@
 The algorithm of a step
 loop.py             Trainer: collect, learn, update weights; records, validation and checkpoints around it
 collecting.py       the samples of a step (rounds/: in several rounds, with a group filter)
-experience.py       the rows that are trained on, as references, cut into optimizer batches
+rollout_batch.py       the rows that are trained on, as references, cut into optimizer batches
 producers.py        who makes each column of protocol/schema.py, in the order of a step
 learning.py         from scored samples to new weights
-stages.py           stages from outside: their time, and which role is active
-telling.py          what a step tells people: its numbers, and what was lost
+timing.py           stages from outside: their time, and which role is active
+step_logging.py          what a step tells people: its numbers, and what was lost
 records.py          a step: samples, what was learned, and what it leaves in the run folder, fates and a fingerprint
 
 Its configuration
-config.py           Config, the root; config_checks.py: what does not go together; sections.py: sections of the loop
+config.py           Config, the root; sections.py: what does not go together; sections.py: sections of the loop
 loading.py          a configuration with the user's own files, checked; what it would run or contact
 
 Before the first step
-launch.py           a run is begun or continued; continuing.py: from where, with which settings anew
-models.py           models in folders of this machine (strop.hub: those that are fetched)
+start.py           a run is begun or continued; resume.py: from where, with which settings anew
+models.py           models in folders of this machine (strop.data.hub: those that are fetched)
 setup.py            data, sampling and what is checked with them; the reward function tried
-roles.py            the roles of a configuration: which there are, in which processes
+worker_groups.py            the roles of a configuration: which there are, in which processes
 policy_sync.py      generation at the policy's weights
 
 Numbers
 validation.py       answers on held-out prompts
-trackers.py         where numbers go: the metrics file (strop.tracking: all else)
+setup.py         where numbers go: the metrics file (strop.observability.trackers: all else)
 
 checkpointing.py    what a checkpoint holds, for every kind of training
-ending.py           what ends a run, and how it ended
-outside.py          who asks a run to end, and who hears of it; restarts/: signals, and processes, machines
+early_stopping.py           what ends a run, and how it ended
+callbacks.py          who asks a run to end, and who hears of it; fault_tolerance/: signals, and processes, machines
                     and disks that are lost
 """

@@ -8,23 +8,23 @@ from pathlib import Path
 import torch
 
 from strop.algorithms.registry import STEP_COLUMNS
-from strop.algorithms.stream_functions.groups import shaped
-from strop.base.metrics import Metric
-from strop.data.drawing import Drawn, draw
+from strop.data.prompt_loader import Drawn, draw
 from strop.protocol import DataProto
 from strop.protocol.schema import made_by
-from strop.recipes.answers import greedy_baselines
+from strop.protocol.trajectory import Prompt
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience
 from strop.trainer.records import StepRecord
-from strop.trainer.roles import Roles
+from strop.trainer.rollout_batch import Experience
 from strop.trainer.setup import TrainingData
-from strop.trainer.stages import Stages
-from strop.trajectory import Prompt
+from strop.trainer.timing import Stages
+from strop.trainer.worker_groups import Roles
+from strop.utils.metrics import Metric
+from strop.workers.estimator_columns import greedy_baselines
 from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
+from strop.workers.reward_shaping import shaped
 
 OVERLONG_PROMPTS = Metric("training/overlong_prompts", "prompts", "passed over with `data.streaming`")
 

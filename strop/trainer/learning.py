@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from strop.algorithms.reward_kl import Control
 from strop.protocol import DataProto
 from strop.protocol.schema import labels_for
-from strop.recipes.choosing import chosen
-from strop.recipes.reward_kl import Control
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.producers import (
     StepContext,
     produced,
     wanted_before_updates,
     wanted_by_the_update,
 )
-from strop.trainer.roles import Roles, learning_role
-from strop.trainer.stages import Stages
+from strop.trainer.rollout_batch import Experience, optimizer_batches
+from strop.trainer.sample_selection import chosen
+from strop.trainer.timing import Stages
+from strop.trainer.worker_groups import Roles, learning_role
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update, updates_of
 from strop.workers.summary import BatchSummary

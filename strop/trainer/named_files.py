@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from strop.agents.config import AgentConfig
 from strop.agents.kits import kit_classes
 from strop.agents.registry import check_agent
-from strop.base.sections import where_on
-from strop.base.user_files import load_user_class, load_user_file
+from strop.config.sections import where_on
 from strop.data.config import DataConfig
 from strop.data.entries import check_there
 from strop.rewards import try_loading
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.sections import SECTION_OF_COMMAND
+from strop.utils.user_files import load_user_class, load_user_file
 
 
 def check_named_files(config: Config, command: str) -> None:

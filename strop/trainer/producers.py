@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from strop.base.sections import where_on
+from strop.config.sections import where_on
 from strop.protocol import DataProto
 from strop.protocol.schema import Maker, made_by
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience
-from strop.trainer.roles import Roles
-from strop.trainer.stages import Stages
+from strop.trainer.rollout_batch import Experience
+from strop.trainer.timing import Stages
+from strop.trainer.worker_groups import Roles
 
 
 @dataclass(frozen=True)

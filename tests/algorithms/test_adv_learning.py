@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.advantages import estimate_advantages
-from strop.checks.functions.estimators import TRAITS
+from strop.cli.check_functions.estimators import TRAITS
 
 ARM_REWARDS = torch.tensor([0.0, 0.25, 0.5, 1.0], dtype=torch.float64)
 BEST = 3

@@ -14,7 +14,7 @@ from torch import Tensor
 from references import advantages as reference
 from references import critics
 from strop.algorithms.advantages import estimate_advantages
-from strop.checks.functions.estimators import TRAITS
+from strop.cli.check_functions.estimators import TRAITS
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 Rows = list[list[float]]

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from references import critics as reference
 from strop.algorithms.config import AlgorithmConfig
-from strop.recipes.reward_kl import Control, less_kl, reward_kl
-from strop.recipes.reward_kl_settings import KlControlConfig
+from strop.algorithms.reward_kl import Control, less_kl, reward_kl
+from strop.algorithms.reward_kl_config import KlControlConfig
 
 
 def double(values: object) -> Tensor:

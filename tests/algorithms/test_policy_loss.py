@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, row_numbers
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation.settings import DistillationConfig
+from strop.algorithms.distillation.config import DistillationConfig
 from strop.algorithms.losses import (
     aggregation_of,
     loss_spec,
@@ -21,8 +21,8 @@ from strop.algorithms.losses import (
     rows_that_move,
 )
 from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY
-from strop.base.metrics import Max, Mean, Min
-from strop.base.tensor_metrics import TensorMetrics
+from strop.utils.metrics import Max, Mean, Min
+from strop.utils.tensor_metrics import TensorMetrics
 
 # Rows of 3, 1 and 2 tokens; the second token of the first row is a tool's. Ratio 1 everywhere but at the last token.
 LENGTHS = torch.tensor([3, 1, 2])

@@ -8,9 +8,9 @@ import pytest
 import yaml
 from cli_calls import cli
 
-from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS
+from strop.algorithms.specs import ADV_DECLARATIONS, LOSS_DECLARATIONS
+from strop.cli.explain.readers import readers
 from strop.config import describe, explain, load_config, read_config
-from strop.explaining.readers import readers
 from strop.trainer.config import Config
 
 DAPO = ["algorithm=dapo", "trainer.max_steps=5", "data.max_response_tokens=8192"]
@@ -118,8 +118,8 @@ def test_keys_of_other_libraries_and_of_other_places_are_known(word: str, senten
     ("key", "module"),
     [
         ("algorithm.filter_groups.max_rounds", "strop.trainer.rounds.collector"),
-        ("reward.overlong_buffer", "strop.algorithms.stream_functions.groups"),
-        ("algorithm.use_kl_in_reward", "strop.recipes.reward_kl"),
+        ("reward.overlong_buffer", "strop.workers.reward_shaping"),
+        ("algorithm.use_kl_in_reward", "strop.algorithms.reward_kl"),
         ("algorithm.extensions", "strop.trainer.config"),
         ("algorithm.clip_ratio", "strop.algorithms.losses.spec"),  # through the property clip_low
     ],

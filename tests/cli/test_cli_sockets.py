@@ -15,15 +15,16 @@ import psutil
 import pytest
 from cli_calls import cli
 
-from strop.doctor import sockets as module
-from strop.net import listing, notes
+from strop.cli.doctor import listing
+from strop.cli.doctor import sockets as module
+from strop.controller import socket_notes
 from strop.run import RunConfig, RunFolder
 
 WRITER = """
 import os, socket, subprocess, sys
 from pathlib import Path
-from strop.net import notes
-from strop.net.gate import Gate
+from strop.utils import notes
+from strop.controller.auth_listener import Gate
 from strop.run import RunConfig, RunFolder
 
 folder = Path(sys.argv[1])
@@ -151,10 +152,10 @@ def test_notes_are_hints_and_never_hide_a_socket(tmp_path: Path) -> None:
     file.write_text(
         '{"inode": 1, "purpose": "a", "authenticated": "yes"}\n[[[\n{"inode": 2}\n' + "[" * 100_000 + "\n"
     )
-    assert notes.read(file) == {1: ("a", False)}
-    assert notes.read(tmp_path / "absent") == {}
+    assert socket_notes.read(file) == {1: ("a", False)}
+    assert socket_notes.read(tmp_path / "absent") == {}
     os.mkfifo(tmp_path / "pipe")
-    assert notes.read(tmp_path / "pipe") == {}
+    assert socket_notes.read(tmp_path / "pipe") == {}
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")

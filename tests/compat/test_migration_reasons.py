@@ -16,10 +16,10 @@ from test_migration_tables import TABLES
 from test_migration_truth import CALLED, KEY
 from torch import nn
 
-from strop.algorithms.stream_functions.shaping import overlong_penalty
+from strop.algorithms.group_functions.shaping import overlong_penalty
 from strop.engines.config import OptimizerConfig
 from strop.engines.optimizer import Optimizer, learning_rate
-from strop.evaluation.validation_metrics import validation_metrics
+from strop.trainer.validation_metrics import validation_metrics
 
 TESTS = Path(__file__).parents[1]
 OWN = "compat/test_migration_reasons.py"

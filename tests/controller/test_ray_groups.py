@@ -263,5 +263,7 @@ def test_groups_under_the_names_of_verl(tmp_path: Path) -> None:
 
 
 def test_what_tells_a_process_its_place_cannot_be_given() -> None:
-    with pytest.raises(ValueError, match="env names RANK, WORLD_SIZE, which the group sets in each of its processes"):
+    with pytest.raises(
+        ValueError, match="env names RANK, WORLD_SIZE, which the group sets in each of its processes"
+    ):
         RayRuntime(ranks=2, env={"RANK": "0", "WORLD_SIZE": "1", "MINE": "yes"})

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.data.tiny import make_tiny_model
-from strop.rollout.conformance.command import start_server
+from strop.cli.doctor.engines import start_server
+from strop.data.tiny_model import make_tiny_model
 from strop.rollout.conformance.suite import CHECKS
 from strop.rollout.conformance.trial import Check, Conformance
 

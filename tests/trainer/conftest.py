@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import Done, Project, make_project, train_in
 
-from strop.quickstart.task import TaskFiles
+from strop.cli.quickstart.task import TaskFiles
 
 
 @pytest.fixture(scope="session")

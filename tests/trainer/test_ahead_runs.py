@@ -10,12 +10,12 @@ import pytest
 from test_ray_runs import RAY, cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
-from strop.ahead.collector import AheadCollector
-from strop.ahead.in_play import IN_PLAY, read_in_play
-from strop.ahead.worker import AheadWorker
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
-from strop.trainer import loop, roles
+from strop.trainer import loop, worker_groups
+from strop.trainer.async_rollout.collector import AheadCollector
+from strop.workers.async_rollout.in_play import IN_PLAY, read_in_play
+from strop.workers.async_rollout.worker import AheadWorker
 
 CORRECTED = ["algorithm.correction.weights=token", "trainer.max_steps=5"]
 AHEAD = [*CORRECTED, "rollout.max_staleness=1", "data.max_response_tokens=8"]
@@ -69,7 +69,7 @@ def test_a_lead_of_nothing_is_the_synchronous_trainer(
     config = project.config(*CORRECTED, "rollout.max_staleness=0")
     one = train_in(tmp_path / "one", config)
     monkeypatch.setattr(loop, "RolloutCollector", functools.partial(AheadCollector, start_step=0))
-    monkeypatch.setattr(roles, "RolloutWorker", AheadWorker)
+    monkeypatch.setattr(worker_groups, "RolloutWorker", AheadWorker)
     two = train_in(tmp_path / "two", config)
     assert two.records[0].collection_metrics["training/off_policy/prompts_ahead"] == 0, "it was this one"
     assert [print_.chain for print_ in one.chain] == [print_.chain for print_ in two.chain]

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in
 
+from strop.cli.quickstart.stages import start_or_resume
 from strop.config import save_config
-from strop.quickstart.stages import start_or_resume
+from strop.observability.trackers.setup import read_metrics
 from strop.run import CheckpointError, RunError, RunFolder
-from strop.supervised.trainer import fine_tune
 from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
-from strop.trainer.launch import start_run
-from strop.trainer.trackers import read_metrics
+from strop.trainer.sft.trainer import fine_tune
+from strop.trainer.start import start_run
 
 NUM_STEPS = 12
 DEADLINE_S = 120.0
@@ -271,7 +271,11 @@ def test_a_resume_at_the_last_step_has_nothing_to_do_but_to_finish(
     run = unfinished_copy(uninterrupted.folder, tmp_path / "run")
     done = resume_in(run)
     assert done.records == []
-    assert done.result.seconds > sum(float(str(one["seconds"])) for one in events_of(run) if one["kind"] == "step") > 0
+    assert (
+        done.result.seconds
+        > sum(float(str(one["seconds"])) for one in events_of(run) if one["kind"] == "step")
+        > 0
+    )
     assert done.result.pass_rate_final == uninterrupted.result.pass_rate_final
     assert_same_run(run, uninterrupted)
 

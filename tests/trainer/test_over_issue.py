@@ -11,10 +11,10 @@ from test_ray_runs import RAY, cut_after
 from test_virtual_clock import SLOW
 from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in
 
-from strop.ahead.over_issue import SLOWEST
 from strop.cli.main import main
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
+from strop.trainer.async_rollout.over_issue import SLOWEST
 
 OVER = [
     "rollout.over_issue=0.5",

@@ -11,10 +11,10 @@ from test_ahead_runs import AHEAD, FEW, trained
 from test_ray_runs import RAY, cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
-from strop.ahead.overlap import GroupColumns
 from strop.controller import as_list
-from strop.trainer.experience import Experience
-from strop.trainer.stages import Stages
+from strop.trainer.async_rollout.overlap import GroupColumns
+from strop.trainer.rollout_batch import Experience
+from strop.trainer.timing import Stages
 
 OVERLAP = ["rollout.overlap_log_probs=true"]
 SYNCHRONOUS = ["algorithm.correction.weights=token", "trainer.max_steps=2", "data.val_files=[]"]
@@ -102,7 +102,7 @@ def test_with_a_group_filter_what_is_left_out_is_not_looked_at(
 
 def test_a_stage_inside_another_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(100))
-    monkeypatch.setattr("strop.trainer.stages.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("strop.trainer.timing.time.perf_counter", lambda: float(next(now)))
     stages = Stages()  # 0
     with stages.stage("gen"):  # 1
         with stages.stage("old_log_prob"):  # 2 to 3

@@ -15,12 +15,12 @@ from test_ahead_runs import trained
 from test_ray_runs import cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
-from strop.ahead.pacing import Pace
-from strop.ahead.replacing import FILE, Replacing
+from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
 from strop.run import CheckpointError, RunFolder
+from strop.trainer.async_rollout.pacing import Pace
+from strop.trainer.async_rollout.replacing import FILE, Replacing
 from strop.trainer.collecting import TooFewGroups
 from strop.trainer.rounds.collector import SURPLUS
-from strop.trainer.rounds.settings import FilterGroupsConfig
 
 HALF = """
 import zlib

@@ -12,17 +12,17 @@ from tiny_runs import Done, Project, chain_of, check_records, stages_that_differ
 from torch import Tensor
 
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
-from strop.base.metrics import metric_values
 from strop.engines import model as model_loading
+from strop.engines import value_models
 from strop.engines.causal_lm import CausalLM
-from strop.engines.sharding import offloading
+from strop.engines.parallel import offload as offloading
 from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
-from strop.replay.comparing import compare
-from strop.roles import value_models
 from strop.run import RunFolder
-from strop.tracking.tally import ended_and_scored
+from strop.run.first_difference import compare
 from strop.trainer.policy_sync import PolicySync
+from strop.utils.metrics import metric_values
+from strop.workers.progress import ended_and_scored
 from strop.workers.reports import StaleSamples
 
 # ---------------------------------------------------------------------------- exact zeros

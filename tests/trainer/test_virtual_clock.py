@@ -9,10 +9,10 @@ from test_ahead_runs import AHEAD, FEW, check_bound
 from test_ray_runs import cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
-from strop.ahead.in_play import IN_PLAY, read_in_play
-from strop.ahead.virtual_time import VirtualTime, read_distribution
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
+from strop.trainer.async_rollout.virtual_time import VirtualTime, read_distribution
+from strop.workers.async_rollout.in_play import IN_PLAY, read_in_play
 
 VIRTUAL = [*AHEAD, *FEW, "trainer.clock=virtual", "run.save_every=1", "run.keep_last=9"]
 

@@ -14,9 +14,9 @@ from references import advantages as reference
 from references import critics
 from references.batches import advantages_of
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.reward_kl import kl_metrics
 from strop.protocol import DataProto, columns
-from strop.recipes.reward_kl import kl_metrics
-from strop.roles.measures import of_batch
+from strop.workers.role_metrics import of_batch
 from strop.workers.rows import updates_of
 
 LENGTHS = (3, 1, 2, 4)

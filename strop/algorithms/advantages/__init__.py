@@ -4,12 +4,12 @@
     groups.py           what estimators share: groups, checks, one number per sample onto its tokens
     group_relative.py   grpo, dr_grpo: samples of a prompt compared
 
-Those of further papers are in strop.recipes and strop.roles.
+Those of further papers are in strop.algorithms and strop.workers.
 
 An estimator is a pure function of padded tensors. It is registered with the columns and settings that it
 takes by keyword; `estimate_advantages` passes exactly those. Settings of its own are its keyword defaults. What the
-estimators here take stands in `strop.algorithms.declarations`, which needs no torch.
-Rules that hold for every estimator here, and that `strop.checks.functions.estimators` checks of any:
+estimators here take stands in `strop.algorithms.specs`, which needs no torch.
+Rules that hold for every estimator here, and that `strop.cli.check_functions.estimators` checks of any:
 
 * A reward counts wherever it sits, also on a token that the policy did not sample (a tool's reply).
 * Advantages are exactly 0 outside the response mask.

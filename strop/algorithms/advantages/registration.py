@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.declarations import ADV_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for, verl_convention
-from strop.base.registry import name_of
+from strop.algorithms.specs import ADV_DECLARATIONS, adv_estimator_declaration
+from strop.utils.registry import name_of
 
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
 Outcome = TypeVar("Outcome", bound=Callable[..., Tensor])
@@ -36,7 +36,7 @@ the rewards and the mask: values (which brings a critic), reward_baselines (a gr
 old_log_probs, sum_pi_squared, reward_parts, process_rewards (which brings a process reward model)."""
 
 implements = ADV_ESTIMATOR_REGISTRY.implements
-"""Decorator of the built-in estimators, whose declarations stand in `strop.algorithms.declarations`."""
+"""Decorator of the built-in estimators, whose declarations stand in `strop.algorithms.specs`."""
 
 
 def implements_outcome(*names: str) -> Callable[[Outcome], Outcome]:

@@ -1,5 +1,5 @@
 """Learning from a teacher, beside rewards or without them.
 
-settings.py  what a user sets about it (torch-free)
+config.py  what a user sets about it (torch-free)
 terms.py     terms that pull the policy towards it
 """

@@ -5,12 +5,12 @@
     spec.py           the losses of a run, resolved from its configuration
     policy.py         the whole loss of some tokens: the policy's term, entropy, KL and teacher together
 
-Those of further papers are in strop.recipes.
+Those of further papers are in strop.algorithms.
 
 A loss is a pure function of columns of one shape, [B, R] padded or [N] flat, and of keyword numbers. The loss
 of an optimizer batch is the sum of `weights * terms`, with weights computed once for that batch, so every loss
 composes with every aggregation mode and every cut into micro-batches of whole rows. What the losses here ask for
-stands in `strop.algorithms.declarations`, which needs no torch. Statistics are per-token
+stands in `strop.algorithms.specs`, which needs no torch. Statistics are per-token
 values without gradient, whose token means are the metrics `actor/<name>`.
 
 Rules that hold for every loss here, unless its docstring says otherwise:

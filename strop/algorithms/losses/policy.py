@@ -16,8 +16,8 @@ from strop.algorithms.kl import kl_penalty
 from strop.algorithms.losses.spec import LossSpec
 from strop.algorithms.losses.terms import policy_loss_terms
 from strop.algorithms.registry import verl_convention
-from strop.base.metrics import Metric
-from strop.base.tensor_metrics import TensorMetrics
+from strop.utils.metrics import Metric
+from strop.utils.tensor_metrics import TensorMetrics
 
 PG_LOSS = Metric("actor/pg_loss", "reward", "the policy's term of the loss, as it is reduced")
 ENTROPY = Metric("actor/entropy", "nats", "of the policy, mean over trained tokens")

@@ -35,15 +35,15 @@ except ModuleNotFoundError as error:
         name="ray",
     ) from None
 
-from strop.base.lazy_names import lazy_names
 from strop.controller.ray.cluster import Cluster, Node
 from strop.controller.ray.group import RoleGroup
 from strop.controller.ray.pending import RayPending, Traffic
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.runtime import RayRuntime
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from strop.compat.worker_groups import (
+    from strop.controller.verl_groups import (
         ColocatedClass,
         RayClassWithInitArgs,
         RayWorkerGroup,
@@ -67,6 +67,6 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "strop.compat.worker_groups": "ColocatedClass RayClassWithInitArgs RayWorkerGroup create_colocated_worker_cls",
+        "strop.controller.verl_groups": "ColocatedClass RayClassWithInitArgs RayWorkerGroup create_colocated_worker_cls",
     },
 )

@@ -24,9 +24,7 @@ from typing import Any, Generic, TypeVar
 import ray
 from ray.exceptions import RayError
 
-from strop.base.heartbeat import doing
-from strop.border import remember_named
-from strop.controller import call
+from strop.controller import call, socket_notes
 from strop.controller.call import WorkerCall
 from strop.controller.ray.cluster import this_address
 from strop.controller.ray.members import GroupInfo
@@ -34,11 +32,12 @@ from strop.controller.ray.messages import CallResponse, MethodRaised, Presence, 
 from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import BatchRefs, register_serializers
 from strop.controller.roles import RoleSpec
+from strop.controller.store_server import Meeting, MeetingPoint
 from strop.controller.worker import Placement, Worker, close_all
-from strop.net import notes
-from strop.net.heartbeat import beating
-from strop.net.rendezvous import Meeting, MeetingPoint
 from strop.protocol import DataProto
+from strop.run.heartbeat import beating
+from strop.utils.activity import doing
+from strop.utils.sanitize import remember_named
 
 T = TypeVar("T")
 
@@ -73,8 +72,8 @@ class WorkerProcess:
         self._workers: dict[str, Worker] = {}
         self._meeting_point: MeetingPoint | None = None
         self._info: GroupInfo | None = None
-        notes.keep_in(Path(log_path).with_suffix(notes.SUFFIX))
-        notes.write_all_as_rays()
+        socket_notes.keep_in(Path(log_path).with_suffix(socket_notes.SUFFIX))
+        socket_notes.write_all_as_rays()
         self._beating = beating(Path(log_path))
         self._beating.__enter__()
 

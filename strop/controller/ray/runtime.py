@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from strop.base.device import OF_EACH_PROCESS
+from strop.controller import socket_notes
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
 from strop.controller.ray.cluster import Cluster
@@ -21,11 +21,11 @@ from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
 from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
-from strop.net import notes
+from strop.utils.device import OF_EACH_PROCESS
 
 CLOSE_S = 60.0
 """How long the workers may take to close what they hold."""
-CONTROLLER_NOTES = f"controller{notes.SUFFIX}"
+CONTROLLER_NOTES = f"controller{socket_notes.SUFFIX}"
 """In the folder of the logs: what the sockets of this process are for."""
 MAIN = "main"
 """The pool of all roles that are not placed apart."""
@@ -93,8 +93,8 @@ class PoolsRuntime(Runtime):
         self._taken: list[RayResourcePool] = []
         self._manager = WorkerManager(on_stop=self._give_back)
         if log_dir is not None:
-            notes.keep_in(log_dir / CONTROLLER_NOTES)
-        with notes.opening_rays():
+            socket_notes.keep_in(log_dir / CONTROLLER_NOTES)
+        with socket_notes.opening_rays():
             self._cluster = Cluster(address)
         try:
             wanted = [places for places in pools.values() if not places.is_taken]

@@ -8,5 +8,5 @@ generation.py  checks of what is generated: tokens, log-probs, distribution, lim
 requests.py    checks of how requests live: abort, cancellation, pause, refusal, liveness
 weights.py     checks of weights and memory: update, adapter, sleep, cached prompts
 suite.py       CHECKS, and run_checks
-command.py     `strop doctor --engines`: all of them on the engines of this installation
+engines.py     `strop doctor --engines`: all of them on the engines of this installation
 """

@@ -9,6 +9,6 @@ batch.py     DecodeBatch: admits, decodes one token for every running sequence, 
 engine.py    NativeEngine: the asyncio face of a DecodeBatch
 
 Others make it faster: `captured` has decode steps of a few fixed shapes, captured once on a GPU and repeated,
-`strop.cpu` has decode steps, attention and sampling compiled in C, and `kept` keeps computed tokens that may begin a
+`strop.rollout.native.cpu` has decode steps, attention and sampling compiled in C, and `kept` keeps computed tokens that may begin a
 later request.
 """

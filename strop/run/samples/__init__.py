@@ -3,10 +3,10 @@
 store.py    SampleStore: a file per step and writer
 columns.py  the columns, and their types
 reading.py  files that somebody else may have written
-rows.py     episodes as rows
+sample_rows.py     episodes as rows
 selection.py  which samples of a prompt are good enough, by their scores
 
-Nothing here but rows.py imports torch.
+Nothing here but sample_rows.py imports torch.
 """
 
 from strop.run.samples.columns import COLUMNS, schema_of

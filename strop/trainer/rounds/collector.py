@@ -14,21 +14,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from strop.algorithms.stream_functions.groups import sample_groups
-from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
 from strop.rollout.types import Sampling
 from strop.run import RunFolder
 from strop.trainer.collecting import RolloutCollector, TooFewGroups
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience
+from strop.trainer.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.trainer.records import StepRecord
-from strop.trainer.roles import Roles
-from strop.trainer.rounds.causes import CAUSES, FAILED, SOLVED, left_out_for
+from strop.trainer.rollout_batch import Experience
 from strop.trainer.rounds.lengths import Lengths
 from strop.trainer.setup import TrainingData
-from strop.trainer.stages import Stages
+from strop.trainer.timing import Stages
+from strop.trainer.worker_groups import Roles
+from strop.utils.metrics import Metric
 from strop.workers.reports import EpisodeReport
+from strop.workers.reward_shaping import sample_groups
 
 LOWEST_RATE = 0.1
 """Share of groups that is expected to teach at least, when it is chosen how many are begun."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from strop.data.sampler import parse_visit_uid
+from strop.protocol.trajectory import Prompt
 from strop.run import CheckpointError
-from strop.trajectory import Prompt
 from strop.workers.reports import EpisodeReport
 
 

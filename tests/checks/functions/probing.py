@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.losses import PolicyLossTerms
-from strop.checks.functions.estimator_batches import Batch, random_batch
-from strop.checks.functions.estimator_rules import RULES, EstimatorTraits, Trial
-from strop.checks.functions.policy_losses import check_policy_loss
+from strop.cli.check_functions.estimator_batches import Batch, random_batch
+from strop.cli.check_functions.estimator_rules import RULES, EstimatorTraits, Trial
+from strop.cli.check_functions.policy_losses import check_policy_loss
 
 CLAIMS = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")
 """Everything that an estimator can claim."""

@@ -7,8 +7,8 @@ import itertools
 import torch
 from torch import Tensor
 
-from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch
-from strop.checks.functions.loss_probe import Seen, example_batch, gap_between
+from strop.cli.check_functions.estimator_batches import COLUMNS, Batch, random_batch
+from strop.cli.check_functions.loss_probe import Seen, example_batch, gap_between
 
 SEEDS = range(100)
 

@@ -12,16 +12,16 @@ from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY, get_adv_estimato
 from strop.algorithms.advantages.group_relative import grpo_advantages
 from strop.algorithms.advantages.groups import center_groups, spread
 from strop.algorithms.registry import Declaration
-from strop.checks.functions.estimator_batches import COLUMNS, random_batch
-from strop.checks.functions.estimator_rules import RULES, EstimatorTraits
-from strop.checks.functions.estimators import TRAITS, check_adv_estimator
+from strop.cli.check_functions.estimator_batches import COLUMNS, random_batch
+from strop.cli.check_functions.estimator_rules import RULES, EstimatorTraits
+from strop.cli.check_functions.estimators import TRAITS, check_adv_estimator
 
 OUTCOME = Declaration(needs=frozenset({"rewards", "group_ids", "response_mask"}), is_group_relative=True)
 COMPARES = EstimatorTraits(compares_groups=True, is_shift_invariant=True, scaling="linear")
 
 
 def test_every_shipped_estimator_has_traits() -> None:
-    rooms = ("strop.algorithms", "strop.recipes", "strop.roles")
+    rooms = ("strop.algorithms", "strop.algorithms", "strop.workers")
     shipped = {name for name, fn in ADV_ESTIMATOR_REGISTRY.items() if fn.__module__.startswith(rooms)}
     assert shipped == set(TRAITS)
 

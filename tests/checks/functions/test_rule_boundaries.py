@@ -14,11 +14,11 @@ from torch import Tensor
 from strop.algorithms.advantages.groups import center_groups, spread
 from strop.algorithms.losses import PolicyLossTerms
 from strop.algorithms.registry import Declaration
-from strop.checks.functions.estimator_batches import Batch
-from strop.checks.functions.estimator_rules import RULES, EstimatorTraits, _difference
-from strop.checks.functions.estimators import check_adv_estimator
-from strop.checks.functions.policy_losses import check_policy_loss
-from strop.compat.aggregation import agg_loss
+from strop.algorithms.verl_aggregation import agg_loss
+from strop.cli.check_functions.estimator_batches import Batch
+from strop.cli.check_functions.estimator_rules import RULES, EstimatorTraits, _difference
+from strop.cli.check_functions.estimators import check_adv_estimator
+from strop.cli.check_functions.policy_losses import check_policy_loss
 
 
 def double(values: object) -> Tensor:

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from strop.algorithms.advantages import get_adv_estimator_fn
 from strop.algorithms.aggregation import batch_totals
-from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
-from strop.checks.functions.estimator_batches import COLUMNS, Batch, random_batch
-from strop.checks.functions.estimator_rules import RULES, Trial
-from strop.checks.functions.estimators import TRAITS, _inferred, _resolve, check_adv_estimator
-from strop.checks.functions.loss_probe import (
+from strop.algorithms.specs import adv_estimator_declaration
+from strop.algorithms.verl_aggregation import agg_loss
+from strop.cli.check_functions.estimator_batches import COLUMNS, Batch, random_batch
+from strop.cli.check_functions.estimator_rules import RULES, Trial
+from strop.cli.check_functions.estimators import TRAITS, _inferred, _resolve, check_adv_estimator
+from strop.cli.check_functions.loss_probe import (
     ATOL,
     RTOL,
     LossBatch,
@@ -27,8 +28,7 @@ from strop.checks.functions.loss_probe import (
     example_batch,
     gap_between,
 )
-from strop.checks.functions.policy_losses import _subject
-from strop.compat.aggregation import agg_loss
+from strop.cli.check_functions.policy_losses import _subject
 
 
 def shown(rule: str, seed: int) -> tuple[Batch, list[Batch]]:

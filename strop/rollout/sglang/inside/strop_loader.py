@@ -2,7 +2,7 @@
 
 It runs in each of SGLang's model workers, where there is no strop: the digest is loaded from its file. What SGLang
 hands on as named tensors are empty ones, whose names are the JSON of what `shared_bucket` gives
-(strop.rollout.processes.bucket).
+(strop.rollout.weight_sync.bucket).
 """
 
 from __future__ import annotations

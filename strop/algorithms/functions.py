@@ -1,0 +1,1 @@
+"""All estimators and losses of this room: importing it registers them."""

@@ -1,0 +1,64 @@
+"""What the controller has rollout workers do over several calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import cast
+
+from strop.controller import WorkerGroup
+from strop.protocol import DataProto
+from strop.protocol.trajectory import Prompt
+from strop.rollout.types import Sampling
+from strop.run.replay_schedule import Spans
+from strop.trainer.rollout_batch import Experience
+from strop.trainer.worker_groups import Roles
+from strop.workers.async_rollout.kept import KeptGroup
+from strop.workers.async_rollout.worker import AheadWorker
+
+
+def calls(roles: Roles) -> AheadWorker:
+    """The rollout workers of a run, whose role was made for this."""
+    return cast(WorkerGroup[AheadWorker], roles.rollout).call
+
+
+def begin(
+    roles: Roles,
+    prompts: Sequence[Prompt],
+    samples_per_prompt: int,
+    sampling: Sampling,
+    kept: Mapping[str, KeptGroup] = MappingProxyType({}),
+    spans: Mapping[str, Spans] = MappingProxyType({}),
+) -> None:
+    """Begin every sample of these prompts; `ended` gives them when they have ended.
+
+    Args:
+        roles: of the run.
+        prompts, samples_per_prompt, sampling: as for `Roles.play`.
+        kept: by uid, what some of them had before the run was interrupted.
+        spans: by uid, which versions have to sample what, where a run is made again.
+    """
+    columns = {
+        "prompt": prompts,
+        "kept": [kept.get(prompt.uid, KeptGroup()) for prompt in prompts],
+        "spans": [spans.get(prompt.uid, {}) for prompt in prompts],
+    }
+    rows = DataProto.from_dict({}, non_tensors=columns)
+    calls(roles).begin(rows, samples_per_prompt, sampling)
+
+
+def ended(roles: Roles, due: Sequence[str], at_least: int, within_s: float | None = None) -> Experience:
+    """Samples of prompts that were begun and have ended, each given once; those of a prompt together.
+
+    Args:
+        roles: of the run.
+        due: uids that have to be among what was given until then.
+        at_least: prompts that each rollout worker has to give; fewer only where it plays no more.
+        within_s: seconds after which each gives what it has; None: it waits.
+
+    Raises:
+        RewardError: the scorers cannot go on.
+    """
+    played = calls(roles).ended(list(due), at_least, within_s)
+    reports = played.select([], ["report"]).get().non_tensor_batch["report"]
+    return Experience(rows=played.select([], ["episode"]), reports=tuple(reports))

@@ -1,0 +1,78 @@
+"""Groups that cannot teach, and those that are begun in their place: algorithm.filter_groups without rounds.
+
+So many groups are in play that a step gets what it needs, by the share of groups that could teach lately
+(`Pace.room`). The share follows from the groups that steps have looked at, in that order, and is part of a checkpoint,
+so that a run that is resumed or made again begins the same ones.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
+from strop.run import CheckpointError
+from strop.trainer.rounds.collector import LOWEST_RATE
+
+FILE = "teaching_share.json"
+_KEPT = 0.5
+"""What a step's groups count in the step after it, as a share of what they counted in their own: policies change."""
+
+
+class Replacing:
+    """How many groups are begun for those that cannot teach."""
+
+    def __init__(self, settings: FilterGroupsConfig, groups_per_step: int) -> None:
+        """Args:
+        settings: of the filter; without one all groups can teach.
+        groups_per_step: that a step trains.
+        """
+        at_once = settings.prompts_per_round or groups_per_step
+        self.limit = max(0, settings.max_rounds * at_once - groups_per_step)
+        """Groups that may be left out before one step, and replaced."""
+        self.num_beyond = at_once - groups_per_step
+        """How many more groups may be in play than without a filter; below 0: fewer."""
+        self._at_first = min(1.0, groups_per_step / at_once)
+        self._num_seen, self._num_teaching = 0.0, 0.0
+        self.num_unreplaced = 0
+        """Places of the lead that groups left free when a step had come to its limit."""
+
+    @property
+    def share(self) -> float:
+        """Of groups that is expected to teach."""
+        if not self._num_seen:
+            return self._at_first
+        return max(self._num_teaching / self._num_seen, LOWEST_RATE)
+
+    def note(self, teaches: bool) -> None:
+        """A step has looked at a group."""
+        self._num_seen += 1
+        self._num_teaching += teaches
+
+    def end_step(self) -> None:
+        """What was seen until now counts less from now on."""
+        self._num_seen *= _KEPT
+        self._num_teaching *= _KEPT
+
+    def text(self) -> str:
+        """For a checkpoint."""
+        kept = {"seen": self._num_seen, "teaching": self._num_teaching, "unreplaced": self.num_unreplaced}
+        return json.dumps(kept)
+
+    def restore(self, file: Path) -> None:
+        """What a checkpoint held; nothing where there is no such file.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        if not file.is_file():
+            return
+        try:
+            found = json.loads(file.read_text())
+            self._num_seen, self._num_teaching = float(found["seen"]), float(found["teaching"])
+            self.num_unreplaced = int(found["unreplaced"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{file} is damaged ({type(error).__name__}: {error}); remove the checkpoint, and the run "
+                f"continues from an earlier one"
+            ) from error
