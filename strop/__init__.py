@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from strop._moved import keep_old_names
 from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
@@ -44,3 +45,5 @@ __getattr__, __dir__ = lazy_names(
         "strop.protocol.trajectory": "Prompt Trajectory",
     },
 )
+
+keep_old_names()

@@ -59,8 +59,8 @@ class AgentContext:
     """The agent itself ends what it plays at the deadline, and the episode counts: what it releases after that has the
     time of agent.tool_timeout_s a call."""
     images: Any = None
-    """Puts images that an agent comes by into token ids, a strop.agents.tools.images.ImageEncoder; None where the model takes
-    text alone."""
+    """Puts images that an agent comes by into token ids, a strop.agents.tools.images.ImageEncoder; None where the model
+    takes text alone."""
     kits: Mapping[str, Any] = field(default_factory=dict)
     """What kits give the episode, by their names."""
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 
-from strop.algorithms.distillation.config import DistillationConfig, check_policy_coef
+from strop.algorithms.distillation_config import DistillationConfig, check_policy_coef
 from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
 from strop.algorithms.group_functions.config import check_shaping
 from strop.algorithms.names import AggregationMode, KlKind

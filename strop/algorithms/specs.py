@@ -1,14 +1,12 @@
-"""What the estimators and losses of the core ask for, and what may be set for them (torch-free).
-
-The functions are in advantages/ and losses/; those of further papers in strop.algorithms and strop.workers.
-"""
+"""Specs of advantage estimators and policy losses by name, and checks of their settings (torch-free)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
 
-from strop.algorithms.registry import Declaration, check_settings, joined_recipes
+from strop.algorithms.builtin_specs import ESTIMATORS, LOSSES
+from strop.algorithms.registry import Declaration, check_settings
 from strop.utils.metrics import Metric
 from strop.utils.registry import Registry, name_of
 
@@ -20,20 +18,7 @@ ADV_SHARED_SETTINGS = {
 }
 """Settings with a key of their own in the config, and that key."""
 
-_ROWS = frozenset({"group_ids", "response_mask"})
-_GROUP = Declaration(needs=_ROWS | {"rewards"}, is_group_relative=True)
-"""Compares the rewards of a prompt's samples."""
-_GROUP_BY_STD = Declaration(needs=_GROUP.needs, settings=frozenset({"norm_by_std"}), is_group_relative=True)
-
-ADV_DECLARATIONS: Registry[Declaration] = Registry(
-    "advantage estimator",
-    {
-        "grpo": _GROUP_BY_STD,
-        "grpo_vectorized": _GROUP_BY_STD,
-        "dr_grpo": _GROUP,
-        **{name: asked for recipes in joined_recipes() for name, asked in recipes.estimators.items()},
-    },
-)
+ADV_DECLARATIONS: Registry[Declaration] = Registry("advantage estimator", ESTIMATORS)
 
 
 def adv_estimator_declaration(name: str | Enum) -> Declaration:
@@ -109,16 +94,7 @@ PG_CLIPFRAC_LOWER = Metric(
     "actor/pg_clipfrac_lower", "share", "tokens held by the lower bound, of trained ones"
 )
 
-_TOKENS = frozenset({"log_probs", "old_log_probs", "advantages"})
-_CLIP = frozenset({"clip_low", "clip_high"})
-
-LOSS_DECLARATIONS: Registry[Declaration] = Registry(
-    "policy loss",
-    {
-        "vanilla": Declaration(needs=_TOKENS, settings=_CLIP | {"clip_c"}),
-        **{name: asked for recipes in joined_recipes() for name, asked in recipes.losses.items()},
-    },
-)
+LOSS_DECLARATIONS: Registry[Declaration] = Registry("policy loss", LOSSES)
 
 
 def policy_loss_declaration(name: str) -> Declaration:

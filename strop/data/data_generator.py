@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from strop.algorithms.verl_convention import VerlConfig
+from strop.algorithms.verl_config import VerlConfig
 from strop.data.dataset_class_config import DatagenConfig
 from strop.protocol import DataProto
 from strop.utils.user_files import load_user_file

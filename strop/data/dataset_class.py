@@ -16,7 +16,7 @@ from typing import Any, overload
 
 import torch
 
-from strop.algorithms.verl_convention import VerlConfig
+from strop.algorithms.verl_config import VerlConfig
 from strop.data.config import DataConfig
 from strop.data.readers import without_filled_nulls
 from strop.protocol import DataProto

@@ -1,7 +1,8 @@
 """Images and videos of rows, as far as the core knows them: which rows have some, and what it asks of their reader.
 
 A row has media in the columns `data.image_key` and `data.video_key`, or right in the parts of a message
-({"type": "image", ...}). strop.engines.multimodal reads them and counts them in tokens; elsewhere they are tokens of a prompt, one
+({"type": "image", ...}). strop.engines.multimodal reads them and counts them in tokens; elsewhere they are tokens of a
+prompt, one
 after another, and values that it does not look into (`strop.protocol.trajectory.Media`).
 """
 

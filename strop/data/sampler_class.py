@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sized
 from typing import Any
 
-from strop.algorithms.verl_convention import VerlConfig
+from strop.algorithms.verl_config import VerlConfig
 from strop.data.config import DataConfig
 from strop.data.curriculum import SamplerObject
 from strop.protocol import DataProto

@@ -4,7 +4,8 @@
     shard-00002-of-00002.safetensors    the parts of rank 1
     state.json                          by rank 0: numbers, and the name, type and shape of every tensor
 
-Which part of a tensor each of several ranks holds is said in strop.engines.parallel.sharded_saving. The headers follow the
+Which part of a tensor each of several ranks holds is said in strop.engines.parallel.sharded_saving. The headers
+follow the
 convention of torch.distributed.checkpoint, so its `HuggingFaceStorageReader` reads these files.
 
 Concurrency: ranks do not talk to each other here, so a save needs no collective and can run in a thread beside

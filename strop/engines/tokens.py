@@ -50,7 +50,7 @@ class Tokens:
     index: Tensor
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
     media: Mapping[str, Tensor] | None = None
-    """Those of prompts and responses, in the order of their tokens (`strop.engines.multimodal.vl_model.Vision.arguments`)."""
+    """Those of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
     shard: Any = None
     """This rank's part, where ranks share each sequence."""
 

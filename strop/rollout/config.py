@@ -22,7 +22,7 @@ class OwnProcesses(Protocol):
 
     @property
     def takes_media(self) -> bool:
-        """It is given images and videos, of models that can be read without the model (strop.engines.multimodal.model_with_media)."""
+        """It is given images and videos, of models that can be read without the model (see engines/multimodal)."""
 
     def installed(self) -> Path:
         """The Python that it runs in; ValueError, whose sentence says how to get it, where there is none."""

@@ -1,4 +1,4 @@
-"""What a reward worker was told of its sandbox, until its first program asks for one (opening.py).
+"""What a reward worker was told of its sandbox, until its first program asks for one (factory.py).
 
 Every reward worker imports this as it starts, and most of them never run a program: nothing is imported here.
 """

@@ -16,7 +16,7 @@ import numpy as np
 from strop.algorithms.aggregation import BatchTotals
 from strop.controller import Mesh, Partition
 from strop.data.sampler import parse_visit_uid
-from strop.engines.parallel import balanced_rows
+from strop.engines.parallel.balance import balanced_rows
 from strop.protocol import DataProto
 from strop.protocol.schema import Taker, labels_for, taken_by
 from strop.protocol.trajectory import Prompt

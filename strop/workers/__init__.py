@@ -1,18 +1,35 @@
 """Roles, each its own class of workers: a model, and what the algorithm asks of it.
 
-config.py        ActorConfig, ReferenceConfig
-actor.py         ActorWorker: the policy; log-probs, policy updates, and the advantages of a batch
-reference.py     ReferenceWorker: the frozen model that KL terms compare with
-(further roles, such as a critic or a reward model: strop.workers)
-rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes;
-                 engine_group.py: the engines that it has
-
-What they share: models.py (a role with a model, and one that learns), rows.py (rows of a batch, and what an optimizer
-step on them came to), estimates.py (advantages), summary.py (what the controller keeps of a
-batch).
-
-Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
-process; agent_pool/: episodes in processes of their own), episodes.py (Episode, and its training rows),
-reports.py (episodes without their tokens), metrics.py (numbers of episodes).
-strop.trainer.async_rollout plays episodes over several calls.
+actor.py               The policy
+config.py              Configuration of the roles
+correction_columns.py  Rollout correction of all rows of a step, from their columns
+critic.py              The critic
+episodes.py            Episodes
+estimates.py           Advantages of a batch, from its columns
+estimator_columns.py   Columns that some estimators take
+metrics.py             The numbers of a step under the names that people already chart
+models.py              What the roles with a model share
+off_policy_metrics.py  What is measured on the rows of a step
+player.py              Playing prompts
+preference.py          A model that learns from preferences
+prm.py                 The implicit process reward model
+progress.py            How many samples of a call have ended, while it lasts
+reference.py           The frozen model that KL terms compare with
+remote_weight_sync.py  Engines at the policy's weights
+replayed_samples.py    Samples that were played before, in place of generation
+reports.py             What the controller learns of an episode
+reward_model.py        A model that scores answers
+reward_shaping.py      The samples of a step by prompt, as filters see them, and what shaping makes of their rewards
+role_configs.py        Sections of the configuration of the roles that are here, with what
+                       strop.trainer.config.RoleSection asks of them
+role_metrics.py        What further roles gave for the rows of a step
+rollout.py             Generation as a role
+rows.py                What the roles do alike with the rows of a batch, and what an optimizer step on them came to
+sample_rows.py         Samples as rows of the sample store
+sft.py                 A model that imitates
+summary.py             What the controller keeps of a trained batch
+teacher.py             The frozen model that the policy learns from
+agent_pool/            Episodes of a rank in processes beside it (agent.num_workers)
+async_rollout/         Rollout worker whose samples are played over several calls (rollout.max_staleness > 0)
+tracing/               Traces of episodes
 """

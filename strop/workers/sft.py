@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, weighted_sum
-from strop.algorithms.distillation.terms import topk_forward_kl
+from strop.algorithms.losses.distillation import topk_forward_kl
 from strop.algorithms.losses.policy import DISTILLATION_LOSS, DISTILLATION_STATISTIC
 from strop.controller import Dispatch, register
 from strop.data.sft.config import SftDistillationConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from strop.algorithms.distillation.config import DistillationConfig
+from strop.algorithms.distillation_config import DistillationConfig
 from strop.controller import Dispatch, RoleSpec, register, role
 from strop.engines.config import ModelConfig
 from strop.engines.model import check_language_model, load_model, load_tokenizer, read_shape, unused_tokens

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation.config import DistillationConfig
+from strop.algorithms.distillation_config import DistillationConfig
 from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
 from strop.algorithms.reward_kl_config import KlControlConfig
 from strop.algorithms.rollout_correction_config import STATISTICS, CorrectionConfig, read_rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation.config import DistillationConfig
+from strop.algorithms.distillation_config import DistillationConfig
 from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
 from strop.algorithms.rollout_correction_config import CorrectionConfig
 

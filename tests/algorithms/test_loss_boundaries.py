@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.distillation.terms import reverse_kl_terms, topk_forward_kl
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, policy_loss_terms
 from strop.algorithms.losses.clipped import clipped_policy_loss
 from strop.algorithms.losses.covariance import clip_cov_loss, select_clip_cov, select_kl_cov
+from strop.algorithms.losses.distillation import reverse_kl_terms, topk_forward_kl
 from strop.algorithms.losses.dppo import dppo_kl_loss, dppo_tv_loss
 from strop.algorithms.losses.gmpo import gmpo_loss
 from strop.algorithms.losses.gspo import gspo_loss, row_means

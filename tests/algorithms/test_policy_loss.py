@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, row_numbers
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation.config import DistillationConfig
+from strop.algorithms.distillation_config import DistillationConfig
 from strop.algorithms.losses import (
     aggregation_of,
     loss_spec,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 import strop.algorithms
-import strop.cli
+import strop.cli.check_functions
 from strop.algorithms import batch_metrics, intervals, masked_ops, resampling, reward_kl, specs
 from strop.algorithms.advantages import (
     gae,
@@ -23,16 +23,15 @@ from strop.algorithms.advantages import (
     reward_to_go,
 )
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation import terms as distillation
 from strop.algorithms.group_functions import shaping
-from strop.algorithms.losses import covariance, dppo, gspo, smooth, terms
+from strop.algorithms.losses import covariance, distillation, dppo, gspo, smooth, terms
 from strop.algorithms.verl_aggregation import agg_loss
 from strop.cli.check_functions import estimators, policy_losses
 from strop.workers import off_policy_metrics
 
 MODULES = [
     importlib.import_module(found.name)
-    for package in (strop.algorithms, strop.algorithms, strop.cli)
+    for package in (strop.algorithms, strop.cli.check_functions)
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
 ]
 RECORDS = [

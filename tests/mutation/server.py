@@ -35,7 +35,7 @@ import torch
 
 PACKAGE = "strop"
 TESTED = (
-    "strop.algorithms", "strop.algorithms", "strop.workers", "strop.engines.parallel.balance", "strop.run.samples.selection",
+    "strop.algorithms", "strop.engines.parallel.balance", "strop.run.samples.selection",
     "strop.cli.check_functions", "strop.algorithms.best_of_k",
 )  # fmt: skip
 HEAVY = (

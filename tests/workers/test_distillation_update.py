@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from references.policy_losses import forward_kl
 from references.rank_processes import Ranks, run_ranks
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation.config import DistillationConfig
+from strop.algorithms.distillation_config import DistillationConfig
 from strop.data.tiny_model import make_tiny_model, make_tiny_tokenizer
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.protocol import DataProto, columns

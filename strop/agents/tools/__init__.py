@@ -1,25 +1,34 @@
 """Tools: what an agent can do beside writing.
 
-schemas.py     schemas and calls in the function form of OpenAI
-base.py        BaseTool and ToolResponse
-parsed_output.py     an answer of the model in its parts; images.py: images that tools return
-arguments.py   arguments of a call against the tool's schema
-functions.py   @function_tool: plain functions as tools
-loading.py     tools of a run, from YAML, files and the registry
-class_loading.py       classes and YAML that files of tools, interactions and environments name
-session.py     the tools of one episode: create, execute, rewards, release
-call_stats.py     what became of their calls, and what is counted of them
-kit.py         tools of a run, chosen by rows and given to episodes; settings.py names them
-agent.py       the agent that calls them
-multi_turn.py       what agents with replies share: answer and reply, until one of them ends it
-conversation.py  the token record of several turns; templates.py: which tokens a chat template puts between them, by
-                 its template_probe.py
-threads.py     functions that may hang, with a deadline
-mcp.py         tools of MCP servers (mcp_config.py, mcp_transport.py)
-search.py      a corpus of one's own, and its index (search_index.py; data_index.py: `strop data index`)
-python_sandbox.py  programs of the model
-calculator.py  arithmetic
-gsm8k.py       checks an answer, and rewards it
+agent.py             The agent with tools
+arguments.py         Arguments of a call against the schema that the prompt shows, for tools of every kind
+base.py              A tool, and what it answers
+calculator.py        Arithmetic, with a parser of its own
+call_stats.py        What became of the calls of an episode
+class_loading.py     What files of tools, interactions and environments name
+conversation.py      The token record of an episode of several turns
+functions.py         Plain functions as tools
+gsm8k.py             The checker of GSM8K answers
+images.py            Images that agents come by, as results of tools
+kit.py               The tools of a run
+loading.py           The tools of a run
+mcp.py               Tools of MCP servers, over stdio or streamable HTTP, through the official package
+mcp_config.py        Entries for MCP servers in the YAML file of tools, and what a server may offer
+mcp_transport.py     How bytes of MCP servers come in
+multi_turn.py        The turns of an episode
+parsed_output.py     Answers of the model in their parts
+python_sandbox.py    Python programs of the model, run in the sandbox of the run
+schemas.py           Schemas and calls in the function form of OpenAI
+search.py            Search in a corpus of one's own, without any server
+search_index.py      A corpus of one's own in one file
+session.py           The tools of one episode
+settings.py          Settings of tools, among those of agents
+template_probe.py    What a chat template does with conversations that go on, found out once per model by rendering
+                     examples
+templates.py         Chat templates of conversations that go on
+threads.py           Functions that may hang, in threads that nobody waits for
+verl_class_names.py  Classes of verl that a tool, interaction or loop file may name, and what stands for them here
+formats/             How models write tool calls
 """
 
 from __future__ import annotations

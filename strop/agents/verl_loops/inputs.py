@@ -8,7 +8,7 @@ from typing import Any
 
 from strop.agents.context import AgentContext
 from strop.agents.tools.kit import tools_kwargs_of
-from strop.algorithms.verl_convention import VerlConfig
+from strop.algorithms.verl_config import VerlConfig
 from strop.protocol.trajectory import Media, Prompt
 
 IMAGE_PLACEHOLDER = "<image>"

@@ -17,7 +17,7 @@ from strop.agents.verl_loops.base import accepted
 from strop.agents.verl_loops.inputs import row_fields, verl_config
 from strop.agents.verl_loops.output import sequence_of
 from strop.agents.verl_loops.server import ListTokenizer, ServerManager
-from strop.algorithms.verl_convention import VerlConfig
+from strop.algorithms.verl_config import VerlConfig
 from strop.protocol.trajectory import Prompt, Trajectory
 
 

@@ -1,14 +1,14 @@
 """Functions of a user's own on the samples of a prompt: filters of dynamic sampling, and shaping of rewards.
 
+calls.py    Filters and reward shaping of a user's own, called
+config.py   What a user sets about rewards that are changed
+shaping.py  Reward shaping
+
     filter:   keep(group) -> True, False, or a string: why the group is left out
     shaping:  shape(rewards, *, response_lengths, max_response_tokens, ..., own settings) -> rewards
 
 Both are called once per prompt, with all its samples, so what they return depends on no cut of the batch. This module
 needs no torch.
-
-config.py  what a user sets; shaping.py: the penalty on long responses
-calls.py   how they are called, and what may come back
-reward_shaping.py  the samples of a step by prompt, and their rewards after shaping
 """
 
 from __future__ import annotations

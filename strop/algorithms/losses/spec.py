@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from strop.algorithms.aggregation import Aggregation
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation.config import DistillationConfig
+from strop.algorithms.distillation_config import DistillationConfig
 from strop.algorithms.registry import Declaration
 from strop.algorithms.specs import policy_loss_declaration
 from strop.config.sections import where_on

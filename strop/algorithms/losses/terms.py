@@ -64,7 +64,7 @@ def policy_loss_terms(
         raise ValueError(
             f"policy loss {name!r} declares no columns: register it with "
             f"@register_policy_loss({name!r}, needs=[...]) so that strop knows what to pass, or call it in the "
-            f"calling convention of verl through strop.algorithms.verl_convention.call_policy_loss"
+            f"calling convention of verl through strop.algorithms.losses.verl_convention.call_policy_loss"
         )
     valid = mask.bool()
     clean = {

@@ -1,6 +1,7 @@
 """The settings of a run, what they mean, and where two runs differ in theirs: `strop config`.
 
-config.py  `strop config`; docs.py: all keys with their texts
-explain.py  `strop config explain`; keys.py: what the tree of settings says of a key; readers.py: which modules read it
 diff.py     `strop config diff`
+explain.py  `strop config explain`
+keys.py     Everything there is to say about one key of a configuration
+readers.py  Which modules read a setting
 """

@@ -166,10 +166,7 @@ def _registered(key: str) -> Iterator[Registered]:
 def _documented(registered_by: str) -> Iterator[tuple[str, str]]:
     """Names that functions implement by the decorators of a module, with the docstring of each. Read from the source:
     importing it takes seconds."""
-    from strop.algorithms.registry import joined_recipes
-
-    rooms = ["algorithms", *(recipes.functions.split(".")[1] for recipes in joined_recipes())]
-    for path in (path for room in rooms for path in (PACKAGE / room).rglob("*.py")):
+    for path in (PACKAGE / "algorithms").rglob("*.py"):
         source = path.read_text(encoding="utf-8")
         if f"from {registered_by} import" not in source:
             continue

@@ -1,6 +1,5 @@
 """`strop quickstart`: a policy that learns, end to end, on this machine.
 
-quickstart.py  the command
-stages.py   model, fine-tuning, training and validation, one after the other
-task.py     the task: words to turn around
+stages.py  The stages of `strop quickstart`
+task.py    A verifiable task made on the spot
 """

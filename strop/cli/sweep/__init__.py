@@ -1,7 +1,6 @@
 """Several runs that differ in a few settings, and one table of how they ended.
 
-sweep.py    `strop sweep`
-grid.py       from `key=a,b` to the settings of each run
-running.py    one process per run, and what is left of it when the sweep is asked to end
-outcomes.py   how each run ended, from its own records: table, file, picture
+grid.py      From the words of a command line to the runs that they ask for
+outcomes.py  How the runs of a sweep ended, from their own records
+running.py   The runs of a sweep, each `strop train` in a process of its own, so many at a time
 """

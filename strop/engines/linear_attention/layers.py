@@ -1,4 +1,4 @@
-"""Layers that carry a state from token to token, beside those that attend, as carried/states.py has them."""
+"""Layers that carry a state from token to token, beside those that attend, as states.py has them."""
 
 from __future__ import annotations
 

@@ -1,17 +1,20 @@
 """Images and videos: what rows and tools give, put into token ids and into the forward pass of a model.
 
-media_rows.py, sources.py   the media of a row: found in columns and messages; files, contents, Pillow images
-placeholders.py            as many tokens as stand for each
-media.py             what images of prompts do not go with
-families.py           which models read images: a declaration for each family
-patch_grids.py              pictures as grids of patches (Qwen-VL and its like), and their positions
-kimi.py               those of Kimi K2.5, whose positions are those of text
-tiling.py, llama4_canvas.py   pictures as tiles of one size (Gemma 3, InternVL, Llama 4)
-video_reader.py              videos as files: times and frames (PyAV)
-image_reader.py           images in files (Pillow)
-video_settings.py     which frames of a video, at which size, with which values
-pixels.py             pixels, made once: what all image processors have in common
-vl_model.py              the vision side of a loaded model: what all families have in common
-inputs.py             what the core finds of all this
-probe.py              a loaded model on packed prompts with images, compared with its own forward pass
+families.py          Which models read images, and how
+image_reader.py      Pictures in files, with Pillow
+inputs.py            Models with images and videos, as the engines ask for them
+kimi.py              Images of Kimi K2.5
+llama4_canvas.py     Images of Llama 4
+model_with_media.py  Models that take media beside tokens, by the package that knows them
+                     (strop.engines.multimodal.vl_model)
+patch_grids.py       Models that read a picture as a grid of patches of its own shape
+pixels.py            Images and videos into the pixels that a vision tower takes
+placeholders.py      Images and videos in token ids
+probe.py             A vision-language model on packed prompts with images, compared with its own forward pass on each
+                     alone
+sources.py           Images and videos as rows and tools give them
+tiling.py            Models that read a picture as square tiles of one size, each with as many tokens
+video_reader.py      Videos as files
+video_settings.py    How a model of the Qwen-VL family reads videos
+vl_model.py          What a vision-language model needs beside token ids, as far as all families have it in common
 """

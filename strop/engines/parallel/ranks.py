@@ -23,7 +23,7 @@ from strop.utils.device import device_name, num_devices
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Parallel:
-    """This process among those that hold one model: alone, or one of several ranks (strop.engines.parallel.process_group)."""
+    """This process among those that hold one model: alone, or one of several ranks (process_group.py)."""
 
     rank: int = 0
     """Place of this process, from 0."""

@@ -1,8 +1,8 @@
 """Rules that turn the metrics of a run into named diagnoses with advice, during and after it.
 
-rules.py        the rules and who applies them; side_rules.py: those on critic and process reward model
-history.py      what the metrics of a run were
-staleness_metrics.py    how old samples are, against the policy that is trained
+history.py     The metrics of a run so far, as the rules look at them
+rules.py       From the metrics of a run to named diagnoses
+side_rules.py  Rules on the models that learn beside the policy
 """
 
 from __future__ import annotations

@@ -1,11 +1,16 @@
 """Trackers: the terminal, and those of other people, which a run does not depend on.
 
-group.py    several of them as one; what fails is switched off
-progress.py    how far generation is, while a step lasts
-console.py  a bar with the time left, and the numbers that people watch
-async_logger.py   a tracker that is told from a thread of its own
-run_metadata.py    what a run tells: its name, settings, samples of validations, its curve
-track.py  `strop track`: a run that is already recorded
-wandb.py, mlflow.py, swanlab.py, trackio.py, clearml.py, comet.py: one program each; tensorboard.py: files, which are
-            written at once
+async_logger.py  A tracker that is told from a thread of its own, so that one that fails or waits costs the run
+                 nothing
+clearml.py       ClearML
+comet.py         Comet
+console.py       Progress on the terminal
+group.py         Several trackers as one, by the names that a configuration uses
+mlflow.py        MLflow, at MLFLOW_TRACKING_URI
+run_metadata.py  What a run tells a tracker beside its numbers
+setup.py         Where the numbers of a run go
+swanlab.py       SwanLab
+tensorboard.py   Metrics as event files for TensorBoard, written in this thread
+trackio.py       Trackio
+wandb.py         Weights & Biases
 """

@@ -1,6 +1,7 @@
 """Small JSON messages between the sender and its receivers: what the bytes mean, answers, failures.
 
-One TCP connection per receiver, to an address of the sender's node, behind a gate (strop.controller.auth_listener): nothing is read of
+One TCP connection per receiver, to an address of the sender's node, behind strop.controller.auth_listener: nothing is
+read of
 whoever does not know the session's secret. Messages are those of strop.utils.json_messages.
 
 Concurrency: each side uses its channel from one thread at a time; the gate's thread hands over the connections that

@@ -1,9 +1,11 @@
 """Can this run learn? A few dozen samples of its own first prompts, before anything is trained.
 
-of_run.py     before the first step of a run, which may be refused
-trial.py      the samples are played, scored and shown
-facts.py      what the prompts show about chat template, tokenizer and model; tokens.py: what is wrong with that
-rules.py      what the samples say; verdict.py: a thing that was looked at
+facts.py   What the first prompts of a run show about its chat template, tokenizer and model
+of_run.py  A run before its first step
+rules.py   Can this run learn? Checks on a few dozen samples of its own first prompts, before anything is trained
+tokens.py  Do template, tokenizer and model fit together? Checks on the tokens of prompts, before anything is
+           generated
+trial.py   A few dozen samples through the real path of a run, before it starts
 
 Nothing is imported here.
 """

@@ -14,7 +14,7 @@ from torch import Tensor
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms
 from strop.algorithms.names import AGGREGATION_MODES
 from strop.algorithms.verl_aggregation import agg_loss
-from strop.algorithms.verl_convention import VerlConfig
+from strop.algorithms.verl_config import VerlConfig
 from strop.cli.check_functions.policy_losses import check_policy_loss
 
 NAMES = sorted({function: name for name, function in reversed(POLICY_LOSS_REGISTRY.items())}.values())

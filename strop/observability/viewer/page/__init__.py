@@ -1,10 +1,9 @@
 """A local web page over run folders: `strop view`.
 
-view.py        the command
-server.py         addresses, who may ask, and in which form answers go out
-catalog.py        the runs that are shown, as they grow
-answers.py        what the page asks for, as plain values
-sample_search.py  samples by what they are, newest first, a little at a time
-one_file.py       a run as one HTML file
-static/           the page itself: no build step, nothing from elsewhere but plotly's script from its package
+answers.py        What the page asks for, as plain values
+catalog.py        The runs that the page shows
+one_file.py       A run, or several, as one HTML file
+sample_search.py  Samples by what they are
+server.py         The page's addresses, who may ask, and in which form answers go out
+texts.py          Tokens of a run as texts, without loading a library of models where its tokenizer is one file
 """

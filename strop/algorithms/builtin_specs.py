@@ -1,23 +1,28 @@
-"""What the recipes of this room ask for, and what may be set for them (torch-free)."""
+"""Columns and settings that the built-in advantage estimators and policy losses take, by name (torch-free).
+
+The functions are in advantages/ and losses/, registered under these names by `implements`.
+"""
 
 from __future__ import annotations
 
-from strop.algorithms.registry import STEP_COLUMNS, Declaration, Recipes
+from strop.algorithms.registry import STEP_COLUMNS, Declaration
 
 _ROWS = frozenset({"group_ids", "response_mask"})
 _GROUP = Declaration(needs=_ROWS | {"rewards"}, is_group_relative=True)
 """Compares the rewards of a prompt's samples."""
+_GROUP_BY_STD = Declaration(needs=_GROUP.needs, settings=frozenset({"norm_by_std"}), is_group_relative=True)
 _TOKEN_BASELINE = Declaration(
     needs=_ROWS | {"token_level_rewards", "old_log_probs", "sum_pi_squared"},
     own={"handle_zero_tail": False},
     is_group_relative=True,
 )
 """Compares tokens at the same place of a prompt's samples."""
-_ESTIMATORS = {
+ESTIMATORS = {
+    "grpo": _GROUP_BY_STD,
+    "grpo_vectorized": _GROUP_BY_STD,
+    "dr_grpo": _GROUP,
     "remax": Declaration(needs=frozenset({"token_level_rewards", "reward_baselines", "response_mask"})),
-    "grpo_passk": Declaration(
-        needs=_GROUP.needs, settings=frozenset({"norm_by_std"}), is_group_relative=True
-    ),
+    "grpo_passk": _GROUP_BY_STD,
     "reinforce_plus_plus": Declaration(
         needs=frozenset({"token_level_rewards", "response_mask"}), settings=frozenset({"gamma"})
     ),
@@ -41,6 +46,16 @@ _ESTIMATORS = {
     ),
     "optimal_token_baseline": _TOKEN_BASELINE,
     "tir_optimal_token_baseline": _TOKEN_BASELINE,
+    "gae": Declaration(
+        needs=frozenset({"token_level_rewards", "values", "response_mask"}),
+        settings=frozenset({"gamma", "lam"}),
+    ),
+    "prime": Declaration(
+        needs=frozenset({"group_ids", "response_mask", "rewards", "process_rewards"}),
+        settings=frozenset({"gamma"}),
+        own={"process_weight": 1.0, "outcome_weight": 1.0, "process_norm": True, "whiten": True},
+        is_group_relative=True,
+    ),
 }
 
 _TOKENS = frozenset({"log_probs", "old_log_probs", "advantages"})
@@ -52,7 +67,8 @@ _PER_RESPONSE = Declaration(
 _TRUNCATED = Declaration(needs=_TOKENS, settings=_CLIP, own={"truncation": 20.0})
 _SELECTED = frozenset({"cov_selected"})
 _PLAIN = Declaration(needs=_TOKENS)
-_LOSSES = {
+LOSSES = {
+    "vanilla": Declaration(needs=_TOKENS, settings=_CLIP | {"clip_c"}),
     "gpg": _PLAIN,
     "reinforce": _PLAIN,
     "gspo": _PER_RESPONSE,
@@ -79,4 +95,3 @@ _LOSSES = {
         moves_without_advantage=True,
     ),
 }
-RECIPES = Recipes(estimators=_ESTIMATORS, losses=_LOSSES, functions="strop.algorithms.functions")

@@ -1,1 +1,0 @@
-"""All estimators and losses of this room: importing it registers them."""
