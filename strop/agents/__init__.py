@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
+    from strop.agents.builtin import agents, register
     from strop.agents.config import AgentConfig
     from strop.agents.context import AgentContext, Generate
     from strop.agents.envs import Environment, Observation, Step, register_environment
     from strop.agents.interactions import BaseInteraction
     from strop.agents.openrlhf_agents import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
-    from strop.agents.registry import agents, register
     from strop.agents.setup import AgentSetup
     from strop.agents.tools import (
         BaseTool,
@@ -68,7 +68,7 @@ __getattr__, __dir__ = lazy_names(
     {
         ".config": "AgentConfig",
         ".context": "AgentContext Generate",
-        ".registry": "agents register",
+        ".builtin": "agents register",
         ".setup": "AgentSetup",
         "strop.agents.openrlhf_agents": "AgentExecutorBase AgentInstanceBase MultiTurnAgentExecutor",
         "strop.agents.verl_loops.base": "AgentLoopBase",

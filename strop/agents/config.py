@@ -16,6 +16,9 @@ from strop.utils.user_files import absolute_path
 
 SINGLE_TURN = "single_turn_agent"
 """Name of the agent that is always there."""
+AGENTS_IN_A_WORLD = frozenset({"env_agent", "openai_agent", "openrlhf_agent"})
+"""Names of agents that are given no tools, and score their episodes themselves."""
+BUILT_IN_AGENTS = AGENTS_IN_A_WORLD | {SINGLE_TURN, "interaction_agent", "tool_agent"}
 
 
 @section("agent")

@@ -82,20 +82,3 @@ def extra_info_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The column extra_info of a row; empty where it has none."""
     extra = row.get("extra_info")
     return extra if isinstance(extra, Mapping) else {}
-
-
-def kit_classes() -> dict[str, type[Kit]]:
-    """Kits by the names under which agents find what they give."""
-    from strop.agents.envs.kit import EnvironmentKit
-    from strop.agents.interactions.kit import InteractionKit
-    from strop.agents.openai_server.kit import OpenAIKit
-    from strop.agents.tools.kit import ToolKit
-    from strop.agents.verl_loops.kit import LoopKit  # these import this package
-
-    return {
-        "loops": LoopKit,
-        "environments": EnvironmentKit,
-        "openai": OpenAIKit,
-        "interactions": InteractionKit,
-        "tools": ToolKit,
-    }

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from strop.agents.registry import AGENTS_IN_A_WORLD
+from strop.agents.config import AGENTS_IN_A_WORLD
 from strop.data.sampler import visit_uid
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardError, RewardPool, summarize

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from strop.agents.registry import AGENTS_IN_A_WORLD
+from strop.agents.config import AGENTS_IN_A_WORLD
 from strop.data.sampler import visit_uid
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.config import RewardConfig

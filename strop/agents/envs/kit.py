@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.agents.config import AgentConfig
 from strop.agents.envs.config import ENV_AGENT
 from strop.agents.envs.loading import choose_environment, find_environment
 from strop.agents.kits import Kit
-from strop.agents.setup import AgentSetup
+
+if TYPE_CHECKING:
+    from strop.agents.setup import AgentSetup
 
 
 class EnvironmentKit(Kit):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.agents.config import AgentConfig
 from strop.agents.interactions.base import BaseInteraction
 from strop.agents.interactions.loading import interaction_classes, interaction_of_row, load_interactions
 from strop.agents.interactions.settings import INTERACTION_AGENT
 from strop.agents.kits import Given, Kit, extra_info_of
-from strop.agents.setup import AgentSetup
+
+if TYPE_CHECKING:
+    from strop.agents.setup import AgentSetup
 
 
 class InteractionKit(Kit):

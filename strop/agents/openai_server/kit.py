@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.agents.config import AgentConfig
 from strop.agents.context import AgentContext
@@ -21,10 +21,12 @@ from strop.agents.openai_server.server import Gateway
 from strop.agents.openai_server.session import ChatModel, Session
 from strop.agents.openai_server.settings import OPENAI_AGENT, OpenAIAgentConfig
 from strop.agents.openai_server.token_source import Sampler
-from strop.agents.setup import AgentSetup
 from strop.agents.tools.formats import ToolParser
 from strop.agents.tools.templates import ChatTemplate
 from strop.utils.user_files import load_user_file
+
+if TYPE_CHECKING:
+    from strop.agents.setup import AgentSetup
 
 MODEL_NAME = "policy"
 """What /v1/models calls it; an agent may ask for any other."""

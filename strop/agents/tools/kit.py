@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from strop.agents.config import SINGLE_TURN, AgentConfig
+from strop.agents.config import AGENTS_IN_A_WORLD, SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.kits import Given, Kit, extra_info_of
-from strop.agents.registry import AGENTS_IN_A_WORLD
-from strop.agents.setup import AgentSetup
 from strop.agents.tools.base import BaseTool
 from strop.agents.tools.formats import ToolParser, parser_for_template
 from strop.agents.tools.functions import FUNCTION_TOOL_REGISTRY
@@ -24,6 +22,9 @@ from strop.agents.tools.settings import TOOL_AGENT
 from strop.protocol.trajectory import Prompt
 from strop.sandbox import Sandbox, make_sandbox
 from strop.utils.user_files import load_user_file
+
+if TYPE_CHECKING:
+    from strop.agents.setup import AgentSetup
 
 logger = logging.getLogger(__name__)
 

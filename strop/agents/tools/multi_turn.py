@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from strop.agents.context import AgentContext
-from strop.agents.registry import Generate
+from strop.agents.context import AgentContext, Generate
 from strop.agents.tools.conversation import Conversation
 from strop.agents.tools.parsed_output import AnswerParser, ParsedTurn, split_thinking
 from strop.protocol.trajectory import Media

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from strop.agents.config import SINGLE_TURN, AgentConfig
+from strop.agents.config import BUILT_IN_AGENTS, AgentConfig
 from strop.agents.kits import Kit
-from strop.agents.registry import BUILT_IN, agents
-from strop.agents.setup import AgentSetup
+from strop.agents.registry import agents
 from strop.agents.tools.class_loading import load_class, read_yaml
 from strop.agents.verl_loops.loops import loop_as_agent
+
+if TYPE_CHECKING:
+    from strop.agents.setup import AgentSetup
 
 
 class LoopKit(Kit):
@@ -34,7 +36,7 @@ class LoopKit(Kit):
         """
         path = config.loops
         for name, agent in (loops_from_yaml(path) if path else {}).items():
-            if name in (SINGLE_TURN, *BUILT_IN):
+            if name in BUILT_IN_AGENTS:
                 raise ValueError(f"agent.loops names a loop {name!r}, which is built in; choose another name")
             agents[name] = agent
 

@@ -87,7 +87,7 @@ def _model_folder(args: argparse.Namespace, config: Config) -> str:
 
 def _agent_problems(split: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence for each name of an agent that there is none of."""
-    from strop.agents.registry import agents
+    from strop.agents.builtin import agents
 
     named: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
