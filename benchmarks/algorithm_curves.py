@@ -23,8 +23,8 @@ from pathlib import Path
 
 from machine import machine
 
-from strop.trainer.curve import run_series, text_curve
-from strop.trainer.trackers import read_metrics
+from strop.observability.reward_curve import run_series, text_curve
+from strop.observability.trackers.setup import read_metrics
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "algorithms"

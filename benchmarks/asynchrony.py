@@ -44,7 +44,7 @@ from typing import Any
 
 from machine import machine
 
-from strop.trainer.trackers import read_metrics
+from strop.observability.trackers.setup import read_metrics
 
 LIMIT_S = 1800.0
 HELD_OUT = 200

@@ -33,10 +33,10 @@ from machine import machine
 from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from strop.controller.store_server import Meeting, MeetingPoint
 from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
-from strop.engines.parallel import Parallel, alone, join_ranks
-from strop.engines.sharding.ranks import leave_ranks
-from strop.net.rendezvous import Meeting, MeetingPoint
+from strop.engines.parallel.process_group import leave_ranks
+from strop.engines.parallel.ranks import Parallel, alone, join_ranks
 from strop.run import CheckpointStore
 
 HIDDEN, LAYER_ROWS = 1024, 12

@@ -24,14 +24,14 @@ from pathlib import Path
 
 from machine import machine
 
+from strop.cli.quickstart.task import write_task
 from strop.config import load_config
-from strop.data.tiny import make_tiny_model
-from strop.quickstart.task import write_task
+from strop.data.tiny_model import make_tiny_model
 from strop.trainer.config import Config
-from strop.trainer.launch import start_run
 from strop.trainer.loop import Trainer
 from strop.trainer.records import StepRecord
-from strop.trainer.stages import Stages
+from strop.trainer.start import start_run
+from strop.trainer.timing import Stages
 
 LENGTHS = (16, 256)
 PROMPTS, SAMPLES = 8, 8

@@ -34,9 +34,9 @@ import pyarrow.parquet
 from machine import machine
 from transformers import AutoModelForCausalLM
 
-from strop.data.tiny import make_tiny_model
-from strop.quickstart.task import write_task
-from strop.trainer.trackers import read_metrics
+from strop.cli.quickstart.task import write_task
+from strop.data.tiny_model import make_tiny_model
+from strop.observability.trackers.setup import read_metrics
 
 HERE = Path(__file__).resolve().parent
 STROP = (sys.executable, "-m", "strop.cli.main")

@@ -24,20 +24,20 @@ from types import CodeType, FrameType
 from typing import Any
 
 import strop
+from strop.cli.quickstart.task import write_task
 from strop.controller.partition import Partition
 from strop.data.chat import Chat
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto
-from strop.quickstart.task import write_task
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rollout.native.request import Request
 from strop.rollout.types import TokenOutput
-from strop.trainer.experience import Experience
-from strop.trainer.launch import start_run
 from strop.trainer.loading import load
 from strop.trainer.loop import Trainer
 from strop.trainer.records import StepRecord
-from strop.trajectory import Prompt, Trajectory
+from strop.trainer.rollout_batch import Experience
+from strop.trainer.start import start_run
 from strop.workers.episodes import Episode
 from strop.workers.reports import EpisodeReport
 
@@ -79,7 +79,7 @@ def _write():
     with open({out!r}, "w") as file:
         file.write("\\n".join(_seen))
 
-if "strop.rewards.child" in " ".join(sys.orig_argv):
+if "strop.rewards.worker_main" in " ".join(sys.orig_argv):
     sys.setprofile(_hear)
     atexit.register(_write)
 """

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from machine import machine
 
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 
 SIZE = {
     "hidden_size": 256,

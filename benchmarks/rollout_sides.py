@@ -37,11 +37,11 @@ Generate = Callable[[Prompts, list[int]], None]
 
 def native(folder: str, dtype: str) -> Generate:
     """strop's own engine: all requests at once, 256 of them running."""
-    from strop.base.randomness import random_key
     from strop.engines.config import ModelConfig
     from strop.engines.model import load_model
     from strop.rollout.native.engine import NativeEngine
     from strop.rollout.types import Sampling
+    from strop.utils.rng import random_key
 
     model = load_model(ModelConfig(path=folder, dtype=dtype))
 

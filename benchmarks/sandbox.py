@@ -24,7 +24,7 @@ from typing import Any
 from machine import machine
 
 from strop.sandbox import LocalSandbox, Program, SandboxConfig
-from strop.sandbox.view import host_view
+from strop.sandbox.mounts import host_view
 
 PROGRAM = "print('fine')"
 

@@ -26,7 +26,7 @@ from typing import Any
 from machine import machine
 from playwright.sync_api import Page, sync_playwright
 
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 from strop.run import Fate, RunFolder
 
 WORDS = (

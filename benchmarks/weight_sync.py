@@ -23,11 +23,11 @@ import torch
 from machine import machine
 from torch import nn
 
-from strop.engines.digests.tensors import digest_tensor
-from strop.rollout.transfer import shared_memory
-from strop.rollout.transfer.receiver import WeightReceiver
-from strop.rollout.transfer.sender import WeightSender
-from strop.rollout.transfer.target import ModuleTarget
+from strop.engines.checksum.tensors import digest_tensor
+from strop.rollout.weight_sync import shared_memory
+from strop.rollout.weight_sync.model_target import ModuleTarget
+from strop.rollout.weight_sync.receiver import WeightReceiver
+from strop.rollout.weight_sync.sender import WeightSender
 
 WIDTH = 1024
 TRANSPORTS = ("shared_memory", "collective")

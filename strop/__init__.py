@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
+from strop._moved import keep_old_names
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
+    from strop.api.results import Result
+    from strop.api.toolkit import Pieces
+    from strop.api.training import GRPO, evaluate, sft, train
     from strop.controller.ray.future import DataProtoFuture
     from strop.protocol import DataProto
-    from strop.python.doors import GRPO, evaluate, sft, train
-    from strop.python.pieces import Pieces
-    from strop.python.results import Result
-    from strop.trajectory import Prompt, Trajectory
+    from strop.protocol.trajectory import Prompt, Trajectory
 
 __version__ = "0.2.0"
 
@@ -38,9 +39,11 @@ __getattr__, __dir__ = lazy_names(
     {
         "strop.controller.ray.future": "DataProtoFuture",
         "strop.protocol": "DataProto",
-        "strop.python.doors": "GRPO evaluate sft train",
-        "strop.python.pieces": "Pieces",
-        "strop.python.results": "Result",
-        "strop.trajectory": "Prompt Trajectory",
+        "strop.api.training": "GRPO evaluate sft train",
+        "strop.api.toolkit": "Pieces",
+        "strop.api.results": "Result",
+        "strop.protocol.trajectory": "Prompt Trajectory",
     },
 )
+
+keep_old_names()

@@ -10,12 +10,12 @@ from typing import Any
 from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
+from strop.agents.tools.base import BaseTool
+from strop.agents.tools.images import ImageEncoder
+from strop.agents.tools.kit import ToolKit
+from strop.agents.tools.session import ToolLimits, ToolSession
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
-from strop.tools.base import BaseTool
-from strop.tools.images import ImageEncoder
-from strop.tools.kit import ToolKit
-from strop.tools.session import ToolLimits, ToolSession
-from strop.trajectory import Prompt, Trajectory
 
 
 @dataclass

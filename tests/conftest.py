@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from strop.data.tiny import make_tiny_model
-from strop.quickstart.task import TaskFiles, write_task
+from strop.cli.quickstart.task import TaskFiles, write_task
+from strop.data.tiny_model import make_tiny_model
 
 gc.disable()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -34,7 +34,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where strop remembers which runs are the user's own (strop.received.own): a folder of the tests."""
+    """Where strop remembers which runs are the user's own (strop.trainer.untrusted_runs.own): a folder of the tests."""
     folder = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(folder))

@@ -20,10 +20,10 @@ from strop.engines import gradients
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
-from strop.engines.parallel import Parallel
+from strop.engines.parallel.ranks import Parallel
 from strop.engines.training import TrainEngine
+from strop.engines.value_models import load_value_model
 from strop.protocol import DataProto
-from strop.roles.value_models import load_value_model
 
 # eps is large, so that an update is a smooth function of the gradient also where that is near 0.
 NUMBERS = {"lr": 0.02, "eps": 1e-3, "weight_decay": 0.1, "max_grad_norm": 3.0}

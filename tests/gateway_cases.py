@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import openai
 
-from strop.data.tiny import make_tiny_tokenizer
-from strop.gateway.samplers import EngineSampler
-from strop.gateway.server import Gateway
-from strop.gateway.session import ChatModel, Session
+from strop.agents.openai_server.server import Gateway
+from strop.agents.openai_server.session import ChatModel, Session
+from strop.agents.openai_server.token_source import EngineSampler
+from strop.agents.tools.templates import ChatTemplate
+from strop.data.tiny_model import make_tiny_tokenizer
 from strop.rollout.types import OnToken, RolloutEngine, Sampling, TokenOutput
-from strop.tools.templates import ChatTemplate
 
 T = TypeVar("T")
 

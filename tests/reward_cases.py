@@ -10,8 +10,8 @@ from typing import Any
 
 import psutil
 
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardConfig, RewardPool
-from strop.trajectory import Prompt, Trajectory
 
 DEADLINE_S = 0.3
 

@@ -147,25 +147,27 @@ def test_import_strop_is_quick_and_pulls_in_nothing_heavy() -> None:
 
 
 def test_what_an_import_loads_is_seen() -> None:
-    assert "numpy" in import_facts("strop.base.randomness")[1]
+    assert "numpy" in import_facts("strop.utils.rng")[1]
 
 
 @pytest.mark.parametrize(
     "module",
     [
-        "strop.border",
-        "strop.compat.migration",
+        "strop.utils.sanitize",
+        "strop.compat.migrate",
         "strop.config",
         "strop.run",
         "strop.rewards",
-        "strop.trajectory",
+        "strop.protocol.trajectory",
     ],
 )
 def test_what_small_processes_import_is_free_of_torch(module: str) -> None:
     assert import_facts(module)[1] & (HEAVY - {"datasets", "matplotlib"}) == set()
 
 
-@pytest.mark.parametrize("source", ["def f(solution_str): return 1.0", "def f(completions): return [1.0]", ""])
+@pytest.mark.parametrize(
+    "source", ["def f(solution_str): return 1.0", "def f(completions): return [1.0]", ""]
+)
 def test_a_process_that_scores_loads_no_torch(tmp_path: Path, source: str) -> None:
     """Functions of both kinds, and the built-in scorers; processes are started by the hundred."""
     path = tmp_path / "mine.py"
@@ -176,7 +178,7 @@ def test_a_process_that_scores_loads_no_torch(tmp_path: Path, source: str) -> No
         "manager": "", "tokenizer": "", "is_left_out": False,
     }  # fmt: skip
     code = (
-        "import sys\nimport strop.rewards.child\nfrom strop.rewards.functions import load_functions\n"
+        "import sys\nimport strop.rewards.worker_main\nfrom strop.rewards.functions import load_functions\n"
         f"load_functions([{setup!r}])\nprint(sorted(set({sorted(HEAVY)}) & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from strop.trajectory import Media, MediaTokens, Prompt, Trajectory, media_of
+from strop.protocol.trajectory import Media, MediaTokens, Prompt, Trajectory, media_of
 
 
 def medium(start: int, num_tokens: int = 3) -> Media:

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "strop"
 
 # (module below strop/, what it uses): why nothing that a model or a user's scorer produced can reach it.
 ALLOWED: dict[tuple[str, str], str] = {
-    ("python/brought.py", "dill"): "it writes down the caller's own function, and reads none",
+    ("api/inputs.py", "dill"): "it writes down the caller's own function, and reads none",
     ("rollout/sglang/target.py", "multiprocessing"): "it writes a pickle for SGLang's server, and reads none",
 }
 
@@ -226,22 +226,22 @@ def test_ordinary_code_is_not_reported(source: str) -> None:
 
 WALL_CLOCK = {
     "run/events.py": "records say when",
-    "net/heartbeat.py": "signs of life of several machines are compared",
+    "run/heartbeat.py": "signs of life of several machines are compared",
     "agents/spans.py": "spans say when",
     "workers/player.py": "spans say when",
-    "tracking/tensorboard.py": "records say when",
-    "trainer/restarts/machine.py": "when a machine is taken away is a time of day",
-    "gateway/chat.py": "a field of an answer",
-    "gateway/responses.py": "a field of an answer",
-    "gateway/scoring.py": "a field of an answer",
-    "doctor/command.py": "the clocks of machines are compared",
-    "doctor/survey.py": "the clocks of machines are compared",
+    "observability/trackers/tensorboard.py": "records say when",
+    "trainer/fault_tolerance/machine.py": "when a machine is taken away is a time of day",
+    "agents/openai_server/chat.py": "a field of an answer",
+    "agents/openai_server/responses.py": "a field of an answer",
+    "agents/openai_server/scoring.py": "a field of an answer",
+    "cli/commands/doctor.py": "the clocks of machines are compared",
+    "cli/doctor/survey.py": "the clocks of machines are compared",
     "controller/ray/process.py": "which of several failures came first",
     "controller/ray/launcher.py": "which of several failures came first",
     "controller/ray/failures.py": "which of several failures came first",
     "data/cache/__init__.py": "against the times of files",
-    "tracking/behind.py": "trackers keep when a number was told",
-    "tracking/story.py": "names a run that is told again",
+    "observability/trackers/async_logger.py": "trackers keep when a number was told",
+    "observability/trackers/run_metadata.py": "names a run that is told again",
 }
 """Modules that ask for the time of day. It can go back or jump, so no deadline and no duration is measured by it."""
 

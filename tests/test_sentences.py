@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from strop.cli.unread import OF_TRAINING, Reads
+from strop.cli.commands.eval import READS as OF_EVAL
+from strop.cli.commands.generate import READS as OF_GENERATE
+from strop.cli.commands.prefer import READS as OF_PREFER
+from strop.cli.commands.score import READS as OF_SCORE
+from strop.cli.commands.serve import READS as OF_SERVE
+from strop.cli.commands.sft import READS as OF_SFT
+from strop.cli.unused_keys import OF_TRAINING, Reads
 from strop.config.schema import locate, tree
-from strop.evaluation.eval_command import READS as OF_EVAL
-from strop.evaluation.generate_command import READS as OF_GENERATE
-from strop.evaluation.score_command import READS as OF_SCORE
-from strop.gateway.command import READS as OF_SERVE
-from strop.preferences.command import READS as OF_PREFER
-from strop.supervised.command import READS as OF_SFT
 from strop.trainer.config import Config
 
 PACKAGE = Path(__file__).parent.parent / "strop"
@@ -47,29 +47,29 @@ NO_KEYS = {
     ),
 }  # fmt: skip
 OF_ANOTHER_COMMAND = {
-    ("preferences/reward_model_command.py", "reward_model.path"): "what `strop train` is given then",
-    ("preferences/command.py", "reward_model.path"): "what `strop train` is given then",
-    ("evaluation/score_command.py", "run.save_samples"): "of the run whose samples are scored",
-    ("supervised/rows.py", "run.save_samples"): "of the run whose samples are imitated",
-    ("evaluation/eval_command.py", "model.path"): "with --config, which names the model then",
+    ("cli/commands/reward_model.py", "reward_model.path"): "what `strop train` is given then",
+    ("cli/commands/prefer.py", "reward_model.path"): "what `strop train` is given then",
+    ("cli/commands/score.py", "run.save_samples"): "of the run whose samples are scored",
+    ("data/sft/rows.py", "run.save_samples"): "of the run whose samples are imitated",
+    ("cli/commands/eval.py", "model.path"): "with --config, which names the model then",
     ("data/readers.py", "data.streaming"): "rows of `strop train` alone",
     ("data/chat.py", "data.continue_final_message"): "prompts of `strop train` and of answers alone",
     ("engines/memory.py", "actor.engine.max_tokens_per_device"): "said at the start of `strop train` alone",
     ("engines/training.py", "resources.offload_idle"): "it is set",
 }
 READERS: dict[str, tuple[Reads, ...]] = {
-    "supervised/": (OF_SFT,),
-    "preferences/": (OF_PREFER,),
+    "trainer/sft/": (OF_SFT,),
+    "trainer/preference/": (OF_PREFER,),
     "engines/": (OF_TRAINING, OF_SFT, OF_PREFER),
     "data/chat.py": (OF_TRAINING, OF_SFT, OF_PREFER),
     "data/media.py": (OF_TRAINING, OF_SFT),
     "data/readers.py": (OF_TRAINING, OF_SFT, OF_PREFER),
-    "chat_template/": (OF_TRAINING, OF_SFT, OF_PREFER),
-    "evaluation/eval_command.py": (OF_EVAL,),
-    "evaluation/generate_command.py": (OF_GENERATE,),
-    "evaluation/score_command.py": (OF_SCORE,),
-    "gateway/command.py": (OF_SERVE,),
-    "gateway/server.py": (OF_SERVE,),
+    "utils/chat_template/": (OF_TRAINING, OF_SFT, OF_PREFER),
+    "cli/commands/eval.py": (OF_EVAL,),
+    "cli/commands/generate.py": (OF_GENERATE,),
+    "cli/commands/score.py": (OF_SCORE,),
+    "cli/commands/serve.py": (OF_SERVE,),
+    "agents/openai_server/server.py": (OF_SERVE,),
 }
 """Files and folders of a command, or of several that share them: a key that they name is read by each, or another one
 beside it is."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from strop.trajectory import Prompt, Trajectory
+from strop.protocol.trajectory import Prompt, Trajectory
 
 
 def start() -> Trajectory:
@@ -135,6 +135,6 @@ def test_a_prompt_has_a_uid_a_row_and_tokens() -> None:
 
 
 def test_the_records_load_without_torch_and_numpy() -> None:
-    code = "import strop.trajectory, sys; print(sorted({'torch', 'numpy', 'tensordict'} & set(sys.modules)))"
+    code = "import strop.protocol.trajectory, sys; print(sorted({'torch', 'numpy', 'tensordict'} & set(sys.modules)))"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -26,27 +26,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strop.ahead import in_play
-from strop.ahead.generation_cache import GenerationCache
-from strop.ahead.in_flight import Group, GroupsInFlight
-from strop.ahead.in_play import GroupState
-from strop.ahead.saved_group import SavedGroup
-from strop.ahead.score_cache import ScoreCache
-from strop.ahead.worker import AheadWorker
-from strop.base.randomness import random_key, uniforms
 from strop.cli.main import main
 from strop.controller import Dispatch, as_list, register
 from strop.data.sampler import is_visit
 from strop.protocol import DataProto
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.outcome import Outcome
 from strop.rollout.client import GenerateClient
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import OnToken, Sampling, TokenOutput
-from strop.trainer import roles
+from strop.trainer import worker_groups
 from strop.trainer.loop import Trainer
 from strop.trainer.records import StepRecord
-from strop.trainer.stages import Stages
-from strop.trajectory import Prompt, Trajectory
+from strop.trainer.timing import Stages
+from strop.utils.rng import random_key, uniforms
+from strop.workers.async_rollout import in_play
+from strop.workers.async_rollout.generation_cache import GenerationCache
+from strop.workers.async_rollout.in_flight import Group, GroupsInFlight
+from strop.workers.async_rollout.in_play import GroupState
+from strop.workers.async_rollout.saved_group import SavedGroup
+from strop.workers.async_rollout.score_cache import ScoreCache
+from strop.workers.async_rollout.worker import AheadWorker
 from strop.workers.episodes import Episode
 from strop.workers.player import Scorers
 from strop.workers.rollout import RolloutWorker
@@ -409,8 +409,8 @@ def virtual_clock(delays: Delays = NO_DELAYS) -> Iterator[None]:
         return replace(record, collection_metrics=metrics)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(roles, "RolloutWorker", Worker)
-        patch.setattr(roles, "AheadWorker", Worker)
+        patch.setattr(worker_groups, "RolloutWorker", Worker)
+        patch.setattr(worker_groups, "AheadWorker", Worker)
         patch.setattr(in_play, "_read", read_delays)
         patch.setattr(Trainer, "step", step)
         yield

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 
 DATA_SOURCE = "arithmetic"
 HELD_OUT_SHARE = 8

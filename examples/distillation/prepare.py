@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from strop.data.tiny import make_tiny_model
-from strop.quickstart.task import TaskFiles, write_task
+from strop.cli.quickstart.task import TaskFiles, write_task
+from strop.data.tiny_model import make_tiny_model
 
 NUM_SOLVED, NUM_ASKED, NUM_HELD_OUT = 2000, 1000, 200
 

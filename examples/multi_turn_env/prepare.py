@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.parquet
 
 from strop.cli.main import main as strop
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 
 DATA_SOURCE = "guess_number"
 CONFIG = Path(__file__).with_name("config.yaml")

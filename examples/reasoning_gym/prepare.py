@@ -19,8 +19,8 @@ import pyarrow
 import pyarrow.parquet
 from reasoning_gym.factory import DATASETS
 
-from strop.data.tiny import make_tiny_model
-from strop.scorers.reasoning_gym_rows import TAG_INSTRUCTION, make_entries, prompt_row
+from strop.data.tiny_model import make_tiny_model
+from strop.rewards.scorers.reasoning_gym_rows import TAG_INSTRUCTION, make_entries, prompt_row
 
 
 def sft_row(entry: Mapping[str, Any], *, instruction: str) -> dict[str, Any]:

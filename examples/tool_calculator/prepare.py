@@ -21,9 +21,9 @@ import torch
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from strop.agents.tools.calculator import SCHEMA
 from strop.cli.main import main as strop
-from strop.data.tiny import make_tiny_model
-from strop.tools.calculator import SCHEMA
+from strop.data.tiny_model import make_tiny_model
 
 DATA_SOURCE = "tool_calculator"
 CONFIG = Path(__file__).with_name("config.yaml")

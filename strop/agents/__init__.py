@@ -10,23 +10,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
+    from strop.agents.builtin import agents, register
     from strop.agents.config import AgentConfig
     from strop.agents.context import AgentContext, Generate
-    from strop.agents.registry import agents, register
+    from strop.agents.envs import Environment, Observation, Step, register_environment
+    from strop.agents.interactions import BaseInteraction
+    from strop.agents.openrlhf_agents import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
     from strop.agents.setup import AgentSetup
-    from strop.compat.agent_instances import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
-    from strop.compat.agent_loops.base import AgentLoopBase
-    from strop.compat.agent_loops.output import AgentLoopMetrics, AgentLoopOutput
-    from strop.compat.agent_loops.server import simple_timer
-    from strop.environments import Environment, Observation, Step, register_environment
-    from strop.interactions import BaseInteraction
-    from strop.tools import BaseTool, OpenAIFunctionToolSchema, ToolResponse, ToolUnavailable, function_tool
-    from strop.tools.answers import FunctionCall
-    from strop.tools.formats import ToolParser
-    from strop.tools.loading import initialize_tools_from_config
+    from strop.agents.tools import (
+        BaseTool,
+        OpenAIFunctionToolSchema,
+        ToolResponse,
+        ToolUnavailable,
+        function_tool,
+    )
+    from strop.agents.tools.formats import ToolParser
+    from strop.agents.tools.loading import initialize_tools_from_config
+    from strop.agents.tools.parsed_output import FunctionCall
+    from strop.agents.verl_loops.base import AgentLoopBase
+    from strop.agents.verl_loops.output import AgentLoopMetrics, AgentLoopOutput
+    from strop.agents.verl_loops.server import simple_timer
 
 __all__ = [
     "AgentConfig",
@@ -62,17 +68,17 @@ __getattr__, __dir__ = lazy_names(
     {
         ".config": "AgentConfig",
         ".context": "AgentContext Generate",
-        ".registry": "agents register",
+        ".builtin": "agents register",
         ".setup": "AgentSetup",
-        "strop.compat.agent_instances": "AgentExecutorBase AgentInstanceBase MultiTurnAgentExecutor",
-        "strop.compat.agent_loops.base": "AgentLoopBase",
-        "strop.compat.agent_loops.output": "AgentLoopMetrics AgentLoopOutput",
-        "strop.compat.agent_loops.server": "simple_timer",
-        "strop.environments": "Environment Observation Step register_environment",
-        "strop.interactions": "BaseInteraction",
-        "strop.tools": "BaseTool OpenAIFunctionToolSchema ToolResponse ToolUnavailable function_tool",
-        "strop.tools.answers": "FunctionCall",
-        "strop.tools.loading": "initialize_tools_from_config",
-        "strop.tools.formats": "ToolParser",
+        "strop.agents.openrlhf_agents": "AgentExecutorBase AgentInstanceBase MultiTurnAgentExecutor",
+        "strop.agents.verl_loops.base": "AgentLoopBase",
+        "strop.agents.verl_loops.output": "AgentLoopMetrics AgentLoopOutput",
+        "strop.agents.verl_loops.server": "simple_timer",
+        "strop.agents.envs": "Environment Observation Step register_environment",
+        "strop.agents.interactions": "BaseInteraction",
+        "strop.agents.tools": "BaseTool OpenAIFunctionToolSchema ToolResponse ToolUnavailable function_tool",
+        "strop.agents.tools.parsed_output": "FunctionCall",
+        "strop.agents.tools.loading": "initialize_tools_from_config",
+        "strop.agents.tools.formats": "ToolParser",
     },
 )

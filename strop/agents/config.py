@@ -6,16 +6,19 @@ import dataclasses
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from strop.base.field_types import NonNegativeInt, PositiveFloat, PositiveInt
-from strop.base.sections import section
-from strop.base.user_files import absolute_path
-from strop.environments.config import EnvironmentConfig, check_credit
-from strop.gateway.settings import OpenAIAgentConfig
-from strop.interactions.settings import check_interactions
-from strop.tools.settings import check_tools
+from strop.agents.envs.config import EnvironmentConfig, check_credit
+from strop.agents.interactions.settings import check_interactions
+from strop.agents.openai_server.settings import OpenAIAgentConfig
+from strop.agents.tools.settings import check_tools
+from strop.config.sections import section
+from strop.utils.field_types import NonNegativeInt, PositiveFloat, PositiveInt
+from strop.utils.user_files import absolute_path
 
 SINGLE_TURN = "single_turn_agent"
 """Name of the agent that is always there."""
+AGENTS_IN_A_WORLD = frozenset({"env_agent", "openai_agent", "openrlhf_agent"})
+"""Names of agents that are given no tools, and score their episodes themselves."""
+BUILT_IN_AGENTS = AGENTS_IN_A_WORLD | {SINGLE_TURN, "interaction_agent", "tool_agent"}
 
 
 @section("agent")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from strop.agents.config import AgentConfig
+from strop.protocol.trajectory import Media
 from strop.rollout.types import OnToken, Sampling, TokenOutput
-from strop.trajectory import Media
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,7 +46,7 @@ class AgentContext:
     chat: Callable[[], Any]
     """Makes `template`."""
     parser: Any
-    """Reads calls, a strop.tools.answers.AnswerParser; None where there is nothing to call."""
+    """Reads calls, a strop.agents.tools.parsed_output.AnswerParser; None where there is nothing to call."""
     tool_schemas: tuple[Mapping[str, Any], ...]
     """Schemas of what the model can call, as the prompt shows them."""
     sampling: Sampling
@@ -59,8 +59,8 @@ class AgentContext:
     """The agent itself ends what it plays at the deadline, and the episode counts: what it releases after that has the
     time of agent.tool_timeout_s a call."""
     images: Any = None
-    """Puts images that an agent comes by into token ids, a strop.tools.images.ImageEncoder; None where the model takes
-    text alone."""
+    """Puts images that an agent comes by into token ids, a strop.agents.tools.images.ImageEncoder; None where the model
+    takes text alone."""
     kits: Mapping[str, Any] = field(default_factory=dict)
     """What kits give the episode, by their names."""
 

@@ -13,11 +13,11 @@ from strop.agents.registry import agent_named
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, add_span
 from strop.agents.user_code import contained
-from strop.base.randomness import random_key
-from strop.border import storable_text, usable
+from strop.protocol.trajectory import MediaTokens, Prompt, Trajectory, media_of
 from strop.rollout.client import GenerateClient
 from strop.rollout.types import OnToken, Sampling, TokenOutput
-from strop.trajectory import MediaTokens, Prompt, Trajectory, media_of
+from strop.utils.rng import random_key
+from strop.utils.sanitize import storable_text, usable
 
 _MAX_TURNS = 1 << 30
 _MAX_NAME_CHARS = 200

@@ -20,7 +20,7 @@ class Given:
     schemas: tuple[Mapping[str, Any], ...] = ()
     """Of what the model can call, as the prompt shows it."""
     parser: Any = None
-    """Reads the calls, a strop.tools.answers.AnswerParser; None where there is nothing to call."""
+    """Reads the calls, a strop.agents.tools.parsed_output.AnswerParser; None where there is nothing to call."""
 
 
 class Kit:
@@ -82,20 +82,3 @@ def extra_info_of(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """The column extra_info of a row; empty where it has none."""
     extra = row.get("extra_info")
     return extra if isinstance(extra, Mapping) else {}
-
-
-def kit_classes() -> dict[str, type[Kit]]:
-    """Kits by the names under which agents find what they give."""
-    from strop.compat.agent_loops.kit import LoopKit  # these import this package
-    from strop.environments.kit import EnvironmentKit
-    from strop.gateway.kit import OpenAIKit
-    from strop.interactions.kit import InteractionKit
-    from strop.tools.kit import ToolKit
-
-    return {
-        "loops": LoopKit,
-        "environments": EnvironmentKit,
-        "openai": OpenAIKit,
-        "interactions": InteractionKit,
-        "tools": ToolKit,
-    }

@@ -1,16 +1,17 @@
-"""The agents that a dataset row or a configuration can name."""
+"""Registry of agents: names that a dataset row or the configuration uses. The built-in ones are added by builtin.py."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Any, Protocol
 
 from strop.agents.config import SINGLE_TURN
-from strop.agents.context import AgentContext, Generate
-from strop.base.registry import Registry
-from strop.trajectory import Prompt, Trajectory
+from strop.agents.context import Generate
+from strop.agents.verl_loops.loops import agent_of_class
+from strop.protocol.trajectory import Prompt, Trajectory
+from strop.utils.registry import Registry
 
 AgentResult = Trajectory | Sequence[Trajectory] | None
 """What an agent returns: one training sequence, several of one episode in order, or None for none."""
@@ -50,56 +51,7 @@ class AgentRegistry(Registry[Callable[..., Any]]):
         return add
 
 
-async def _tool_agent(
-    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
-) -> AgentResult:
-    from strop.tools.agent import tool_agent  # these import this package
-
-    return await tool_agent(prompt, trajectory, generate, context)
-
-
-async def _interaction_agent(
-    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
-) -> AgentResult:
-    from strop.interactions.agent import interaction_agent
-
-    return await interaction_agent(prompt, trajectory, generate, context)
-
-
-async def _env_agent(
-    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
-) -> AgentResult:
-    from strop.environments.agent import env_agent
-
-    return await env_agent(prompt, trajectory, generate, context)
-
-
-async def _openai_agent(
-    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
-) -> AgentResult:
-    from strop.gateway.agent import openai_agent
-
-    return await openai_agent(prompt, trajectory, generate, context)
-
-
-async def _openrlhf_agent(
-    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
-) -> AgentResult:
-    from strop.compat.agent_instances import openrlhf_agent
-
-    return await openrlhf_agent(prompt, trajectory, generate, context)
-
-
-AGENTS_IN_A_WORLD = frozenset({"env_agent", "openai_agent", "openrlhf_agent"})
-"""Names of agents that are given no tools, and score their episodes themselves."""
-BUILT_IN: Mapping[str, Callable[..., Awaitable[AgentResult]]] = {
-    "interaction_agent": _interaction_agent,
-    "tool_agent": _tool_agent,
-    "openrlhf_agent": _openrlhf_agent,
-    "env_agent": _env_agent,
-    "openai_agent": _openai_agent,
-}
-agents = AgentRegistry("agent", BUILT_IN)
+agents = AgentRegistry("agent")
 register = agents.register
 """Decorator: `@register("name")` over an async function, or over a class in verl's form."""
 
@@ -108,8 +60,6 @@ def _as_function(agent: object) -> Callable[..., Awaitable[AgentResult]] | None:
     """The async function that plays an agent; None where it is none."""
     if inspect.iscoroutinefunction(agent):
         return agent
-    from strop.compat.agent_loops.loops import agent_of_class  # imports this package
-
     return agent_of_class(agent)
 
 

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from strop.agents.builtin import KITS
 from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
-from strop.agents.kits import Kit, kit_classes
+from strop.agents.kits import Kit
 from strop.agents.registry import check_agent
-from strop.base.user_files import load_user_file
+from strop.agents.tools.templates import ChatTemplate
+from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
-from strop.tools.templates import ChatTemplate
-from strop.trajectory import Prompt
+from strop.utils.user_files import load_user_file
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +51,7 @@ class AgentSetup:
         self._templates: dict[bool | None, ChatTemplate] = {}
         for name in config.files:
             load_user_file(name, setting="agent.files")
-        self.kits: dict[str, Kit] = {name: kit(self) for name, kit in kit_classes().items()}
+        self.kits: dict[str, Kit] = {name: kit(self) for name, kit in KITS.items()}
         """What agents are given, by name."""
         check_agent(config.default_agent, "agent.default_agent is")
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterator
 
-from strop.border import described
+from strop.utils.sanitize import described
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from strop.base.metrics import Metric
+from strop.utils.metrics import Metric
 
 Numbers: TypeAlias = Tensor | Sequence[float] | Sequence[int] | Sequence[bool]
 Metrics: TypeAlias = dict[str, float]

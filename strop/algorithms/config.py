@@ -7,22 +7,16 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 
-from strop.algorithms.distillation.settings import DistillationConfig, check_policy_coef
+from strop.algorithms.distillation_config import DistillationConfig, check_policy_coef
+from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
+from strop.algorithms.group_functions.config import check_shaping
 from strop.algorithms.names import AggregationMode, KlKind
 from strop.algorithms.registry import REWARD_SHAPINGS
-from strop.algorithms.stream_functions.settings import check_shaping
-from strop.base.field_types import (
-    FiniteFloat,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveShare,
-    Share,
-)
-from strop.base.sections import section, where_on
-from strop.recipes.choice_settings import KeepConfig, check_choice
-from strop.recipes.correction_settings import CorrectionConfig, check_correction
-from strop.recipes.reward_kl_settings import KlControlConfig
-from strop.trainer.rounds.settings import FilterGroupsConfig
+from strop.algorithms.reward_kl_config import KlControlConfig
+from strop.algorithms.rollout_correction_config import CorrectionConfig, check_correction
+from strop.algorithms.sample_selection_config import KeepConfig, check_choice
+from strop.config.sections import section, where_on
+from strop.utils.field_types import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveShare, Share
 
 ClipRange = Annotated[NonNegativeFloat, "usual values lie between 0.1 and 0.3"]
 _WITHOUT_RATIO = ("reinforce", "gpg")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -12,8 +11,8 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.base.registry import Registry, name_of
-from strop.base.user_files import load_user_file
+from strop.utils.registry import Registry, name_of
+from strop.utils.user_files import load_user_file
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,32 +59,6 @@ STEP_COLUMNS = frozenset({"sample_index", "turn_index", "turn_rewards", "anchor_
 """Columns about single answers of episodes, which are made where an estimator needs one of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipes:
-    """Estimators and losses of a package."""
-
-    estimators: Mapping[str, Declaration] = field(default_factory=dict)
-    """What each asks for, by name."""
-    losses: Mapping[str, Declaration] = field(default_factory=dict)
-    """As estimators."""
-    functions: str
-    """The module that registers their functions when it is imported."""
-
-
-def joined_recipes() -> tuple[Recipes, ...]:
-    """Those that are built in."""
-    from strop.recipes import declarations  # both import this module
-    from strop.roles import declarations as declarations_of_roles
-
-    return (declarations.RECIPES, declarations_of_roles.RECIPES)
-
-
-def load_recipes() -> None:
-    """Have the functions of all recipes registered."""
-    for recipes in joined_recipes():
-        importlib.import_module(recipes.functions)
-
-
 def load_extensions(files: Iterable[str]) -> None:
     """Import Python files that register estimators, losses, samplers, filters or shaping; each only the first time.
 
@@ -97,17 +70,6 @@ def load_extensions(files: Iterable[str]) -> None:
     """
     for name in files:
         load_user_file(name, setting="algorithm.extensions")
-
-
-def verl_convention(who: str) -> Any:
-    """The module that calls functions of verl's convention.
-
-    Args:
-        who: the function, for the error where there is no such module.
-    """
-    from strop.compat import user_functions  # imports this package
-
-    return user_functions
 
 
 class FunctionRegistry(Registry[F]):

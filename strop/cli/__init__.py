@@ -1,14 +1,20 @@
 """The commands.
 
-main.py       `strop`: finds the command, prints errors as sentences, gives exit codes
-output.py     what reaches the terminal: escaped text, JSON, the errors of the command line itself
-libraries.py  the noise of libraries, and the log on the terminal
-settings.py   --config and key=value, the same for every command
-launching.py  what commands that make runs share: a run folder, its resume, its end
-standard_error.py  standard error that cannot end a run
+completion.py     `strop completion`
+eval_table.py     `strop eval` of several models
+init_from.py      What `--from RUN` and `--with-optimizer` ask for
+launching.py      What commands that make runs share
+main.py           `strop`
+settings.py       Settings on the command line
+unused_keys.py    Settings that a command has no use for
+versions.py       What is installed, for `strop --version` and others
+check_functions/  `strop check loss` and `strop check estimator`
+commands/         Commands of `strop`, one module each
+doctor/           `strop doctor`
+explain/          The settings of a run, what they mean, and where two runs differ in theirs
+quickstart/       `strop quickstart`
+sharing/          A trained model for others
+sweep/            Several runs that differ in a few settings, and one table of how they ended
 
 `unread` refuses settings that a command has no use for.
-
-One module per command, by its name: train.py is `strop train`; others are with what they carry out. Each has
-`add_arguments(parser)` and `run(args) -> int`, and imports what is heavy when it runs.
 """

@@ -9,9 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.base.elsewhere import is_url
-from strop.base.shell import shell_word
-from strop.cli.output import Interrupted, UsageError, say
 from strop.cli.settings import (
     add_accept_argument,
     add_config_arguments,
@@ -20,13 +17,16 @@ from strop.cli.settings import (
     user_path,
 )
 from strop.run import MODEL_FOLDER, RunFolder, is_run
-from strop.trainer.beginning.options import add_arguments as add_beginning_arguments
+from strop.trainer.init_from.options import add_arguments as add_beginning_arguments
 from strop.trainer.sections import FINE_TUNING_SECTIONS, SECTION_OF_COMMAND
+from strop.utils.remote_path import is_url
+from strop.utils.shell_words import shell_word
+from strop.utils.terminal import Interrupted, UsageError, say
 
 if TYPE_CHECKING:
-    from strop.cli.unread import Reads
+    from strop.cli.unused_keys import Reads
     from strop.trainer.config import Config
-    from strop.trainer.launch import Start
+    from strop.trainer.start import Start
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
@@ -34,7 +34,10 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
     add_config_arguments(parser)
     add_trust_argument(parser)
     parser.add_argument(
-        "--out", metavar="DIR", type=user_path, help=f"run folder, absent or empty (default runs/{kind}-<time>)"
+        "--out",
+        metavar="DIR",
+        type=user_path,
+        help=f"run folder, absent or empty (default runs/{kind}-<time>)",
     )
     parser.add_argument(
         "--resume",
@@ -65,26 +68,26 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
         _refuse_sources(args)
         check_kind(args.resume, kind)
         _refuse_unread(args, reads)
-        from strop.trainer.launch import CONFIG_FILE, resume_run
+        from strop.trainer.start import CONFIG_FILE, resume_run
 
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(
             args.resume, overrides=args.overrides, say=say, admit=admit, accept_changes=args.accept_changes
         )
-    from strop.trainer.beginning.command_line import settings
+    from strop.cli.init_from import settings
 
     config, beginning = settings(args, kind)
     _refuse_unread(args, reads)
-    from strop.trainer.trackers import check_trackers
+    from strop.observability.trackers.setup import check_trackers
 
     check_trackers(config.trainer.trackers)
     _check_given(config, kind, args.command_line[1], begins=beginning is not None)
-    from strop.trainer.launch import start_run
+    from strop.trainer.start import start_run
 
     folder = args.out or Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
     start = start_run(folder, config, command=args.command_line, say=say, beginning=beginning)
     say(f"run folder: {folder}")
-    from strop.explaining.deviations import deviations
+    from strop.config.preset_difference import deviations
 
     for line in deviations(start.config, source=args.config, overrides=args.overrides):
         say(line)
@@ -128,7 +131,7 @@ def _check_given(config: Config, kind: str, command: str, *, begins: bool) -> No
 
 
 def _refuse_unread(args: argparse.Namespace, reads: Reads | None) -> None:
-    from strop.cli.unread import refuse_unread
+    from strop.cli.unused_keys import refuse_unread
 
     refuse_unread(args, args.command_line[1], reads)
 
@@ -145,7 +148,7 @@ def _fetched_to(url: str, out: Path | None) -> Path:
             f"{folder} is there: name an absent folder with --out, or continue it with --resume {shell_word(folder)}"
         )
     say(f"fetching {url} into {folder}")
-    from strop.hub.copies import fetch_run  # libraries of hubs: slow to import
+    from strop.trainer.run_mirror import fetch_run  # libraries of hubs: slow to import
 
     return Path(fetch_run(url, folder))
 
@@ -178,7 +181,7 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
 
 def _refuse_sources(args: argparse.Namespace) -> None:
     given = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
-    # Of strop.trainer.beginning.
+    # Of strop.trainer.init_from.
     others = {"origin": "--from", "with_optimizer": "--with-optimizer"}
     given += [option for name, option in others.items() if getattr(args, name, None)]
     if given:

@@ -23,10 +23,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import NoReturn
 
-from strop.base import trust
-from strop.border import encodable, redacted, remember_named, remember_secrets_in
-from strop.cli.output import UsageError, plain, print_plain
-from strop.cli.standard_error import unfailing
+from strop.utils import trust
+from strop.utils.sanitize import encodable, redacted, remember_named, remember_secrets_in
+from strop.utils.standard_error import unfailing
+from strop.utils.terminal import UsageError, plain, print_plain
 
 BROKEN, USER_ERROR = 1, 2
 SIGNALLED = 128
@@ -50,38 +50,38 @@ class Command:
 
 
 COMMANDS = {
-    "train": Command(summary="reinforcement learning from rewards", module="strop.cli.train"),
-    "check": Command(module="strop.checks.command"),
-    "env": Command(module="strop.checks.env_command"),
-    "reward": Command(module="strop.checks.reward_command"),
-    "migrate": Command(module="strop.compat.command"),
-    "data": Command(module="strop.data.command"),
-    "doctor": Command(module="strop.doctor.command"),
-    "eval": Command(module="strop.evaluation.eval_command"),
-    "compare": Command(module="strop.evaluation.compare_command"),
-    "generate": Command(module="strop.evaluation.generate_command"),
-    "score": Command(module="strop.evaluation.score_command"),
-    "config": Command(module="strop.explaining.command"),
-    "serve": Command(module="strop.gateway.command"),
-    "prefer": Command(module="strop.preferences.command"),
-    "dpo": Command(module="strop.preferences.dpo_command"),
-    "reward-model": Command(module="strop.preferences.reward_model_command"),
-    "quickstart": Command(module="strop.quickstart.command"),
-    "replay": Command(module="strop.replay.command"),
-    "engine": Command(module="strop.rollout.vllm.command"),
-    "sandbox": Command(module="strop.sandbox.command"),
-    "export": Command(module="strop.sharing.export"),
-    "push": Command(module="strop.sharing.command"),
-    "completion": Command(module="strop.shell.completion"),
-    "sft": Command(module="strop.supervised.command"),
-    "sweep": Command(module="strop.sweep.command"),
-    "track": Command(module="strop.tracking.command"),
-    "view": Command(module="strop.view.page.command"),
-    "runs": Command(module="strop.view.runs"),
-    "plot": Command(module="strop.view.plot"),
-    "samples": Command(module="strop.view.samples"),
-    "diff": Command(module="strop.view.diff"),
-    "incident": Command(module="strop.view.incident"),
+    "train": Command(summary="reinforcement learning from rewards", module="strop.cli.commands.train"),
+    "check": Command(module="strop.cli.commands.check"),
+    "env": Command(module="strop.cli.commands.env"),
+    "reward": Command(module="strop.cli.commands.reward"),
+    "migrate": Command(module="strop.cli.commands.migrate"),
+    "data": Command(module="strop.cli.commands.data"),
+    "doctor": Command(module="strop.cli.commands.doctor"),
+    "eval": Command(module="strop.cli.commands.eval"),
+    "compare": Command(module="strop.cli.commands.compare"),
+    "generate": Command(module="strop.cli.commands.generate"),
+    "score": Command(module="strop.cli.commands.score"),
+    "config": Command(module="strop.cli.commands.config"),
+    "serve": Command(module="strop.cli.commands.serve"),
+    "prefer": Command(module="strop.cli.commands.prefer"),
+    "dpo": Command(module="strop.cli.commands.dpo"),
+    "reward-model": Command(module="strop.cli.commands.reward_model"),
+    "quickstart": Command(module="strop.cli.commands.quickstart"),
+    "replay": Command(module="strop.cli.commands.replay"),
+    "engine": Command(module="strop.cli.commands.engine"),
+    "sandbox": Command(module="strop.cli.commands.sandbox"),
+    "export": Command(module="strop.cli.commands.export"),
+    "push": Command(module="strop.cli.commands.push"),
+    "completion": Command(module="strop.cli.completion"),
+    "sft": Command(module="strop.cli.commands.sft"),
+    "sweep": Command(module="strop.cli.commands.sweep"),
+    "track": Command(module="strop.cli.commands.track"),
+    "view": Command(module="strop.cli.commands.view"),
+    "runs": Command(module="strop.observability.viewer.runs"),
+    "plot": Command(module="strop.observability.viewer.plot"),
+    "samples": Command(module="strop.observability.viewer.samples"),
+    "diff": Command(module="strop.observability.viewer.diff"),
+    "incident": Command(module="strop.observability.viewer.postmortem"),
 }
 
 _EPILOG = """\
@@ -101,7 +101,7 @@ _LATE_ERRORS = (
     ("strop.controller.errors", "CallTimeout"),
     ("strop.rollout.client", "RolloutTimeout"),
     ("strop.rollout.client", "NoEngine"),
-    ("strop.rollout.sync.types", "SyncError"),
+    ("strop.rollout.weight_sync.types", "SyncError"),
     ("strop.rollout.types", "EngineDied"),
     ("torch", "OutOfMemoryError"),
 )
@@ -214,11 +214,11 @@ def _dispatch(words: list[str]) -> int:
         if not word.isascii() and encodable(word) != redacted(word):  # a name of a file in another encoding
             raise UsageError(f"{word} holds bytes that are no UTF-8; rename the file or folder")
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
-        from strop.shell.completion import complete
+        from strop.cli.completion import complete
 
         return complete()
     if words[:1] == ["--version"]:
-        from strop.shell.versions import describe_installation
+        from strop.cli.versions import describe_installation
 
         print_plain(describe_installation())
         return 0
@@ -230,7 +230,7 @@ def _dispatch(words: list[str]) -> int:
     parser, module = command_parser(name)
     args = parser.parse_intermixed_args(rest)
     args.command_line = ["strop", *words]
-    from strop.cli.libraries import share_cores, terminal_log
+    from strop.utils.quiet_libraries import share_cores, terminal_log
 
     with terminal_log(debug=args.debug), trust.door():
         share_cores()
@@ -275,7 +275,9 @@ def _user_error(error: BaseException) -> BaseException | None:
 
 def _sentence(error: BaseException, command: str) -> str:
     text = plain(str(error)) or type(error).__name__
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, whose text has the request and the device's memory
+    if (
+        type(error).__name__ == "OutOfMemoryError"
+    ):  # torch's, whose text has the request and the device's memory
         return _out_of_memory(text, command)
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         text = f"{error.strerror}: {error.filename}"

@@ -14,10 +14,11 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.received import settings as received
+from strop.trainer.untrusted_runs import settings as received
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
+
 
 def user_path(text: str) -> Path:
     """A path as a user types it: `~` is the home folder, also where no shell replaces it (behind `=`, in quotes)."""
@@ -69,7 +70,9 @@ def add_accept_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_unchanged(args: argparse.Namespace, folder: Path, config: Config, *, only: tuple[str, ...] = ("",)) -> None:
+def check_unchanged(
+    args: argparse.Namespace, folder: Path, config: Config, *, only: tuple[str, ...] = ("",)
+) -> None:
     """Refuse, or with --accept-changes name, what a run reads from outside and has changed since it began.
 
     Args:
@@ -80,9 +83,9 @@ def check_unchanged(args: argparse.Namespace, folder: Path, config: Config, *, o
     Raises:
         RunError: something has changed.
     """
-    from strop.cli.output import say
     from strop.config import to_flat_dict
     from strop.run.inputs import check_inputs
+    from strop.utils.terminal import say
 
     for line in check_inputs(folder, to_flat_dict(config), accept=args.accept_changes, only=only):
         say(line)

@@ -2,7 +2,7 @@
 
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
 laid over each other in layers.py by the keys of schema.py, and become objects in build.py. What fits a field, and the
-names of bounds, stand below this room (strop.base.field_types).
+names of bounds, stand below this room (strop.utils.field_types).
 save.py is the way out.
 Knows no room of strop and imports no torch.
 """
@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
 from strop.config.build import build_config
 from strop.config.errors import ConfigError
 from strop.config.load import config_of, load_config, load_layers, read_config
 from strop.config.save import save_config, to_dict, to_flat_dict
 from strop.config.sources import preset_names, read_settings
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from strop.explaining.describe import FieldDoc, describe
-    from strop.explaining.deviations import deviations, preset_deviations
-    from strop.explaining.keys import Explanation, explain
+    from strop.cli.explain.keys import Explanation, explain
+    from strop.config.docs import FieldDoc, describe
+    from strop.config.preset_difference import deviations, preset_deviations
 
 __all__ = [
     "ConfigError",
@@ -46,8 +46,8 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "strop.explaining.describe": "FieldDoc describe",
-        "strop.explaining.deviations": "deviations preset_deviations",
-        "strop.explaining.keys": "Explanation explain",
+        "strop.config.docs": "FieldDoc describe",
+        "strop.config.preset_difference": "deviations preset_deviations",
+        "strop.cli.explain.keys": "Explanation explain",
     },
 )

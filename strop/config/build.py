@@ -7,7 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
-from strop.base.field_types import (
+from strop.config.errors import report
+from strop.config.layers import Layers
+from strop.config.schema import flat, join
+from strop.config.sections import section_key
+from strop.config.wrong_values import mismatch
+from strop.utils.field_types import (
     field_hints,
     fits,
     is_mapping,
@@ -16,11 +21,6 @@ from strop.base.field_types import (
     union_members,
     without_bounds,
 )
-from strop.base.sections import section_key
-from strop.base.wrong_values import mismatch
-from strop.config.errors import report
-from strop.config.layers import Layers
-from strop.config.schema import flat, join
 
 T = TypeVar("T")
 

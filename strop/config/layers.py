@@ -10,13 +10,13 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from strop.base.field_types import field_hints, is_section
-from strop.base.wrong_values import Written
-from strop.border import remember_secrets_in
 from strop.config.overrides import Override
 from strop.config.places import place_of
 from strop.config.schema import Key, flat, join, locate, tree, unknown_key
 from strop.config.sources import Layer, preset_names
+from strop.config.wrong_values import Written
+from strop.utils.field_types import field_hints, is_section
+from strop.utils.sanitize import remember_secrets_in
 
 
 class Layers:
@@ -126,7 +126,7 @@ class Layers:
 
     def resolve(self) -> None:
         """Put values in the place of `${...}`, and find keys that a file leaves open with `???`."""
-        from strop.compat.interpolation import Interpolation  # its package imports this one
+        from strop.config.interpolation import Interpolation  # its package imports this one
 
         for key, value in list(self._interpolated()):
             try:

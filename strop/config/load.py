@@ -89,9 +89,9 @@ def _choose(layers: Layers, folder: Path | None, override: Override) -> bool:
     if not isinstance(name, str) or "=" not in override.text:
         return False
     is_section = layers.is_section(key)
-    from strop.compat import config_files  # imports this package
+    from strop.config import hydra_files  # imports this package
 
-    files = config_files if is_section or not layers.has(key) else None
+    files = hydra_files if is_section or not layers.has(key) else None
     laid: list[Layer] | None = None if files is None else files.chosen(folder, key, name)
     if is_section:
         layers.replace_section(key, preset_layers(key, name) if laid is None else laid)

@@ -12,9 +12,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import OverrideType
 from hydra.errors import HydraException
 
-from strop.base.shell import shell_word
-from strop.base.wrong_values import text_in_list
 from strop.config.schema import current_key
+from strop.config.wrong_values import text_in_list
+from strop.utils.shell_words import shell_word
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from strop.base.field_types import field_hints, is_mapping, is_section, nearest, type_name
+from strop.utils.field_types import field_hints, is_mapping, is_section, nearest, type_name
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def unknown_key(root: type, key: str, origin: str = "", *, section: str = "") ->
             meant = own[0] if len(own) == 1 else f"{section}.{key}"
             return f"unknown key {key}{origin}; the nearest valid key is {meant}"
     if len(of_this_name) != 1:
-        from strop.compat.migration.names import name_here  # imports this package
+        from strop.compat.migrate.names import name_here  # imports this package
 
         ours, sentence = name_here(key, section)
         if ours and set(ours) <= set(keys):

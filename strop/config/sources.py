@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base.field_types import nearest
-from strop.base.foreign_files import MAX_YAML_BYTES, read_text
-from strop.border import remember_secrets_in
 from strop.config.errors import ConfigError
 from strop.config.schema import join
 from strop.config.yaml_text import parse
+from strop.utils.field_types import nearest
+from strop.utils.safe_read import MAX_YAML_BYTES, read_text
+from strop.utils.sanitize import remember_secrets_in
 
 PRESETS = Path(__file__).parent / "presets"
 _SELF = ("", "_self_")
@@ -80,7 +80,7 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
     if text is not None:
         return layers_of(mapping_in(text, str(source)), str(source), text=text)
     if path.exists() and not path.is_dir():
-        from strop.compat.config_files import own_layers  # imports this package
+        from strop.config.hydra_files import own_layers  # imports this package
 
         return own_layers(path)
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from strop.base.foreign_files import BoundedLoader, parse_yaml
+from strop.utils.safe_read import BoundedLoader, parse_yaml
 
 _FLOAT = (
     r"^(?:[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?"

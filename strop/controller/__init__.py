@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
 from strop.controller.call import BatchAndMetrics, Returns, WorkerCall
 from strop.controller.dispatch import Dispatch, DispatchMode
 from strop.controller.errors import CallTimeout, WorkerFailed
@@ -31,9 +30,10 @@ from strop.controller.registration import Execute, Registration, register
 from strop.controller.roles import RoleSpec, meshes_on, role
 from strop.controller.runtime import Runtime
 from strop.controller.worker import Placement, Worker, placed
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from strop.compat.dispatch_modes import register_dispatch_mode
+    from strop.controller.dispatch_modes import register_dispatch_mode
     from strop.controller.ray.errors import Failure, GroupStopped, NotEnoughDevices
 
 __all__ = [
@@ -74,6 +74,6 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         ".ray.errors": "Failure GroupStopped NotEnoughDevices",
-        "strop.compat.dispatch_modes": "register_dispatch_mode",
+        "strop.controller.dispatch_modes": "register_dispatch_mode",
     },
 )

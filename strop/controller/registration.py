@@ -83,7 +83,7 @@ def _mode_of(wanted: Dispatch | DispatchMode | str | Mapping[str, Any]) -> Dispa
         return wanted.value
     if isinstance(wanted, DispatchMode):
         return wanted
-    from strop.compat.dispatch_modes import mode_named  # imports DispatchMode
+    from strop.controller.dispatch_modes import mode_named  # imports DispatchMode
 
     return mode_named(wanted)
 

@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from strop.base.meeting import Meeting
 from strop.controller.mesh import Mesh
+from strop.controller.rendezvous import Meeting
 
 
 @dataclass(frozen=True, kw_only=True)

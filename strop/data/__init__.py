@@ -3,7 +3,7 @@
     entries.py                           the files that settings name, and whether they are there
     readers.py                           rows from files and folders, all in memory
     rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media
-    prompts.py, drawing.py               PromptDataset, with the token ids of all; the prompts of a step
+    prompts.py, prompt_loader.py               PromptDataset, with the token ids of all; the prompts of a step
     sampler.py                           in which order rows are visited
 
 Below it: `cache`, what is kept for the next run; `curriculum`, orders by results, and those of a user's own;
@@ -15,23 +15,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from strop.compat.datasets.generator import AbstractDataGenerator
-    from strop.compat.datasets.rlhf import RLHFDataset, collate_fn
-    from strop.compat.datasets.samplers import AbstractCurriculumSampler, AbstractSampler
     from strop.data.chat import Chat, render, require_chat_template
     from strop.data.config import DataConfig
     from strop.data.curriculum import RowResult, register_sampler
-    from strop.data.mixing import check_source_weights, visits_per_epoch
+    from strop.data.data_generator import AbstractDataGenerator
+    from strop.data.mixture import check_source_weights, visits_per_epoch
     from strop.data.prompts import PromptDataset
     from strop.data.readers import read_rows
+    from strop.data.rlhf_dataset import RLHFDataset, collate_fn
     from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
-    from strop.supervised.config import SftDataConfig
-    from strop.supervised.conversations import tokenize_chat
-    from strop.supervised.dataset import SftDataset
-    from strop.supervised.kept import SftExample
+    from strop.data.sampler_class import AbstractCurriculumSampler, AbstractSampler
+    from strop.data.sft.config import SftDataConfig
+    from strop.data.sft.conversations import tokenize_chat
+    from strop.data.sft.dataset import SftDataset
+    from strop.data.sft.stored_conversation import SftExample
 
 __all__ = [
     "AbstractCurriculumSampler",
@@ -65,16 +65,16 @@ __getattr__, __dir__ = lazy_names(
         ".chat": "Chat render require_chat_template",
         ".config": "DataConfig",
         ".curriculum": "RowResult register_sampler",
-        ".mixing": "check_source_weights visits_per_epoch",
+        ".mixture": "check_source_weights visits_per_epoch",
         ".prompts": "PromptDataset",
         ".readers": "read_rows",
         ".sampler": "PromptSampler parse_visit_uid val_uid visit_uid",
-        "strop.compat.datasets.generator": "AbstractDataGenerator",
-        "strop.compat.datasets.rlhf": "RLHFDataset collate_fn",
-        "strop.compat.datasets.samplers": "AbstractCurriculumSampler AbstractSampler",
-        "strop.supervised.config": "SftDataConfig",
-        "strop.supervised.conversations": "tokenize_chat",
-        "strop.supervised.dataset": "SftDataset",
-        "strop.supervised.kept": "SftExample",
+        "strop.data.data_generator": "AbstractDataGenerator",
+        "strop.data.rlhf_dataset": "RLHFDataset collate_fn",
+        "strop.data.sampler_class": "AbstractCurriculumSampler AbstractSampler",
+        "strop.data.sft.config": "SftDataConfig",
+        "strop.data.sft.conversations": "tokenize_chat",
+        "strop.data.sft.dataset": "SftDataset",
+        "strop.data.sft.stored_conversation": "SftExample",
     },
 )

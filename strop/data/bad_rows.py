@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from strop.chat_template import TemplateTooCostly
+from strop.utils.chat_template import TemplateTooCostly
 
 _MOST_REASONS, _MOST_ROWS = 5, 6
 """Of those that a sentence lists."""

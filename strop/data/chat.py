@@ -15,11 +15,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.border import encodable_value, read_json
-from strop.chat_template import TemplateRefused, apply_template
 from strop.data.config import JsonMessages
 from strop.data.media import has_media, media_reader, refuse_audio
-from strop.trajectory import continues
+from strop.protocol.trajectory import continues
+from strop.utils.chat_template import TemplateRefused, apply_template
+from strop.utils.sanitize import encodable_value, read_json
 
 NO_TEMPLATE = (
     "the tokenizer of {name} has no chat template, so chat messages cannot be turned into tokens; use an "

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from strop.base.field_types import NonEmptyText, NonNegativeFloat, NonNegativeInt, PositiveInt
-from strop.base.sections import section, where_on
-from strop.compat.datasets.settings import DatagenConfig, DatasetClassConfig
-from strop.data.mixing.settings import check_sources
+from strop.config.sections import section, where_on
+from strop.data.dataset_class_config import DatagenConfig, DatasetClassConfig
+from strop.data.mixture.settings import check_sources
+from strop.utils.field_types import NonEmptyText, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 JsonMessages = Literal["refuse", "read", "text"]
 """What becomes of a text that is a list of messages, written as JSON or by Python."""

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 from pathlib import Path
 
-from strop.base.elsewhere import is_hub, is_url
+from strop.utils.remote_path import is_hub, is_url
 
 SUFFIXES = (".parquet", ".jsonl", ".json")
 

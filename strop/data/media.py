@@ -1,8 +1,9 @@
 """Images and videos of rows, as far as the core knows them: which rows have some, and what it asks of their reader.
 
 A row has media in the columns `data.image_key` and `data.video_key`, or right in the parts of a message
-({"type": "image", ...}). strop.vision reads them and counts them in tokens; elsewhere they are tokens of a prompt, one
-after another, and values that it does not look into (`strop.trajectory.Media`).
+({"type": "image", ...}). strop.engines.multimodal reads them and counts them in tokens; elsewhere they are tokens of a
+prompt, one
+after another, and values that it does not look into (`strop.protocol.trajectory.Media`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _AUDIO_PARTS = frozenset({"audio", "audio_url", "input_audio"})
 
 def media_reader(where: str) -> Any:
     """The module that reads the media of rows."""
-    from strop.vision import rows  # torch and Pillow: seconds
+    from strop.data import media_rows  # torch and Pillow: seconds
 
-    return rows
+    return media_rows
 
 
 def has_media(

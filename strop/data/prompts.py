@@ -26,7 +26,7 @@ from strop.data.rows import (
     row_messages,
     value_inside,
 )
-from strop.trajectory import Prompt
+from strop.protocol.trajectory import Prompt
 
 Side = Literal["left", "right", "middle"]
 _TOKENIZER_BATCH = 512

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import pyarrow
 import pyarrow.parquet
 
-from strop.base.elsewhere import is_hub, is_url
-from strop.base.foreign_files import check_regular, parse_json, read_text
-from strop.base.sections import where_on
-from strop.border import encodable_value
+from strop.config.sections import where_on
 from strop.data.config import DataConfig
 from strop.data.entries import SUFFIXES, missing, split_entry
+from strop.utils.remote_path import is_hub, is_url
+from strop.utils.safe_read import check_regular, parse_json, read_text
+from strop.utils.sanitize import encodable_value
 
 MAX_FILE_BYTES = 2**36
 """Of a file of JSON that is held in memory: more than machines have."""
@@ -100,7 +100,7 @@ def load_rows(
     files = config.train_files if split == "train" else config.val_files
     is_streamed = config.streaming and split == "train"
     if where_on(config.dataset_class) is not None:
-        from strop.compat.datasets.custom import open_custom as open_class  # torch: seconds
+        from strop.data.dataset_class import open_custom as open_class  # torch: seconds
 
         limit = config.max_train_prompts if split == "train" else config.max_val_prompts
         rows: Sequence[dict[str, Any]] = open_class(config, files, tokenizer, max_samples=limit, seed=seed)
@@ -119,7 +119,7 @@ def open_set(entry: str) -> Any:
     Raises:
         ValueError: the entry has another form, or it cannot be had.
     """
-    from strop.hub.rows import open_hub  # libraries of hubs: slow to import
+    from strop.data.hub.rows import open_hub  # libraries of hubs: slow to import
 
     return open_hub(entry)
 
@@ -131,7 +131,7 @@ def folders(path: Path) -> Any:
     Raises:
         ValueError: it is missing from this installation.
     """
-    from strop.hub import folders as known  # imports this module
+    from strop.data.hub import folders as known  # imports this module
 
     return known
 
@@ -152,7 +152,7 @@ def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
         FileNotFoundError: there is no such file.
     """
     if is_url(entry):
-        from strop.hub.rows import fetch  # libraries of hubs: slow to import
+        from strop.data.hub.rows import fetch  # libraries of hubs: slow to import
 
         path = fetch(entry, SUFFIXES, cache_dir)
         with fetched(entry, path):

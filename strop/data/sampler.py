@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.base.randomness import permutation, random_key
+from strop.utils.rng import permutation, random_key
 
 if TYPE_CHECKING:
     from strop.data.config import DataConfig

@@ -1,34 +1,46 @@
 """Training engines: a causal language model, its packed forward pass and its optimizer, on one process or many.
 
-config.py           ModelConfig, LoraConfig, OptimizerConfig, EngineConfig
-
-The model
-causal_lm.py        CausalLM: one model object for training, scoring and native generation
-model.py            Hugging Face folders loaded for packed tokens; model_folder.py: checked before they are read
-media.py            what is asked of models with media (strop.vision)
-
-The forward pass
-attention.py        attention over packed sequences, shared prompts counted once
-recurrence.py       what is asked of layers that carry a state (carried/)
-packing.py          rows into micro-batches under a hard token budget
-tokens.py           one pass over packed rows, with a function of their tokens
-head.py             log-probs and entropy without a [tokens, vocab] tensor
-
-Ranks
-parallel.py         the processes that hold one model, and what they tell each other
-
-Training
-training.py         Engine: what a model says of rows; TrainEngine: the gradient of a loss, one optimizer step
-optimizer.py        AdamW, learning rates, clipping, refusal of non-finite gradients
-gradients.py        global norm, clipping and non-finite gradients of shards
-
-Weights
-weights.py          the weight map: names, shapes, ties
-checkpoint.py       sharded checkpoints for any number of ranks; saved_tensors.py: one that is read
-role_checkpoint.py  what a role saves
-
-Below it: lora/ (adapters), optimizers/ (Muon, 8-bit AdamW), sharding/ (a model on several ranks), ulysses/ (one packed
-row over several ranks), liger/ (fused kernels), digests/ (of weights), flops/ (how much there is to compute), carried/
-(which models are computed as they are: refused by name, or compared with their own forward pass; layers that carry a
-state), options/ (a folder's settings and template changed).
+attention.py          Attention over packed sequences, behind the attention interface of Hugging Face models
+causal_lm.py          CausalLM
+checkpoint.py         Sharded checkpoints
+checkpoint_reader.py  A sharded checkpoint on disk, opened for reading
+config.py             Configuration of a model and of the engine that trains it
+cpu_products.py       Products of layers in float32, by oneDNN on processors where torch's first choice is slow at
+                      them
+float64.py            Norms and experts in the precision of the model (model.dtype=float64)
+fused_norms.py        Root-mean-square norms in one kernel on a CUDA device
+grad_scaler.py        The factor that keeps gradients in the range of float16 (model.dtype=float16)
+gradients.py          The global norm of gradients that are whole or sharded over ranks, clipping, and the search for
+                      poisoned ones
+head.py               Log-probs and entropy of tokens, through the language-model head, without a [tokens, vocabulary]
+                      tensor
+head_kernels.py       Triton kernels of the log-prob head
+learning_rates.py     Learning rates that are too large for a trained model, and those that are usual
+memory.py             What an update needs of a device's memory, from a model's configuration alone
+model.py              Model folders
+model_facts.py        What the configuration of a model says about it, beside what the model is
+model_folder.py       Model folders
+model_overrides.py    What a user changes about a model folder without writing into it
+optimizer.py          One optimizer step
+packing.py            Rows into micro-batches
+role_checkpoint.py    What a trained role leaves in a checkpoint, and how it continues from there on any number of
+                      ranks
+rotary_kernels.py     A Triton kernel of rotary positions
+tokens.py             One pass over packed rows
+training.py           What a model says of packed rows (Engine), the gradient of a loss over them, and one optimizer
+                      step (TrainEngine)
+untrusted_model.py    Model folders that somebody else may have made
+unused_tokens.py      Token ids that a model has rows for and its tokenizer has no token for
+value_models.py       Models with a value head
+varlen.py             FlashAttention over segments of unequal lengths, for half precision on a CUDA device
+weights.py            The one weight map of a model
+checksum/             Digests of weights
+flops/                How much there is to compute, and how much a device can
+liger/                Fused kernels of liger-kernel for norms, gated activations and rotary embeddings
+linear_attention/     Layers with a recurrent state (linear attention, SSM) on packed tokens
+lora/                 LoRA
+model_support/        Which models packed computation carries
+multimodal/           Images and videos
+optimizers/           Optimizers beside AdamW
+parallel/             One model over several ranks, or partly on the host
 """

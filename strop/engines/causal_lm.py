@@ -11,11 +11,11 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from strop.cpu.products import layer_products
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
-from strop.engines.described import check_saved
+from strop.engines.cpu_products import layer_products
 from strop.engines.head import Head
-from strop.engines.media import MediaInputs
+from strop.engines.model_facts import check_saved
+from strop.engines.multimodal.model_with_media import MediaInputs
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -53,7 +53,7 @@ class CausalLM:
         """Times that somebody has said that the weights are others; whoever keeps copies of them compares it. Not every
         optimizer of torch moves the version of a tensor that it writes to."""
         self.device = self._head.weight.device
-        from strop.engines.carried.states import recurrence_of  # its package imports this module
+        from strop.engines.linear_attention.states import recurrence_of  # its package imports this module
 
         self.recurrence = recurrence_of(module)
         """Layers that carry a state from token to token; None where all attend."""
@@ -149,7 +149,7 @@ class CausalLM:
             input_ids: [1, N].
             position_ids: [1, N]; [3, 1, N] where a token stands for media.
             context: which token looks at which.
-            media: of the tokens, in their order (`strop.vision.sight.Vision.arguments`).
+            media: of the tokens, in their order (`strop.engines.multimodal.vl_model.Vision.arguments`).
         """
         if self.recurrence is not None:
             context = self.recurrence.packed(context)

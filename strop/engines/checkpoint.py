@@ -4,7 +4,8 @@
     shard-00002-of-00002.safetensors    the parts of rank 1
     state.json                          by rank 0: numbers, and the name, type and shape of every tensor
 
-Which part of a tensor each of several ranks holds is said in strop.engines.sharding.saving. The headers follow the
+Which part of a tensor each of several ranks holds is said in strop.engines.parallel.sharded_saving. The headers
+follow the
 convention of torch.distributed.checkpoint, so its `HuggingFaceStorageReader` reads these files.
 
 Concurrency: ranks do not talk to each other here, so a save needs no collective and can run in a thread beside
@@ -24,10 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from strop.base.background import in_background
-from strop.base.durable import fsync_path, sync_folder, write_durable
-from strop.engines.parallel import Parallel
-from strop.engines.saved_tensors import (
+from strop.engines.checkpoint_reader import (
     DTYPE_NAMES,
     FORMAT,
     OFFSETS,
@@ -36,7 +34,10 @@ from strop.engines.saved_tensors import (
     SavedTensors,
     shard_name,
 )
-from strop.engines.sharding.saving import load_parts, parts_of
+from strop.engines.parallel.ranks import Parallel
+from strop.engines.parallel.sharded_saving import load_parts, parts_of
+from strop.utils.atomic_io import fsync_path, sync_folder, write_durable
+from strop.utils.background import in_background
 
 _SHOWN_NAMES = 3
 

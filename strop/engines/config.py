@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Lt
 
-from strop.base.field_types import (
+from strop.config.sections import section
+from strop.utils.field_types import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -16,7 +17,6 @@ from strop.base.field_types import (
     PositiveShare,
     Share,
 )
-from strop.base.sections import section
 
 DecayRate = Annotated[float, Ge(0), Lt(1)]
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.base.kernels import has_kernels
-from strop.cpu.products import linear
 from strop.engines import head_kernels
+from strop.engines.cpu_products import linear
+from strop.utils.triton import has_kernels
 
 HEAD_CHUNK_ELEMENTS = 1 << 23
 """Logits held at one time on a CPU, in numbers: 32 MiB in float32."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.base.kernels import jit, tl, triton
+from strop.utils.triton import jit, tl, triton
 
 BLOCK = 4096
 """Logits that a program reads at one time."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from strop.base.device import device_name
-from strop.base.limits import device_bytes
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import compute_dtype, read_shape, weights_of_folder
+from strop.utils.device import device_name
+from strop.utils.machine_limits import device_bytes
 
 BESIDE = 1.2
 """Activations of a whole update over those of the formula: measured on an H100 (benchmarks/RESULTS.md)."""
@@ -84,4 +84,6 @@ def describe_memory(
     advice = [] if checkpointing else ["set model.gradient_checkpointing=true"]
     if fits:
         advice.insert(0, f"set actor.engine.max_tokens_per_device={fits}")
-    return f"{line}, which is too much: {' or '.join(advice) or 'use more ranks, or adapters (model.lora.rank)'}"
+    return (
+        f"{line}, which is too much: {' or '.join(advice) or 'use more ranks, or adapters (model.lora.rank)'}"
+    )

@@ -13,26 +13,30 @@ from transformers import (
     AutoTokenizer,
 )
 
-from strop.base.device import device_name
-from strop.base.elsewhere import fetch_copy
-from strop.chat_template import asks_for_time, render_with, stop_clock
-from strop.chat_template.answers import keep_special_tokens
-from strop.engines import carried
+from strop.engines import model_overrides, model_support
 from strop.engines.causal_lm import CausalLM, use_packed_attention
 from strop.engines.config import ModelConfig
-from strop.engines.described import settle_config
 from strop.engines.flops import precision_hint
 from strop.engines.fused_norms import use_fused_norms
 from strop.engines.liger.kernels import use_liger_kernels
 from strop.engines.lora import adapters
-from strop.engines.media import MediaInputs, language_model_class, media_inputs, media_models
+from strop.engines.model_facts import settle_config
 from strop.engines.model_folder import check_weights, model_json, reading, runs_own_code
-from strop.engines.options import changes
-from strop.engines.parallel import Parallel
+from strop.engines.multimodal.model_with_media import (
+    MediaInputs,
+    language_model_class,
+    media_inputs,
+    media_models,
+)
+from strop.engines.parallel.ranks import Parallel
 from strop.engines.rotary_kernels import use_rotary_kernel
+from strop.engines.untrusted_model import check_settings
 from strop.engines.unused_tokens import unused_token_ids
 from strop.engines.weights import WeightsMetadata, weights_metadata
-from strop.received.models import check_settings
+from strop.utils.chat_template import asks_for_time, render_with, stop_clock
+from strop.utils.chat_template.answers import keep_special_tokens
+from strop.utils.device import device_name
+from strop.utils.remote_path import fetch_copy
 
 
 def load_tokenizer(config: ModelConfig) -> Any:
@@ -71,7 +75,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
             raise ValueError(f"{complaint}: {of_processor.name} has no text under chat_template")
         tokenizer.chat_template = template
     if config.chat_template:
-        tokenizer.chat_template = changes.template_text(config.chat_template)
+        tokenizer.chat_template = model_overrides.template_text(config.chat_template)
     if (family := media_models(shape)) is not None and isinstance(tokenizer.chat_template, str):
         render_with(tokenizer, family.written_template(shape, tokenizer.chat_template))
     if asks_for_time(tokenizer.chat_template):
@@ -150,7 +154,7 @@ def refuse_family(shape: Any, auto_class: Any, path: str) -> None:
     Raises:
         ValueError: the sentence says why.
     """
-    carried.check_family(shape, auto_class, path)
+    model_support.check_family(shape, auto_class, path)
 
 
 def _without_weights(config: ModelConfig, shape: Any) -> Any:
@@ -186,13 +190,13 @@ def made_ready(
     """A module that was read, on its device, checked, with packed attention."""
     dtype = compute_dtype(config, computes_on)
     if dtype == torch.float64:
-        changes.use_exact(module)
+        model_overrides.use_exact(module)
     is_sharded_later = parallel is not None and parallel.mesh is not None
     place = torch.device("cpu") if is_sharded_later else computes_on
     module.to(place)
     module.eval()
     by_formula = config.attn_implementation == "eager"
-    carried.check_packed(module, place, by_formula=by_formula)
+    model_support.check_packed(module, place, by_formula=by_formula)
     media = media_inputs(module, config.path)
     use_packed_attention(module, media, by_formula=by_formula)
     if config.gradient_checkpointing:
@@ -330,10 +334,10 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
     """
     trust = runs_own_code(config)
     if config.external_lib:
-        changes.import_external(config)
+        model_overrides.import_external(config)
     given = model_json(folder / "config.json", complaint)
     check_settings(given, complaint)
-    carried.check_type(given, str(folder))
+    model_support.check_type(given, str(folder))
     if not trust and given.get("auto_map"):
         # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
@@ -341,7 +345,7 @@ def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
         shape = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     if not config.override_config:
         return shape
-    merged = changes.overridden(given, shape.to_dict(), config.override_config)
+    merged = model_overrides.overridden(given, shape.to_dict(), config.override_config)
     check_settings(merged, "model.override_config")
     with reading(folder, "model.override_config does not fit this model"):
         return type(shape).from_dict(merged)

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from strop.base.foreign_files import read_json
-from strop.base.trust import ask
 from strop.engines.config import ModelConfig
-from strop.received.models import PICKLES, SAFE, check_entries
+from strop.engines.untrusted_model import PICKLES, SAFE, check_entries
+from strop.utils.safe_read import read_json
+from strop.utils.trust import ask
 
 
 @contextlib.contextmanager

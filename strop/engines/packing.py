@@ -17,9 +17,9 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from strop.engines.parallel import Parallel
+from strop.engines.parallel.ranks import Parallel
 from strop.protocol import DataProto, columns
-from strop.trajectory import Media
+from strop.protocol.trajectory import Media
 
 
 def make_rows(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from strop.base.kernels import has_kernels, jit, tl, triton
+from strop.utils.triton import has_kernels, jit, tl, triton
 
 _NAME = "apply_rotary_pos_emb"
 

@@ -22,14 +22,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.base.device import sent
 from strop.engines.attention import PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
-from strop.engines.media import MediaInputs
+from strop.engines.multimodal.model_with_media import MediaInputs
 from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
 from strop.protocol import DataProto, columns
-from strop.trajectory import Media
+from strop.protocol.trajectory import Media
+from strop.utils.device import sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Tokens:
     index: Tensor
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
     media: Mapping[str, Tensor] | None = None
-    """Those of prompts and responses, in the order of their tokens (`strop.vision.sight.Vision.arguments`)."""
+    """Those of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
     shard: Any = None
     """This rank's part, where ranks share each sequence."""
 
@@ -212,7 +212,7 @@ def _shared_out(whole: Tokens, group: dist.ProcessGroup) -> Tokens:
             "a sample has images, and engine.sequence_parallel of this role divides sequences over ranks, which "
             "images cannot be: set it to 1"
         )
-    from strop.engines.ulysses.shards import shard_micro_batch  # imports Tokens from here
+    from strop.engines.parallel.ulysses import shard_micro_batch  # imports Tokens from here
 
     return dataclasses.replace(whole, shard=shard_micro_batch(whole, group))
 

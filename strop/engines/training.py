@@ -18,16 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.engines import gradients, sharding
+from strop.engines import gradients
 from strop.engines.causal_lm import CausalLM
+from strop.engines.checksum.models import digest_weights
 from strop.engines.config import EngineConfig, OptimizerConfig
-from strop.engines.digests.models import digest_weights
 from strop.engines.flops import model_work
+from strop.engines.grad_scaler import LossScale
 from strop.engines.optimizer import Optimizer, StepReport
-from strop.engines.options.loss_scale import LossScale
 from strop.engines.packing import micro_batches
-from strop.engines.parallel import Parallel, alone
-from strop.engines.sharding import offloading
+from strop.engines.parallel.fsdp import full_parameters, reshard, shard, sync_gradients
+from strop.engines.parallel.offload import activations_on_host, offload, offload_optimizer
+from strop.engines.parallel.ranks import Parallel, alone
 from strop.engines.tokens import TokenFunction, Tokens, pack
 from strop.protocol import DataProto
 
@@ -50,7 +51,7 @@ class Engine:
             is_frozen: no weight is ever trained.
 
         Raises:
-            ValueError: as `strop.engines.sharding.fsdp.shard`.
+            ValueError: as `strop.engines.parallel.fsdp.shard`.
         """
         self.model = model
         self.parallel = alone(model.device) if parallel is None else parallel
@@ -62,7 +63,7 @@ class Engine:
         if is_frozen:
             model.module.requires_grad_(False)
         if self.parallel.mesh is not None:
-            sharding.shard(model, self.parallel, config)
+            shard(model, self.parallel, config)
 
     @torch.no_grad()
     def map_tokens(
@@ -97,7 +98,7 @@ class Engine:
             results = self.model.run(noted, tokens)
             made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
         if self.parallel.mesh is not None:
-            sharding.reshard(self.model)
+            reshard(self.model)
         if self.model.device.type != "cpu":
             torch.accelerator.synchronize()  # the copies were not waited for
         order = torch.cat(places).argsort()
@@ -113,7 +114,7 @@ class Engine:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
         needs."""
         if not self._away:
-            self._away.append(offloading.offload(self.model))
+            self._away.append(offload(self.model))
 
     def onload(self) -> None:
         """Bring back the model."""
@@ -142,7 +143,7 @@ class TrainEngine(Engine):
             parallel: the ranks that hold the model; None for this process alone.
 
         Raises:
-            ValueError: as `strop.engines.sharding.fsdp.shard`, or engine.offload=all for a device without others.
+            ValueError: as `strop.engines.parallel.fsdp.shard`, or engine.offload=all for a device without others.
         """
         if (
             config.offload == "all"
@@ -190,7 +191,7 @@ class TrainEngine(Engine):
         total = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for number, part in enumerate(parts):
             if self.parallel.mesh is not None:
-                sharding.sync_gradients(
+                sync_gradients(
                     self.model,
                     is_last=number == len(parts) - 1,
                     each=self._config.gradient_sync == "each",
@@ -198,7 +199,7 @@ class TrainEngine(Engine):
                 )
             tokens = pack(data, self.model, rows=part, sp_group=self.parallel.sp_group)
             stays = not self._config.offload_activations
-            with contextlib.nullcontext() if stays else offloading.activations_on_host(self.model):
+            with contextlib.nullcontext() if stays else activations_on_host(self.model):
                 value = self.model.run(loss, tokens)
             self._count(tokens, trains=True)
             scaled: Tensor = value if self._loss_scale is None else value * self._loss_scale.value
@@ -211,7 +212,7 @@ class TrainEngine(Engine):
         report = self.optimizer.step()
         self.model.num_changes += 1
         if self._config.offload == "optimizer":
-            self._state_away.append(offloading.offload_optimizer(self._optimizer))
+            self._state_away.append(offload_optimizer(self._optimizer))
         return report
 
     @contextlib.contextmanager
@@ -219,13 +220,13 @@ class TrainEngine(Engine):
         """Every parameter gathered on every rank; forward passes inside, without gradients, talk to nobody."""
         self.onload()
         is_whole = self.parallel.mesh is None
-        with contextlib.nullcontext() if is_whole else sharding.full_parameters(self.model):
+        with contextlib.nullcontext() if is_whole else full_parameters(self.model):
             yield
 
     def offload(self) -> None:
         """As for a frozen model; gradients leave with the parameters, and the optimizer's state until a step needs
         it."""
-        self._state_away.append(offloading.offload_optimizer(self._optimizer))
+        self._state_away.append(offload_optimizer(self._optimizer))
         super().offload()
 
     def save_model(self, folder: Path) -> None:

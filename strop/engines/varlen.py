@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.base.device import sent
+from strop.utils.device import sent
 
 if TYPE_CHECKING:
     from strop.engines.attention import AttentionForm, Segment

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.base.durable import replace_text
-from strop.border import storable, storable_text
+from strop.utils.atomic_io import replace_text
+from strop.utils.sanitize import storable, storable_text
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -61,7 +61,7 @@ def with_likely(records: Sequence[Mapping[str, Any]], config: Config, k: int) ->
     """
     from strop.engines.config import EngineConfig
     from strop.engines.model import load_tokenizer
-    from strop.evaluation.likely_tokens import LikelyTokens
+    from strop.evaluation.top_log_probs import LikelyTokens
 
     longest = max(len(record["prompt_ids"]) + len(record["response_ids"]) for record in records)
     model = LikelyTokens(

@@ -18,20 +18,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.agents.setup import AgentSetup
-from strop.base.device import device_name
 from strop.controller import Dispatch, Mesh, Worker, WorkerGroup, register, role
 from strop.data.media import media_reader
-from strop.evaluation.alone import OnUsage, answering, is_remote, play_alone
-from strop.evaluation.reward_trial import probe_scorers
 from strop.protocol import DataProto
+from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardPool
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
-from strop.trainer.launch import Say
-from strop.trainer.roles import start_runtime
+from strop.trainer.reward_trial import probe_scorers
 from strop.trainer.setup import check_prompts_fit, checked_tokenizer, load_val_prompts
+from strop.trainer.standalone import OnUsage, answering, is_remote, play_alone
+from strop.trainer.start import Say
 from strop.trainer.validation import Validation, summarize_validation
-from strop.trajectory import Prompt
+from strop.trainer.worker_groups import start_runtime
+from strop.utils.device import device_name
 from strop.workers.episodes import Episode
 from strop.workers.reports import EpisodeReport, check_failed_episodes, report_of
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from strop.base.shell import shell_word
-from strop.cli.output import UsageError, say
 from strop.cli.settings import is_setting
 from strop.rollout.registry import REMOTE
 from strop.run import CheckpointError, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, check_files, read_manifest
-from strop.trainer.beginning.naming import choose_checkpoint, run_in
+from strop.trainer.init_from.naming import choose_checkpoint, run_in
+from strop.utils.shell_words import shell_word
+from strop.utils.terminal import UsageError, say
 
 if TYPE_CHECKING:
     from strop.trainer.config import Config
@@ -130,7 +130,7 @@ def with_model(config: Config, source: ModelSource | None, args: argparse.Namesp
         UsageError: there must be a model, and is none.
     """
     from strop.engines.config import ModelConfig
-    from strop.hub.locating import POLICY, locate
+    from strop.trainer.model_locations import POLICY, locate
 
     if source is None and args.config and config.model.path and not config.rollout.remote:
         return locate(config, say=say, keys=POLICY).config  # the file names the model
@@ -165,9 +165,9 @@ def data_as_recorded(args: argparse.Namespace, config: Config, source: Path | No
     """
     if source is None or args.config:
         return config
-    from strop.hub import commits
+    from strop.trainer import model_commits
 
-    return commits.as_recorded(config, source.parent)
+    return model_commits.as_recorded(config, source.parent)
 
 
 def _check_goes_without(config: Config, command: str) -> None:
@@ -190,7 +190,7 @@ def _is_elsewhere(text: str) -> bool:
     """A word that is no folder names a model of a hub or a URL; key=value does not."""
     if "=" in text and "://" not in text:
         return False
-    from strop.hub.locating import is_model_elsewhere
+    from strop.trainer.model_locations import is_model_elsewhere
 
     try:
         return is_model_elsewhere(text, "MODEL")
@@ -203,7 +203,7 @@ def _is_elsewhere(text: str) -> bool:
 def _of_hub(text: str, step: int | str | None, *, weights: bool) -> ModelSource:
     if step is not None:
         raise ValueError(f"--step {step} chooses a checkpoint of a run, and {text} is none: leave it out")
-    from strop.hub import models as hub_models  # libraries of hubs: slow to import
+    from strop.data.hub import models as hub_models  # libraries of hubs: slow to import
 
     models = hub_models
     fetched = models.fetch_model(text, models.Fetch(say=say, weights=weights), key="MODEL")

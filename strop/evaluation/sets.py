@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from strop.cli.output import UsageError, say
+from strop.utils.terminal import UsageError, say
 
 _OWN_ROWS = (
     "data.prompt_key=prompt",
@@ -39,10 +39,10 @@ SETS = ("gsm8k", "math500", "aime24", "aime25", "reasoning_gym/")
 def _rows_of(entry: str) -> Callable[[str, str], list[dict[str, Any]]]:
     """What reads a set: a function of its name and of where it is (empty: where it is published)."""
     if entry == "reasoning_gym/":
-        from strop.scorers.reasoning_gym_rows import rows_of_set as generated
+        from strop.rewards.scorers.reasoning_gym_rows import rows_of_set as generated
 
         return generated
-    from strop.compat.datasets.sets import rows_of_set
+    from strop.evaluation.well_known_sets import rows_of_set
 
     return rows_of_set
 
@@ -87,11 +87,7 @@ def _set_of(word: str) -> str:
     if Path(word).exists():
         return ""
     return next(
-        (
-            one
-            for one in SETS
-            if name == one or (one.endswith("/") and name.startswith(one))
-        ),
+        (one for one in SETS if name == one or (one.endswith("/") and name.startswith(one))),
         "",
     )
 

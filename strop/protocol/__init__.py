@@ -1,43 +1,46 @@
 """The batch that flows between controller and workers.
 
-schema       the columns of a training batch: what each holds, who makes it and who takes it
-columns      dense and jagged tensor columns, and what is done to their rows
-batch        DataProto
-indices      row numbers, masks, equal ranges
-merging      columns and facts by name: chosen, and of the same name joined or refused
-
-Other forms of a batch: forms/ (a folder, one TensorDict).
+batch_operations.py  Operations of verl on batches that nothing in strop needs
+columns.py           Tensor columns of a batch
+data_proto.py        DataProto
+folder.py            A batch as a folder
+folding.py           Rows regrouped along a second axis, and rows added so that their number divides
+indices.py           Which rows
+merging.py           Columns and facts by name
+schema.py            The columns of a training batch, declared once
+tensordict.py        Between a batch and a TensorDict that carries its non-tensor columns and facts too
+trajectory.py        A prompt, its media and a trajectory
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
-from strop.protocol.batch import DataProto, DataProtoItem
-from strop.protocol.columns import (
-    BatchError,
-    cat_columns,
-    flat,
-    from_flat,
-    from_padded,
-    is_jagged,
-    jagged,
-    jagged_like,
-    row_lengths,
-    rows,
-    take_rows,
-    to_padded,
-)
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from strop.compat.folding import (
+    from strop.controller.ray.future import DataProtoFuture
+    from strop.protocol.columns import (
+        BatchError,
+        cat_columns,
+        flat,
+        from_flat,
+        from_padded,
+        is_jagged,
+        jagged,
+        jagged_like,
+        row_lengths,
+        rows,
+        take_rows,
+        to_padded,
+    )
+    from strop.protocol.data_proto import DataProto, DataProtoItem
+    from strop.protocol.folding import (
         fold_batch_dim,
         pad_dataproto_to_divisor,
         unfold_batch_dim,
         unpad_dataproto,
     )
-    from strop.controller.ray.future import DataProtoFuture
 
 __all__ = [
     "BatchError",
@@ -64,7 +67,10 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "strop.compat.folding": "fold_batch_dim pad_dataproto_to_divisor unfold_batch_dim unpad_dataproto",
+        ".columns": "BatchError cat_columns flat from_flat from_padded is_jagged jagged jagged_like row_lengths rows "
+        "take_rows to_padded",
+        ".data_proto": "DataProto DataProtoItem",
+        ".folding": "fold_batch_dim pad_dataproto_to_divisor unfold_batch_dim unpad_dataproto",
         "strop.controller.ray.future": "DataProtoFuture",
     },
 )

@@ -1,16 +1,26 @@
 """Scoring: what an answer is worth, found out in processes that may hang, crash or lie without harm.
 
-    config.py      RewardConfig
-    outcome.py     Outcome (score / error / timeout / infrastructure), RewardError, RewardUnavailable, the summary line
-    pool.py        RewardPool: what the trainer uses; what becomes of what could not be scored
-    combining.py   several scores of one sample as one reward
-    workers.py     the functions in worker processes: the thread that owns those and their deadlines
-    worker.py      the parent's side of one worker process
-    wire.py        the lines between them (JSON)
-    child.py       the worker process; functions.py loads and calls the user's function there
-    waiting.py     time that a deadline does not count
-    printed.py     what reward functions print
-    managers.py, budget.py  names that reward files import
+budget.py            Where reward files import `bounded` from, a comparison with a limit on its computing
+combine.py           Several scores of one sample as one reward
+config.py            What scores the samples, within which limits, and what becomes of those that could not be scored
+functions.py         Runs in the worker process
+listed_functions.py  Reward functions that are given lists, and return one
+managers.py          Where reward files import `RewardManagerBase` and `register` from
+outcome.py           What became of one attempt to score a sample, and how a step's outcomes are summed up
+passing.py           Which answers pass
+pool.py              The reward behind a process border
+query_functions.py   Reward functions of OpenRLHF, which are given whole sequences as text
+required.py          Parts of a reward that a run trains with (algorithm.reward_keys)
+rescoring.py         Saved answers, scored again by a reward
+stdout_capture.py    What reward functions print
+verl_managers.py     Reward managers of verl
+wire.py              The lines that travel between the reward pool and its worker processes
+worker_main.py       The worker process of the reward pool
+worker_pool.py       The reward functions of a run in worker processes
+worker_process.py    The parent's handle to one worker process
+certify/             A reward function tried without a model
+judges/              Scores that come over HTTP
+scorers/             The built-in scorers, one module each, chosen by the `data_source` of a row
 
 Nothing here imports torch: a worker process starts in a fraction of a second.
 """
@@ -19,13 +29,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
     from strop.rewards.config import RewardConfig
     from strop.rewards.outcome import Outcome, RewardError, RewardUnavailable, check_failed_share, summarize
     from strop.rewards.pool import RewardPool, try_loading
-    from strop.scorers import default_compute_score, known_data_sources
+    from strop.rewards.scorers import default_compute_score, known_data_sources
 
 __all__ = [
     "Outcome",
@@ -46,6 +56,6 @@ __getattr__, __dir__ = lazy_names(
         ".config": "RewardConfig",
         ".outcome": "Outcome RewardError RewardUnavailable check_failed_share summarize",
         ".pool": "RewardPool try_loading",
-        "strop.scorers": "default_compute_score known_data_sources",
+        "strop.rewards.scorers": "default_compute_score known_data_sources",
     },
 )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from strop.scorers.budget import bounded
+    from strop.rewards.scorers.budget import bounded
 
 __all__ = [
     "bounded",
@@ -16,6 +16,6 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "strop.scorers.budget": "bounded",
+        "strop.rewards.scorers.budget": "bounded",
     },
 )

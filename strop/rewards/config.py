@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le
 
-from strop.algorithms.stream_functions.settings import check_overlong
-from strop.base.field_types import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Share
-from strop.base.sections import code_below, section
-from strop.base.trust import Named
-from strop.base.user_files import divide_named_file
-from strop.judges.config import JudgeConfig, ServerConfig
+from strop.algorithms.group_functions.config import check_overlong
+from strop.config.sections import code_below, section
+from strop.rewards.judges.config import JudgeConfig, ServerConfig
 from strop.sandbox.config import SandboxConfig
+from strop.utils.field_types import FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, Share
+from strop.utils.trust import Named
+from strop.utils.user_files import divide_named_file
 
 OnFailure = Literal["exclude", "fixed", "retry"]
 MAX_WORKERS = 1024

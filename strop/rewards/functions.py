@@ -19,12 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from strop.base.user_files import modules_beside
-from strop.border import real, usable
-from strop.border.text import describe_object
-from strop.border.values import MAX_NUMBER
-from strop.rewards.combining import Part
+from strop.rewards.combine import Part
 from strop.rewards.outcome import Value, usable_part
+from strop.utils.sanitize import real, usable
+from strop.utils.sanitize.text import describe_object
+from strop.utils.sanitize.values import MAX_NUMBER
+from strop.utils.user_files import modules_beside
 
 MODULE_NAME = "strop_user_reward"
 SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
@@ -178,11 +178,11 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
     """
     path, name, kwargs = setup["path"], setup["name"], setup["kwargs"]
     if setup["manager"]:
-        from strop.compat.reward_managers import load_manager  # torch: seconds
+        from strop.rewards.verl_managers import load_manager  # torch: seconds
 
         return load_manager(setup)
     if not path:
-        from strop.scorers.loading import load_built_in  # imports this module
+        from strop.rewards.scorers.loading import load_built_in  # imports this module
 
         return load_built_in(setup)
     if path not in modules:
@@ -199,8 +199,8 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
         raise LoadError(
             f"{name!r} in reward file {path} is {shown(function)}, not a function; set reward.name"
         )
-    from strop.compat.listed_rewards import of_batches, of_trl  # they import this module
-    from strop.compat.query_rewards import of_queries
+    from strop.rewards.listed_functions import of_batches, of_trl  # they import this module
+    from strop.rewards.query_functions import of_queries
 
     forms = {"completions": of_trl, "solution_strs": of_batches, "queries": of_queries}
     form = next((form for form in forms if form in inspect.signature(function).parameters), "")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from strop.compat.reward_managers import RewardManagerBase, register
+    from strop.rewards.verl_managers import RewardManagerBase, register
 
 __all__ = [
     "RewardManagerBase",
@@ -17,6 +17,6 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "strop.compat.reward_managers": "RewardManagerBase register",
+        "strop.rewards.verl_managers": "RewardManagerBase register",
     },
 )

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from strop.border import finite, real, storable_text, usable
-from strop.border.values import MAX_NUMBER
+from strop.utils.sanitize import finite, real, storable_text, usable
+from strop.utils.sanitize.values import MAX_NUMBER
 
 OutcomeKind = Literal["score", "error", "timeout", "infrastructure"]
 KINDS: tuple[OutcomeKind, ...] = ("score", "error", "timeout", "infrastructure")

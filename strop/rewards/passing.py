@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from strop.border import finite
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, Value
+from strop.utils.sanitize import finite
 
 ACC = "acc"
 """The part that says whether an answer passes."""

@@ -2,7 +2,7 @@
 
 Functions run in worker processes (workers.py): the caller waits for one future per sample, which the thread that owns
 them resolves when the worker answers, when the sample's deadline ends, or when the pool is closed. Where services score
-as well, strop.judges asks all of them. What could not be scored is scored again, or given a score in its place,
+as well, strop.rewards.judges asks all of them. What could not be scored is scored again, or given a score in its place,
 as reward.on_failure says.
 """
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from strop.base.trust import ask
-from strop.judges.services import Services
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.config import RewardConfig
+from strop.rewards.judges.services import Services
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.passing import with_verdict
-from strop.rewards.workers import Workers
-from strop.trajectory import Prompt, Trajectory
+from strop.rewards.worker_pool import Workers
+from strop.utils.trust import ask
 
 
 async def try_loading(config: RewardConfig) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from strop.border import finite
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
+from strop.utils.sanitize import finite
 
 
 def with_parts(outcome: Outcome, keys: Sequence[str], config: RewardConfig) -> Outcome:

@@ -27,13 +27,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from strop.border import storable, usable
-from strop.border.text import BROKEN, describe_object
+from strop.protocol.trajectory import with_answer
 from strop.rewards.outcome import Outcome
-from strop.trajectory import with_answer
+from strop.utils.sanitize import storable, usable
+from strop.utils.sanitize.text import BROKEN, describe_object
 
 if TYPE_CHECKING:
-    from strop.trajectory import Prompt, Trajectory
+    from strop.protocol.trajectory import Prompt, Trajectory
 
 MAX_PARTS_BYTES = 1 << 20
 """Upper limit of one result; a reward function has no reason to return more than a megabyte."""
@@ -89,7 +89,11 @@ def _plain(value: Any) -> Any:
         return list(value)
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
-    if isinstance(value, decimal.Decimal) and value.is_finite() and abs(value.adjusted()) < _DIGITS_OF_A_FLOAT:
+    if (
+        isinstance(value, decimal.Decimal)
+        and value.is_finite()
+        and abs(value.adjusted()) < _DIGITS_OF_A_FLOAT
+    ):
         return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, (PurePath, uuid.UUID, decimal.Decimal)):
         return str(value)

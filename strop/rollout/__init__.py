@@ -5,9 +5,9 @@ types.py      Sampling, TokenOutput, RolloutEngine: the contract every engine ke
 client.py     GenerateClient: what agents talk to; EngineClient: an engine in this process, with deadlines
 native/       the in-process engine over any Hugging Face causal language model
 requests.py   what engines ask of a request
-sync/         how an engine with weights of its own holds those of the policy
+weight_sync/         how an engine with weights of its own holds those of the policy
 
-Below it: vllm/ and sglang/ (engines in environments of their own), processes/ (what such engines share, and what asks
-them), transfer/ (weights to rollout workers in other processes), captured/ and kept/ (what makes the native engine
-faster), endpoint/ (a server with OpenAI's API).
+Below it: vllm/ and sglang/ (engines in environments of their own), replicas/ (what such engines share, and what asks
+them), weight_sync/ (weights to rollout workers in other processes), native/ and native/ (what makes the native engine
+faster), openai/ (a server with OpenAI's API).
 """

@@ -8,13 +8,13 @@ from typing import Annotated, Literal, Protocol
 
 from annotated_types import Ge, Gt
 
-from strop.base.field_types import NonEmptyText, NonNegativeInt, PositiveInt, PositiveShare
-from strop.base.sections import section
-from strop.rollout.endpoint.config import OpenAIConfig
+from strop.config.sections import section
+from strop.rollout.openai.config import OpenAIConfig
 from strop.rollout.registry import NATIVE, OWN_PROCESSES, REMOTE
 from strop.rollout.sglang.config import SglangConfig
+from strop.rollout.tracing_config import TraceConfig
 from strop.rollout.vllm.config import VllmConfig
-from strop.tracing.config import TraceConfig
+from strop.utils.field_types import NonEmptyText, NonNegativeInt, PositiveInt, PositiveShare
 
 
 class OwnProcesses(Protocol):
@@ -22,7 +22,7 @@ class OwnProcesses(Protocol):
 
     @property
     def takes_media(self) -> bool:
-        """It is given images and videos, of models that can be read without the model (strop.engines.media)."""
+        """It is given images and videos, of models that can be read without the model (see engines/multimodal)."""
 
     def installed(self) -> Path:
         """The Python that it runs in; ValueError, whose sentence says how to get it, where there is none."""
@@ -105,17 +105,13 @@ class RolloutConfig:
     @property
     def remote(self) -> RemoteModel | None:
         """The settings of the server that generates, where its weights are not ours; None of every engine of ours."""
-        found: RemoteModel | None = (
-            getattr(self, self.engine) if self.engine in REMOTE else None
-        )
+        found: RemoteModel | None = getattr(self, self.engine) if self.engine in REMOTE else None
         return found
 
     @property
     def own_processes(self) -> OwnProcesses | None:
         """The settings of the engine in processes of its own that generates; None of every other engine."""
-        found: OwnProcesses | None = (
-            getattr(self, self.engine) if self.engine in OWN_PROCESSES else None
-        )
+        found: OwnProcesses | None = getattr(self, self.engine) if self.engine in OWN_PROCESSES else None
         return found
 
     def __post_init__(self) -> None:

@@ -3,8 +3,8 @@
 from strop.rollout.registry import engines
 
 @engines.register("mine")
-async def mine(place):            # strop.workers.generation.Place: model folder, settings, version, the trained policy
-    return Generation(...)        # strop.workers.generation.Generation: an engine, and what takes its weights
+async def mine(place):            # engine_group.Place: model folder, settings, version, the trained policy
+    return Generation(...)        # strop.rollout.engine_group.Generation: an engine, and what takes its weights
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from strop.base.registry import Registry, unknown
+from strop.utils.registry import Registry, unknown
 
 NATIVE = "native"
 """The engine in the process of the policy."""

@@ -18,7 +18,7 @@ class Sampling:
     """How one request samples."""
 
     key: int
-    """64-bit key of the request's random stream (strop.base.randomness.random_key)."""
+    """64-bit key of the request's random stream (strop.utils.rng.random_key)."""
     temperature: float = 1.0
     """Divides the logits; 0 takes the most likely token."""
     top_p: float = 1.0
@@ -45,7 +45,7 @@ class Sampling:
             raise ValueError(f"top_k is {self.top_k}; use 0 for off")
         if not 0 <= self.key < 1 << 64:
             raise ValueError(
-                f"key is {self.key}; use a 64-bit number such as strop.base.randomness.random_key gives"
+                f"key is {self.key}; use a 64-bit number such as strop.utils.rng.random_key gives"
             )
         if self.position < 0:
             raise ValueError(f"position is {self.position}; it counts the numbers already used, from 0")

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
 from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore, PendingCheckpoint
 from strop.run.config import RunConfig
 from strop.run.digests import digest
@@ -24,6 +23,7 @@ from strop.run.events import EventLog
 from strop.run.folder import RunFolder, is_run
 from strop.run.ledger import Fate, Ledger, LedgerError
 from strop.run.manifest import Checkpoint, CheckpointError, Manifest
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
     from strop.run.fingerprints import STAGES, Fingerprint, FingerprintChain

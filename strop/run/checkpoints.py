@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.base.durable import replace_text, sync_folder
 from strop.run.manifest import (
     Checkpoint,
     CheckpointError,
@@ -38,6 +37,7 @@ from strop.run.manifest import (
     read_manifest,
     seal,
 )
+from strop.utils.atomic_io import replace_text, sync_folder
 
 LATEST = "latest_checkpointed_iteration.txt"
 """Holds the step of the newest checkpoint, for people and scripts; `latest_valid` does not trust it."""

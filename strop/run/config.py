@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from strop.base.sections import section
+from strop.config.sections import section
+from strop.utils.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @section("run")

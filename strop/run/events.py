@@ -16,11 +16,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from strop.base.durable import append_line, whole_lines
-from strop.base.foreign_files import parse_json
-from strop.border import storable
 from strop.run.errors import RunError
 from strop.run.records import is_record
+from strop.utils.atomic_io import append_line, whole_lines
+from strop.utils.safe_read import parse_json
+from strop.utils.sanitize import storable
 
 Event = dict[str, Any]
 
@@ -44,7 +44,7 @@ class EventLog:
             kind: what happened, one word per kind of record.
             step: training step the record belongs to; 0 before the first one.
             fsync: also wait for the disk, so that the record survives a power cut.
-            fields: any values; they are written as `strop.border.storable` makes them.
+            fields: any values; they are written as `strop.utils.sanitize.storable` makes them.
 
         Raises:
             RunError: the disk refused the record; the log ends with the record before it.

@@ -28,10 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import strop
-from strop.base.durable import replace_text
-from strop.base.foreign_files import read_json
-from strop.base.shell import shell_word
-from strop.border import remember_secrets_in, storable, storable_text
 from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.errors import RunError
@@ -41,13 +37,26 @@ from strop.run.inputs import INPUTS_FILE
 from strop.run.ledger import Ledger
 from strop.run.lock import RunLock
 from strop.run.samples.store import SampleStore
+from strop.utils.atomic_io import replace_text
+from strop.utils.safe_read import read_json
+from strop.utils.sanitize import remember_secrets_in, storable, storable_text
+from strop.utils.shell_words import shell_word
 
 RUN_FILE = "run.json"
 GROWN_FILE = "grown.jsonl"
 SAMPLES = "samples"
 FORMAT = 1
 _PACKAGES = ("torch", "transformers", "tensordict", "numpy")
-_OURS = {"config.yaml", INPUTS_FILE, "events.jsonl", "samples", "checkpoints", "logs", "lock", f".{RUN_FILE}.tmp"}
+_OURS = {
+    "config.yaml",
+    INPUTS_FILE,
+    "events.jsonl",
+    "samples",
+    "checkpoints",
+    "logs",
+    "lock",
+    f".{RUN_FILE}.tmp",
+}
 _WRITTEN = {"config.yaml", "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
             "spending.json", GROWN_FILE, INPUTS_FILE, RUN_FILE}  # fmt: skip
 _UNBEGUN = (
@@ -195,7 +204,9 @@ class RunFolder:
         cause = error.__cause__ if isinstance(error, RunError) else None
         if isinstance(cause, OSError) and cause.errno in _DISK:
             return False
-        has_samples = any(path.is_file() for path in (self.path / SAMPLES).rglob("*"))  # of the first validation
+        has_samples = any(
+            path.is_file() for path in (self.path / SAMPLES).rglob("*")
+        )  # of the first validation
         if has_samples or any(event["kind"] not in _UNBEGUN for event in self.events.read()):
             return False
         self.close()

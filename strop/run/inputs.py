@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from strop.base.durable import replace_text
-from strop.base.foreign_files import read_json
 from strop.run.errors import RunError
 from strop.run.input_files import differences, facts_of
 from strop.run.paths import read_paths, split_path
+from strop.utils.atomic_io import replace_text
+from strop.utils.safe_read import read_json
 
 INPUTS_FILE = "inputs.json"
 

@@ -16,8 +16,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from strop.base.foreign_files import NotAFile, parse_json
 from strop.run.errors import RunError
+from strop.utils.safe_read import NotAFile, parse_json
 
 _UNSUPPORTED = {errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL}
 

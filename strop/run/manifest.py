@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from strop.base.durable import fsync_path, sha256_of_file, sync_folder, write_durable
-from strop.base.foreign_files import check_regular, parse_json, read_text
 from strop.run.errors import RunError
 from strop.run.records import MAX_STEP
+from strop.utils.atomic_io import fsync_path, sha256_of_file, sync_folder, write_durable
+from strop.utils.safe_read import check_regular, parse_json, read_text
 
 MANIFEST = "manifest.json"
 _HASHING_THREADS = min(4, os.cpu_count() or 1)  # hashing a shard keeps one core busy; shards are many

@@ -1,31 +1,40 @@
 """Programs that a model wrote, run where they can do no harm.
 
-    config.py    SandboxConfig, Limits
-    program.py   Program, SandboxResult, the protocol Sandbox, SandboxUnavailable
-    opening.py   make_sandbox: the sandbox of a configuration; `shared`: the one of a process; told.py: its settings
-    local.py     LocalSandbox: this machine's kernel; the pool of launchers
-    process.py   the driver's side of one launcher; frames.py what they say
-    launcher.py  the launcher process; watch.py its limits; measure.py what a sandbox uses
-    inside.py    the first process of a sandbox
-    bubblewrap.py  the same built by the system's bwrap
-    layout.py    the file system inside; view.py what of the host it shows
-    kernel.py    calls of the kernel; seccomp.py the filter; cgroups.py control groups
-    checking.py  the proof, from inside, that all of it holds here
-    remote.py    other machines: fusion.py SandboxFusion servers; hosted.py the e2b service
-
-A launcher imports launcher.py and what that needs, and not this file.
+bubblewrap.py       The same sandbox built by the system's bubblewrap, for machines that give namespaces to it and to
+                    nobody else
+cgroups.py          Memory and process limits for all processes of a sandbox together, where this process may make
+                    control groups
+checking.py         Proof that a local sandbox isolates
+config.py           Where the model's programs run, and within which limits
+config_handover.py  What a reward worker was told of its sandbox, until its first program asks for one (factory.py)
+factory.py          The sandbox that a configuration describes
+framing.py          The messages between a driver and a launcher
+fusion.py           Programs on a SandboxFusion server
+hosted.py           Programs in sandboxes of the hosted service e2b, through its own package (the extra `e2b`)
+init_process.py     The first process of a sandbox
+kernel.py           The calls of the Linux kernel that Python's standard library does not offer
+launcher.py         A launcher
+layout.py           What a program in the sandbox sees of the file system
+local.py            Programs in namespaces of this machine's kernel
+mounts.py           Which files of the host a program in a local sandbox may read
+process.py          The driver's handle to one launcher process
+program.py          A program, what became of it, and what every sandbox can do
+remote.py           Programs that are sent to another machine
+seccomp.py          Which system calls a program in the sandbox may make, as a filter for the kernel
+supervisor.py       The launcher's eye on one sandbox
+usage.py            What the processes of a sandbox use, as the launcher sees it
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.base.lazy_names import lazy_names
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
     from strop.sandbox.config import Limits, SandboxConfig
+    from strop.sandbox.factory import make_sandbox, shared
     from strop.sandbox.local import LocalSandbox
-    from strop.sandbox.opening import make_sandbox, shared
     from strop.sandbox.program import Program, Sandbox, SandboxFailed, SandboxResult, SandboxUnavailable
 
 __all__ = [
@@ -46,7 +55,7 @@ __getattr__, __dir__ = lazy_names(
     {
         ".config": "Limits SandboxConfig",
         ".local": "LocalSandbox",
-        ".opening": "make_sandbox shared",
+        ".factory": "make_sandbox shared",
         ".program": "Program Sandbox SandboxFailed SandboxResult SandboxUnavailable",
     },
 )

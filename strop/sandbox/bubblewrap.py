@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from strop.sandbox import inside, layout
+from strop.sandbox import init_process, layout
 
 _FLOOR = "/.strop"
 _ANSWER_S = 20.0
@@ -33,7 +33,7 @@ bubblewrap.live(*map(int, sys.argv[2:]))
 """
 
 
-def start(job: Mapping[str, Any], ends: inside.Ends, *, has_group: bool) -> tuple[int, int]:
+def start(job: Mapping[str, Any], ends: init_process.Ends, *, has_group: bool) -> tuple[int, int]:
     """Start bubblewrap; its process id, and that of the first process of the sandbox as the host sees it.
 
     Raises:
@@ -76,7 +76,7 @@ def _first_process(info_fd: int, fallback: int) -> int:
 
 def _arguments(job: Mapping[str, Any], *, has_group: bool) -> list[str]:
     folder_bytes = str((job["limits"]["disk_mib"] << 20) // 3)
-    identity = str(inside.INSIDE_ID)
+    identity = str(init_process.INSIDE_ID)
     words = [
         "--unshare-all",
         "--uid",
@@ -108,11 +108,11 @@ def _arguments(job: Mapping[str, Any], *, has_group: bool) -> list[str]:
 
 def live(go: int, status: int, stdin: int, stdout: int, stderr: int, has_group: int) -> NoReturn:
     """The first process of a sandbox that bubblewrap has built: inside.live, after the job came down the pipe."""
-    ends = inside.Ends(go=go, status=status, stdin=stdin, stdout=stdout, stderr=stderr)
+    ends = init_process.Ends(go=go, status=status, stdin=stdin, stdout=stdout, stderr=stderr)
     text = bytearray()
     while not text.endswith(b"\n"):
         data = os.read(go, 1 << 16)
         if not data:
             os._exit(1)
         text += data
-    inside.live(json.loads(text), ends, has_group=bool(has_group), is_built=True)
+    init_process.live(json.loads(text), ends, has_group=bool(has_group), is_built=True)

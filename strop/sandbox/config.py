@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from strop.base.field_types import NonNegativeInt, PositiveFloat, PositiveInt
-from strop.base.sections import section
+from strop.config.sections import section
+from strop.utils.field_types import NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @section("reward.sandbox.limits")
@@ -96,7 +96,7 @@ class SandboxConfig:
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
         """The service that programs are sent to, and what of this machine they are given; see
-        strop.base.sections.code_below."""
+        strop.config.sections.code_below."""
         if self.backend != "local":
             where = self.url or "the hosted service, with your key"
             yield "url" if self.url else "backend", f"{self.backend} at {where}", ""

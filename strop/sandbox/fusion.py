@@ -20,10 +20,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from strop.net.exchange import AnswerTooLargeError, post
 from strop.sandbox.config import Limits
 from strop.sandbox.program import Program, SandboxOutcome, SandboxResult, failed
 from strop.sandbox.remote import RemoteSandbox
+from strop.utils.http_post import AnswerTooLargeError, post
 
 _COMPILE_S = 30.0
 _GRACE_S = 30.0

@@ -2,7 +2,7 @@
 
 One program at a time. It waits in one place for: the driver (whose end of the socket closes when the driver dies,
 however it dies; then the sandbox is ended and the launcher exits), the pipes of the program, and the nearest limit.
-A sandbox lives at most as long as its launcher: the kernel sees to it (inside.py).
+A sandbox lives at most as long as its launcher: the kernel sees to it (init_process.py).
 
 The program never runs in this process, nor in one that has more in memory than the program itself.
 """
@@ -21,9 +21,9 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
-from strop.sandbox import bubblewrap, cgroups, frames, inside, kernel
-from strop.sandbox.measure import Meter
-from strop.sandbox.watch import Watch
+from strop.sandbox import bubblewrap, cgroups, framing, init_process, kernel
+from strop.sandbox.supervisor import Watch
+from strop.sandbox.usage import Meter
 
 _OUTER_ID = 65534
 """User and group that the program has outside, when the launcher is root: nobody."""
@@ -48,7 +48,7 @@ def main(socket_fd: int) -> None:
             while not select.select([connection], [], [], _IDLE_S)[0]:
                 if os.getppid() != driver:
                     return
-            job = frames.receive(connection)
+            job = framing.receive(connection)
             if job is None:
                 return
             try:
@@ -62,7 +62,7 @@ def main(socket_fd: int) -> None:
                 }
             if answer is None:
                 return
-            frames.send(connection, answer)
+            framing.send(connection, answer)
             if answer.get("is_broken"):
                 return
 
@@ -101,12 +101,12 @@ def _serve(job: Mapping[str, Any], connection: socket.socket) -> dict[str, Any] 
             group.remove()
 
 
-def _start(job: Mapping[str, Any], group: cgroups.Group | None) -> tuple[int, int, inside.Ends]:
+def _start(job: Mapping[str, Any], group: cgroups.Group | None) -> tuple[int, int, init_process.Ends]:
     """The process to wait for, the first process of a sandbox, waiting in it, and the outer ends of its pipes."""
     go, stdin, stdout, stderr = (os.pipe() for _ in range(4))
     status = tuple(end.detach() for end in socket.socketpair())
-    inner = inside.Ends(go=go[0], status=status[1], stdin=stdin[0], stdout=stdout[1], stderr=stderr[1])
-    outer = inside.Ends(go=go[1], status=status[0], stdin=stdin[1], stdout=stdout[0], stderr=stderr[0])
+    inner = init_process.Ends(go=go[0], status=status[1], stdin=stdin[0], stdout=stdout[1], stderr=stderr[1])
+    outer = init_process.Ends(go=go[1], status=status[0], stdin=stdin[1], stdout=stdout[0], stderr=stderr[0])
     if job["bubblewrap"]:
         pid, first = bubblewrap.start(job, inner, has_group=group is not None)
     else:
@@ -116,7 +116,7 @@ def _start(job: Mapping[str, Any], group: cgroups.Group | None) -> tuple[int, in
         for fd in set(range(3, _MAX_FDS)) - kept:  # the driver's socket is among them
             with contextlib.suppress(OSError):
                 os.close(fd)
-        inside.live(job, inner, has_group=group is not None)
+        init_process.live(job, inner, has_group=group is not None)
     for fd in (inner.go, inner.status, inner.stdin, inner.stdout, inner.stderr):
         os.close(fd)
     for fd in (outer.status, outer.stdin, outer.stdout, outer.stderr):
@@ -146,14 +146,14 @@ def _map_ids(pid: int) -> None:
     """
     uid, gid = os.geteuid(), os.getegid()
     if uid == 0:
-        lines = f"0 0 1\n{inside.INSIDE_ID} {_OUTER_ID} 1\n"
+        lines = f"0 0 1\n{init_process.INSIDE_ID} {_OUTER_ID} 1\n"
         with contextlib.suppress(PermissionError):
             _write(f"/proc/{pid}/uid_map", lines)
             _write(f"/proc/{pid}/gid_map", lines)
             return
     _write(f"/proc/{pid}/setgroups", "deny")
-    _write(f"/proc/{pid}/uid_map", f"{inside.INSIDE_ID} {uid} 1\n")
-    _write(f"/proc/{pid}/gid_map", f"{inside.INSIDE_ID} {gid} 1\n")
+    _write(f"/proc/{pid}/uid_map", f"{init_process.INSIDE_ID} {uid} 1\n")
+    _write(f"/proc/{pid}/gid_map", f"{init_process.INSIDE_ID} {gid} 1\n")
 
 
 def _write_all(fd: int, data: bytes) -> None:

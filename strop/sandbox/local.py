@@ -21,13 +21,13 @@ import threading
 import time
 from typing import Any
 
-from strop.rewards.waiting import away
 from strop.sandbox import checking
 from strop.sandbox.config import SandboxConfig
+from strop.sandbox.mounts import HostView, host_view
 from strop.sandbox.process import EXIT_S, Launcher, LauncherGone
 from strop.sandbox.program import ENVIRONMENT, Program, Sandbox, SandboxResult, SandboxUnavailable, failed
-from strop.sandbox.view import HostView, host_view
-from strop.sandbox.watch import END_S, SETUP_S
+from strop.sandbox.supervisor import END_S, SETUP_S
+from strop.utils.deadline import away
 
 log = logging.getLogger(__name__)
 

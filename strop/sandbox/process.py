@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from strop.sandbox import frames
+from strop.sandbox import framing
 
 _SANDBOX = Path(__file__).parent
 EXIT_S = 5.0
@@ -68,8 +68,8 @@ class Launcher:
         """
         try:
             self._connection.settimeout(timeout_s)
-            frames.send(self._connection, job)
-            answer = frames.receive(self._connection)
+            framing.send(self._connection, job)
+            answer = framing.receive(self._connection)
         except (OSError, ValueError) as error:
             raise LauncherGone(f"the launcher did not answer: {error}") from error
         if answer is None:

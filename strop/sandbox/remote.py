@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 
-from strop.net.background_loop import BackgroundLoop
-from strop.rewards.waiting import away
 from strop.sandbox.config import Limits, SandboxConfig
 from strop.sandbox.program import Program, Sandbox, SandboxResult, SandboxUnavailable, failed
+from strop.utils.background_loop import BackgroundLoop
+from strop.utils.deadline import away
 
 _HELLO = "sandbox ready"
 _LOOP = BackgroundLoop("programs on other machines")

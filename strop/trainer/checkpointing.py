@@ -12,8 +12,8 @@ from strop.controller import WorkerGroup
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
-from strop.trainer.outside import StopRequest
-from strop.trainer.restarts.disk import watched
+from strop.trainer.callbacks import StopRequest
+from strop.trainer.fault_tolerance.disk import watched
 
 SETTLE_S = 600.0
 """Longest wait for copies that are under way at the end."""
@@ -60,7 +60,7 @@ class Checkpointer:
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
         self._copier: Any = None
         if settings.copy_to:
-            from strop.hub.copies import Copier  # libraries of hubs: slow to import
+            from strop.trainer.run_mirror import Copier  # libraries of hubs: slow to import
 
             self._copier = Copier(run, settings.copy_to)
         self._saved_step = 0

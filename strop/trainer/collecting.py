@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import torch
 
 from strop.algorithms.registry import STEP_COLUMNS
-from strop.algorithms.stream_functions.groups import shaped
 from strop.protocol import DataProto
 from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience
-from strop.trainer.roles import Roles
+from strop.trainer.rollout_batch import Experience
+from strop.trainer.worker_groups import Roles
 from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
+from strop.workers.reward_shaping import shaped
 
 
 class TooFewGroups(RuntimeError):

@@ -8,22 +8,22 @@ from typing import Protocol
 
 from strop.agents.config import AgentConfig
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
 from strop.algorithms.registry import STEP_COLUMNS
-from strop.base.sections import section, where_on
+from strop.algorithms.specs import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
+from strop.config.sections import section, where_on
 from strop.data.config import DataConfig
+from strop.data.preference_config import PreferConfig
 from strop.data.sampler import is_sampler
+from strop.data.sft.config import SftConfig
 from strop.engines.config import EngineConfig, ModelConfig
-from strop.preferences.config import PreferConfig
 from strop.rewards.config import RewardConfig
-from strop.roles.settings import CriticConfig, PrmConfig, RewardModelConfig, TeacherConfig
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import is_known
 from strop.run.config import RunConfig
-from strop.supervised.config import SftConfig
-from strop.trainer.config_checks import check_together
+from strop.trainer.checks.sections import check_together
 from strop.trainer.sections import EvalConfig, ResourcesConfig, TrainerConfig
 from strop.workers.config import ActorConfig, ReferenceConfig
+from strop.workers.role_configs import CriticConfig, PrmConfig, RewardModelConfig, TeacherConfig
 
 
 def even_bounds(count: int, at_most: int) -> list[int]:

@@ -11,19 +11,19 @@ from typing import Any
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.batch_metrics import REWARD_KL, Metrics
+from strop.algorithms.kl_controller import REWARD_KL_COEF, kl_controller
 from strop.controller import WorkerGroup, as_list
 from strop.protocol import DataProto
 from strop.protocol.schema import object_columns_for
-from strop.recipes.choosing import chosen
-from strop.recipes.kl_controller import REWARD_KL_COEF, kl_controller
-from strop.roles.critic import CriticWorker
-from strop.roles.prm import PrmWorker
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience, optimizer_batches
 from strop.trainer.role_columns import add_columns, columns_before_updates
-from strop.trainer.roles import Roles
-from strop.trainer.stages import Stages
+from strop.trainer.rollout_batch import Experience, optimizer_batches
+from strop.trainer.sample_selection import chosen
+from strop.trainer.timing import Stages
+from strop.trainer.worker_groups import Roles
 from strop.workers.actor import ActorWorker
+from strop.workers.critic import CriticWorker
+from strop.workers.prm import PrmWorker
 from strop.workers.reports import check_versions
 from strop.workers.rows import Update, merged_update
 from strop.workers.summary import BatchSummary

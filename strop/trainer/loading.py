@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strop.algorithms.registry import load_extensions
-from strop.base.trust import may_run
 from strop.config import ConfigError, build_config, load_layers, read_config
 from strop.trainer.config import Config
+from strop.utils.trust import may_run
 
 
 def load(
@@ -37,7 +37,9 @@ def load_and_tell(
     in_shell: bool = True,
 ) -> tuple[Config, Callable[[str], str]]:
     """As `load`, with a function from a full key to where its value comes from."""
-    layers = load_layers(Config, source=source, text=text, overrides=overrides, section=section, in_shell=in_shell)
+    layers = load_layers(
+        Config, source=source, text=text, overrides=overrides, section=section, in_shell=in_shell
+    )
     return with_extensions(build_config(Config, layers)), layers.source_of
 
 
@@ -53,7 +55,7 @@ def read(path: str | Path, *, text: str | None = None) -> Config:
 def with_extensions(config: Config) -> Config:
     """The same configuration once its extensions are imported, and its names checked against what they register.
 
-    Settings that are only looked at (strop.base.trust) stay as they are: what they name is not imported.
+    Settings that are only looked at (strop.utils.trust) stay as they are: what they name is not imported.
 
     Raises:
         ConfigError: a file cannot be imported, or the settings do not go together.

@@ -18,41 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from strop.base.garbage import settled
-from strop.base.heartbeat import doing
-from strop.checks.preflight.of_run import try_run as preflight
-from strop.checks.rewards_of_run import note_certificate
 from strop.controller import CallTimeout, WorkerFailed
-from strop.engines.flops.threads import line_of_run as set_threads
 from strop.engines.memory import describe_memory
 from strop.engines.model import describe_precision
-from strop.evaluation.reward_trial import try_reward
-from strop.health import HealthMonitor
-from strop.net.heartbeat import beating
-from strop.replay.repeated import read_recorded
-from strop.replay.samples import check as check_recording
-from strop.run import Checkpoint, RunFolder
-from strop.trainer.checkpointing import is_due, restore_position
-from strop.trainer.collectors.make import describe_collector, make_collector
-from strop.trainer.config import Config
-from strop.trainer.ending import Ending, TrainResult, is_best, result_of
-from strop.trainer.environment import environment_of
-from strop.trainer.launch import Say, optimizer_of
-from strop.trainer.learning import Learner
-from strop.trainer.outside import Listeners, StopRequest
-from strop.trainer.records import StepRecord
-from strop.trainer.restarts.background import checkpointer
-from strop.trainer.restarts.healing import Healing
-from strop.trainer.restarts.signals import SignalRequest
-from strop.trainer.roles import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
-from strop.trainer.setup import (
-    TrainingData,
-    load_training_data,
-    sampling_of,
-)
-from strop.trainer.stages import Stages
-from strop.trainer.telling import step_metrics, tell_of_losses
-from strop.trainer.trackers import (
+from strop.observability.health import HealthMonitor
+from strop.observability.trackers.setup import (
     METRICS_FILE,
     Trackers,
     TrackerSetup,
@@ -60,9 +30,39 @@ from strop.trainer.trackers import (
     read_metrics,
     trackers_of,
 )
+from strop.run import Checkpoint, RunFolder
+from strop.run.heartbeat import beating
+from strop.trainer.callbacks import Listeners, StopRequest
+from strop.trainer.checkpointing import is_due, restore_position
+from strop.trainer.collectors.make import describe_collector, make_collector
+from strop.trainer.config import Config
+from strop.trainer.early_stopping import Ending, TrainResult, is_best, result_of
+from strop.trainer.environment import environment_of
+from strop.trainer.fault_tolerance.background import checkpointer
+from strop.trainer.fault_tolerance.healing import Healing
+from strop.trainer.fault_tolerance.signals import SignalRequest
+from strop.trainer.learning import Learner
+from strop.trainer.preflight.of_run import try_run as preflight
+from strop.trainer.records import StepRecord
+from strop.trainer.replayed_run import read_recorded
+from strop.trainer.reward_certificate import note_certificate
+from strop.trainer.reward_trial import try_reward
+from strop.trainer.setup import (
+    TrainingData,
+    load_training_data,
+    sampling_of,
+)
+from strop.trainer.start import Say, optimizer_of
+from strop.trainer.step_logging import step_metrics, tell_of_losses
+from strop.trainer.threads import line_of_run as set_threads
+from strop.trainer.timing import Stages
 from strop.trainer.validation import Validation, summarize_validation
+from strop.trainer.worker_groups import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
+from strop.utils.activity import doing
+from strop.utils.gc_freeze import settled
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
+from strop.workers.replayed_samples import check as check_recording
 from strop.workers.reports import Decided, check_failed_episodes
 
 

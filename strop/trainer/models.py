@@ -15,7 +15,7 @@ def with_template(config: Config) -> Config:
     """The configuration with the text of model.chat_template: other machines may not have the file."""
     if not config.model.chat_template:
         return config
-    from strop.engines.options.changes import template_text  # torch: seconds
+    from strop.engines.model_overrides import template_text  # torch: seconds
 
     made: Config = replaced(config, "model.chat_template", template_text(config.model.chat_template))
     return made

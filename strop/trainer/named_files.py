@@ -6,16 +6,14 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from strop.agents.config import AgentConfig
-from strop.agents.kits import kit_classes
-from strop.agents.registry import check_agent
-from strop.base.sections import where_on
-from strop.base.user_files import load_user_class, load_user_file
+from strop.config.sections import where_on
 from strop.data.config import DataConfig
 from strop.data.entries import check_there
 from strop.rewards import try_loading
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.sections import SECTION_OF_COMMAND
+from strop.utils.user_files import load_user_class, load_user_file
 
 
 def check_named_files(config: Config, command: str) -> None:
@@ -58,9 +56,12 @@ def _check_rows(data: DataConfig, *, is_trained: bool) -> None:
 
 def _load_agents(config: AgentConfig) -> None:
     if config == AgentConfig():
-        return  # the modules of agents import torch
+        return
+    from strop.agents.builtin import KITS  # torch: seconds
+    from strop.agents.registry import check_agent
+
     for name in config.files:
         load_user_file(name, setting="agent.files")
-    for kit in kit_classes().values():
+    for kit in KITS.values():
         kit.load(config)
     check_agent(config.default_agent, "agent.default_agent is")

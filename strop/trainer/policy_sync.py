@@ -1,6 +1,6 @@
 """Generation at the policy's weights, which it shares with the actor: only their version is told.
 
-Engines with weights of their own, which may be lost in the middle of a step, are in strop.rollout.processes.
+Engines with weights of their own, which may be lost in the middle of a step, are in strop.rollout.replicas.
 """
 
 from __future__ import annotations

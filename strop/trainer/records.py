@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from strop.base.metrics import merge_metrics, metric_values
+from strop.protocol.trajectory import Prompt
 from strop.run import Fate, digest
-from strop.trainer.experience import Experience
 from strop.trainer.learning import REJECTED, LearnerResult
-from strop.trajectory import Prompt
+from strop.trainer.rollout_batch import Experience
+from strop.utils.metrics import merge_metrics, metric_values
 from strop.workers.reports import EpisodeReport
 from strop.workers.rows import Update
 

@@ -10,13 +10,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from strop.base.sections import where_on
+from strop.config.sections import where_on
 from strop.controller import Worker, WorkerGroup
 from strop.protocol.schema import made_by
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience
-from strop.trainer.roles import Roles
-from strop.trainer.stages import Stages
+from strop.trainer.rollout_batch import Experience
+from strop.trainer.timing import Stages
+from strop.trainer.worker_groups import Roles
 
 W = TypeVar("W", bound=Worker)
 

@@ -9,10 +9,16 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from strop.base.device import OF_EACH_PROCESS, check_device_name
-from strop.base.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
-from strop.base.sections import section
-from strop.border import is_secret
+from strop.config.sections import section
+from strop.utils.device import OF_EACH_PROCESS, check_device_name
+from strop.utils.field_types import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+)
+from strop.utils.sanitize import is_secret
 
 APART_ROLES = ("rollout", "reference", "critic", "teacher", "prm", "reward_model")
 """Roles that can have processes of their own; the actor is always in the main pool."""

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.agents.setup import AgentSetup
-from strop.base.sections import where_on
-from strop.chat_template import apply_template
+from strop.config.sections import where_on
 from strop.data.cache import prune_for
 from strop.data.config import DataConfig
-from strop.data.drawing import TrainingPrompts
-from strop.data.growing.growth import Growth
+from strop.data.dynamic_dataset.growth import Growth
 from strop.data.media import media_reader
-from strop.data.mixing.epochs import rows_of_epochs
+from strop.data.mixture.epochs import rows_of_epochs
+from strop.data.prompt_loader import TrainingPrompts
 from strop.data.prompts import PromptDataset
 from strop.data.readers import load_rows
 from strop.data.sampler import PromptSampler, val_uid
@@ -24,11 +23,12 @@ from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer, read_shape
 from strop.engines.model_folder import named_ends
+from strop.protocol.trajectory import Prompt
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.sections import EvalConfig
-from strop.trajectory import Prompt
+from strop.utils.chat_template import apply_template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,7 @@ class TrainingData:
     max_steps: int | None
     """Of trainer.max_steps."""
     growth: Any
-    """What adds rows while the run goes on (strop.data.growing.growth.Growth); None: nothing."""
+    """What adds rows while the run goes on (strop.data.dynamic_dataset.growth.Growth); None: nothing."""
     visits_per_step: float
     """How often a step visits each prompt; below 1, some prompts wait for a later step."""
 

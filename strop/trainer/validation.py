@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strop.evaluation.intervals import clustered_interval, mean_interval
-from strop.evaluation.validation_metrics import metrics_of_reports
+from strop.algorithms.intervals import clustered_interval, mean_interval
+from strop.trainer.validation_metrics import metrics_of_reports
 from strop.workers.metrics import MEAN_REWARD, PASS_RATE
 from strop.workers.reports import EpisodeReport, is_decided
 
@@ -58,7 +58,9 @@ class Validation:
         for report in self.reports:
             if report.score is not None:
                 rewards.setdefault(report.uid, []).append(report.score)
-        return mean_interval([math.fsum(some) for some in rewards.values()], [len(some) for some in rewards.values()])
+        return mean_interval(
+            [math.fsum(some) for some in rewards.values()], [len(some) for some in rewards.values()]
+        )
 
     def describe(self) -> str:
         """`pass rate 91.0 % (95 % interval 86.2 to 94.2) on 200 answers`, or `mean reward 0.42 (95 % interval 0.38 to

@@ -1,18 +1,34 @@
 """Roles, each its own class of workers: a model, and what the algorithm asks of it.
 
-config.py        ActorConfig, ReferenceConfig
-actor.py         ActorWorker: the policy; log-probs, policy updates, and the advantages of a batch
-reference.py     ReferenceWorker: the frozen model that KL terms compare with
-(critic, teacher, reward model and process reward model: strop.roles)
-rollout.py       RolloutWorker: plays prompts, makes training rows and saved samples of episodes;
-                 generation.py: the engines that it has
-
-What they share: models.py (a role with a model, and one that learns), rows.py (rows of a batch, and what an optimizer
-step on them came to), estimates.py (advantages), summary.py (what the controller keeps of a
-batch).
-
-Playing, for training, validation and every command alike: player.py (Player: engine, agents and scorers of one
-process; agents/: episodes in processes of their own), episodes.py (Episode, and its training rows),
-reports.py (episodes without their tokens), metrics.py (numbers of episodes).
-strop.ahead plays episodes over several calls.
+actor.py               The policy
+config.py              Configuration of the roles
+correction_columns.py  Rollout correction of all rows of a step, from their columns
+critic.py              The critic
+episodes.py            Episodes
+estimates.py           Advantages of all rows of a step, from their columns
+estimator_columns.py   Columns that some estimators take
+metrics.py             The numbers of a step under the names that people already chart
+models.py              Base classes of the roles with a model
+off_policy_metrics.py  What is measured on the rows of a step
+player.py              Playing prompts
+preference.py          A model that learns from preferences
+prm.py                 The implicit process reward model
+progress.py            How many samples of a call have ended, while it lasts
+reference.py           The frozen model that KL terms compare with
+remote_weight_sync.py  Engines at the policy's weights
+replayed_samples.py    Samples that were played before, in place of generation
+reports.py             What the controller learns of an episode
+reward_model.py        A model that scores answers
+reward_shaping.py      The samples of a step by prompt, as filters see them, and what shaping makes of their rewards
+role_configs.py        Sections of the configuration
+role_metrics.py        Metrics of reward model and process reward model over the rows of a step
+rollout.py             Generation as a role
+rows.py                Helpers shared by all workers
+sample_rows.py         Samples as rows of the sample store
+sft.py                 A model that imitates
+summary.py             Summary of a trained batch for the controller
+teacher.py             The frozen model that the policy learns from
+agent_pool/            Episodes of a rank in processes beside it (agent.num_workers)
+async_rollout/         Rollout worker whose samples are played over several calls (rollout.max_staleness > 0)
+tracing/               Traces of episodes
 """

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, row_numbers
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.losses import (
     LossSpec,
     loss_spec,
@@ -23,9 +22,7 @@ from strop.algorithms.losses import (
     rows_with_gradient,
 )
 from strop.algorithms.registry import load_extensions
-from strop.base.device import sent
-from strop.base.metrics import Mean, Metric
-from strop.base.tensor_metrics import TensorMetrics
+from strop.algorithms.specs import adv_estimator_declaration
 from strop.controller import BatchAndMetrics, Dispatch, Execute, register
 from strop.engines.config import ModelConfig
 from strop.engines.lora import adapters
@@ -33,11 +30,14 @@ from strop.engines.lora.adapters import has_adapter, merged_weights
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
-from strop.recipes.correction_columns import correction_columns
-from strop.rollout.processes.joining import probe_of
-from strop.rollout.sync.transfer import Sender, weight_transfer
-from strop.rollout.sync.types import Endpoint, Probe, SyncReport
+from strop.rollout.replicas.joining import probe_of
+from strop.rollout.weight_sync.transfer import Sender, weight_transfer
+from strop.rollout.weight_sync.types import Endpoint, Probe, SyncReport
+from strop.utils.device import sent
+from strop.utils.metrics import Mean, Metric
+from strop.utils.tensor_metrics import TensorMetrics
 from strop.workers.config import ActorConfig
+from strop.workers.correction_columns import correction_columns
 from strop.workers.estimates import compute_advantages
 from strop.workers.models import Learning, TrainedWorker
 from strop.workers.rows import Update, flat_mask, log_prob_column

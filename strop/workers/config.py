@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from strop.base.field_types import PositiveInt
-from strop.base.sections import section
+from strop.config.sections import section
 from strop.engines.config import EngineConfig, OptimizerConfig
+from strop.utils.field_types import PositiveInt
 
 
 @section("actor")

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from strop.protocol import DataProto, columns
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.outcome import Outcome
-from strop.trajectory import Prompt, Trajectory
 
 
 @dataclass(frozen=True, kw_only=True)

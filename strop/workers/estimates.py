@@ -12,6 +12,7 @@ from torch import Tensor
 
 from strop.algorithms.advantages import adv_estimator_columns, estimate_advantages, group_ids_of
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.reward_kl import apply_kl_penalty
 from strop.algorithms.sequence_credit import (
     episode_representatives,
     spread_over_sequences,
@@ -19,7 +20,6 @@ from strop.algorithms.sequence_credit import (
 )
 from strop.protocol import DataProto, columns
 from strop.protocol.columns import padded
-from strop.recipes.reward_kl import apply_kl_penalty
 
 OFFERED = frozenset({"reward_baselines", "old_log_probs", "sum_pi_squared", "rollout_is_weights"})
 """Columns that an estimator in verl's convention gets, where there are any."""

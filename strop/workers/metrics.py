@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from strop.algorithms.batch_metrics import Metrics, Numbers, doubles, spread
-from strop.base.metrics import Metric
 from strop.rewards.outcome import KINDS, OutcomeKind
+from strop.utils.metrics import Metric
 
 if TYPE_CHECKING:
     from strop.workers.reports import EpisodeReport

@@ -23,12 +23,9 @@ from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span, add_span
-from strop.base.heartbeat import item
-from strop.border import described, encodable, storable_text, usable
-from strop.border.values import MAX_NUMBER
-from strop.chat_template.answers import answer_text
 from strop.data.sampler import is_visit
 from strop.engines.config import ModelConfig
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
 from strop.rewards.passing import own_verdict
@@ -36,7 +33,10 @@ from strop.rewards.required import with_parts
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
-from strop.trajectory import Prompt, Trajectory
+from strop.utils.activity import item
+from strop.utils.chat_template.answers import answer_text
+from strop.utils.sanitize import described, encodable, storable_text, usable
+from strop.utils.sanitize.values import MAX_NUMBER
 from strop.workers.episodes import Episode
 
 logger = logging.getLogger(__name__)
@@ -456,7 +456,7 @@ def agent_workers(
             f"shown: set agent.num_workers=0"
         )
     reward = None if scorers is None else scorers.config
-    from strop.workers.agents.pool import AgentWorkers
+    from strop.workers.agent_pool.pool import AgentWorkers
 
     return AgentWorkers(setup, client, model, reward=reward, seed=seed)
 
@@ -473,7 +473,7 @@ def observers_of(rollout: RolloutConfig, tokenizer: Any) -> list[EpisodeObserver
     Raises:
         ValueError: the sentence says what of the settings cannot be had here.
     """
-    from strop.tracing.observer import make_observer  # imports Episode's module
+    from strop.workers.tracing.observer import make_observer  # imports Episode's module
 
     observer = make_observer(rollout.trace, tokenizer)
     return [] if observer is None else [observer]

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from strop.border import finite
 from strop.rewards.outcome import Outcome
 from strop.rewards.passing import passes
 from strop.rollout.client import NoEngine
+from strop.utils.sanitize import finite
 from strop.workers.episodes import Episode, row_id
 
 MAX_FAILED_SHARE = 0.2

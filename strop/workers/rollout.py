@@ -24,25 +24,25 @@ from strop.controller import Dispatch, Worker, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.engines.training import TrainEngine
-from strop.net.call_loop import CallRunner
 from strop.protocol import DataProto
-from strop.recipes.answers import part_columns, step_columns
-from strop.replay.samples import open_recording
+from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardConfig, RewardPool
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.sync.transfer import ReceivingEngine, weight_transfer
-from strop.rollout.sync.types import Endpoint, Probe, SyncReport
+from strop.rollout.engine_group import Generation, Place, make_serving
 from strop.rollout.types import Sampling
+from strop.rollout.weight_sync.transfer import ReceivingEngine, weight_transfer
+from strop.rollout.weight_sync.types import Endpoint, Probe, SyncReport
 from strop.run.samples import SampleStore
-from strop.run.samples.rows import saved_rows
-from strop.tracking.tally import Tally
-from strop.trajectory import Prompt
+from strop.utils.call_loop import CallRunner
 from strop.workers.episodes import Episode, episode_rows
-from strop.workers.generation import Generation, Place, make_serving
+from strop.workers.estimator_columns import part_columns, step_columns
 from strop.workers.models import TrainedWorker
 from strop.workers.player import Player, Scorers, make_player
+from strop.workers.progress import Tally
+from strop.workers.replayed_samples import open_recording
 from strop.workers.reports import report_of
+from strop.workers.sample_rows import saved_rows
 
 T = TypeVar("T")
 

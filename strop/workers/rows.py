@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from strop.base.metrics import Max, Mean, Metric, Reduction, merge_metrics
 from strop.engines.optimizer import StepReport
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.protocol import DataProto, columns
+from strop.utils.metrics import Max, Mean, Metric, Reduction, merge_metrics
 
 GRAD_NORM = Metric(
     "{actor,critic,prm,train}/grad_norm", "1", "norm before clipping, mean over the optimizer steps"

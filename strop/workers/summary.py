@@ -16,13 +16,13 @@ from torch import Tensor
 from strop.algorithms.advantages import group_ids_of
 from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismatch_metrics
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.declarations import adv_estimator_declaration
+from strop.algorithms.specs import adv_estimator_declaration
 from strop.protocol import DataProto, columns
 from strop.protocol.columns import padded
 from strop.protocol.schema import STAGES, stage_columns
-from strop.recipes.measures import of_batch as recipe_metrics
-from strop.roles.measures import of_batch as role_metrics
 from strop.run import digest
+from strop.workers.off_policy_metrics import of_batch as recipe_metrics
+from strop.workers.role_metrics import of_batch as role_metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,10 +11,10 @@ from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with,
 from template_family import family_tokenizer
 
 from strop.agents import AgentConfig, AgentSetup, agents
-from strop.environments.config import EnvironmentConfig
-from strop.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
-from strop.tools.calculator import CalculatorTool
-from strop.tools.gsm8k import Gsm8kTool
+from strop.agents.envs.config import EnvironmentConfig
+from strop.agents.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
+from strop.agents.tools.calculator import CalculatorTool
+from strop.agents.tools.gsm8k import Gsm8kTool
 
 TOKENIZER = family_tokenizer("qwen25")
 END = TOKENIZER.eos_token_id

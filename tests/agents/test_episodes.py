@@ -11,8 +11,8 @@ from strop.agents.config import AgentConfig
 from strop.agents.episodes import EpisodeTimeout, play_episode, sample_key
 from strop.agents.registry import Agent, Generate, agents
 from strop.agents.setup import AgentSetup
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rollout.types import Sampling, TokenOutput
-from strop.trajectory import Prompt, Trajectory
 
 SAMPLING = Sampling(key=0, temperature=0.7, max_tokens=10, stop_token_ids=(2,))
 

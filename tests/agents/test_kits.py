@@ -11,9 +11,9 @@ from agent_cases import prompt_of, sampling_of, setup_with
 from template_family import family_tokenizer
 
 from strop.agents import AgentConfig, AgentSetup
-from strop.environments.config import EnvironmentConfig
-from strop.received.named import of_agents
-from strop.tools.calculator import CalculatorTool
+from strop.agents.envs.config import EnvironmentConfig
+from strop.agents.tools.calculator import CalculatorTool
+from strop.trainer.untrusted_runs.named import of_agents
 
 TOKENIZER = family_tokenizer("qwen25")
 END = TOKENIZER.eos_token_id

@@ -18,8 +18,8 @@ from strop.algorithms.advantages import (
     get_adv_estimator_fn,
     register_adv_est,
 )
+from strop.algorithms.advantages.group_baselines import maxrl_advantages, opo_advantages
 from strop.algorithms.registry import Declaration
-from strop.recipes.group_baselines import maxrl_advantages, opo_advantages
 
 
 @pytest.fixture

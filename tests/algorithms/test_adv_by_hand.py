@@ -10,15 +10,15 @@ from algorithms.contract.estimators import TRAITS
 from torch import Tensor
 
 from strop.algorithms.advantages import estimate_advantages
-from strop.algorithms.declarations import adv_estimator_declaration
-from strop.recipes.batch_whitened import gdpo_advantages
-from strop.recipes.group_baselines import (
+from strop.algorithms.advantages.group_baselines import (
     gpg_advantages,
     grpo_passk_advantages,
     maxrl_advantages,
     opo_advantages,
 )
-from strop.roles.prime import process_share
+from strop.algorithms.advantages.prime import process_share
+from strop.algorithms.advantages.reinforce_pp import gdpo_advantages
+from strop.algorithms.specs import adv_estimator_declaration
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 GROUP_RELATIVE = sorted(name for name in TRAITS if TRAITS[name].compares_groups)

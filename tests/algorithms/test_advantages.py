@@ -19,10 +19,10 @@ from strop.algorithms.advantages import (
     group_ids_of,
     register_adv_est,
 )
+from strop.algorithms.advantages.group_baselines import rloo_advantages
 from strop.algorithms.advantages.group_relative import grpo_advantages
-from strop.algorithms.declarations import adv_estimator_declaration, check_adv_settings, check_estimator
-from strop.recipes.group_baselines import rloo_advantages
-from strop.recipes.returns import reward_to_go
+from strop.algorithms.advantages.reward_to_go import reward_to_go
+from strop.algorithms.specs import adv_estimator_declaration, check_adv_settings, check_estimator
 
 ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus")
 

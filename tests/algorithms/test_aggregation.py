@@ -17,7 +17,7 @@ from strop.algorithms.aggregation import (
     weighted_sum,
 )
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.compat.aggregation import agg_loss
+from strop.algorithms.verl_aggregation import agg_loss
 
 SCALE = {mode: 16.0 if mode.endswith("norm") else None for mode in AGGREGATION_MODES}
 Rows = list[tuple[list[float], list[int]]]

@@ -17,8 +17,8 @@ from strop.algorithms.aggregation import (
     weighted_sum,
 )
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.compat.aggregation import agg_loss
-from strop.engines.sharding.balance import (
+from strop.algorithms.verl_aggregation import agg_loss
+from strop.engines.parallel.balance import (
     UNBALANCE,
     _halves,
     balance_parts,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.trainer.rounds.settings import FilterGroupsConfig
+from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
 
 
 def test_clip_ratio_alone_sets_both_sides() -> None:
@@ -76,7 +76,7 @@ def test_config_is_frozen() -> None:
 
 
 def test_config_and_metric_types_import_no_torch() -> None:
-    code = "import sys, strop.algorithms.config, strop.base.metrics; sys.exit('torch' in sys.modules)"
+    code = "import sys, strop.algorithms.config, strop.utils.metrics; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from strop.recipes.anchors import UNKNOWN, anchor_ids
+from strop.algorithms.advantages.anchor_groups import UNKNOWN, anchor_ids
 
 
 def test_equal_texts_of_one_prompt_are_one_state() -> None:

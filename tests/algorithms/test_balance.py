@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.engines.sharding.balance import get_seqlen_balanced_partitions, sequence_workload
+from strop.engines.parallel.balance import get_seqlen_balanced_partitions, sequence_workload
 from strop.trainer.config import even_bounds
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.engines.sharding.balance import UNBALANCE, balance_parts, get_seqlen_balanced_partitions
+from strop.engines.parallel.balance import UNBALANCE, balance_parts, get_seqlen_balanced_partitions
 
 
 def loads(workloads: list[int], parts: list[list[int]]) -> list[int]:

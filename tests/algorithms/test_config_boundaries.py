@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation.settings import DistillationConfig
-from strop.recipes.correction_settings import STATISTICS, CorrectionConfig, read_rule
-from strop.recipes.reward_kl_settings import KlControlConfig
-from strop.trainer.rounds.settings import FilterGroupsConfig
+from strop.algorithms.distillation_config import DistillationConfig
+from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
+from strop.algorithms.reward_kl_config import KlControlConfig
+from strop.algorithms.rollout_correction_config import STATISTICS, CorrectionConfig, read_rule
 
 TINY = 1e-12
 NAN, INF = math.nan, math.inf

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from references import rollout_correction as reference
 from strop.algorithms.aggregation import batch_totals, token_weights
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.rollout_correction import Correction, correct
+from strop.algorithms.rollout_correction_config import STATISTICS, CorrectionConfig
 from strop.protocol import DataProto, columns
-from strop.recipes.correction import Correction, correct
-from strop.recipes.correction_columns import correction_columns
-from strop.recipes.correction_settings import STATISTICS, CorrectionConfig
+from strop.workers.correction_columns import correction_columns
 
 LN2 = math.log(2)
 NAN = math.nan

@@ -17,9 +17,9 @@ from strop.algorithms.batch_metrics import (
     mismatch_metrics,
     spread,
 )
-from strop.recipes.correction import Correction, correct
-from strop.recipes.correction_settings import CorrectionConfig
-from strop.recipes.measures import off_policy_metrics
+from strop.algorithms.rollout_correction import Correction, correct
+from strop.algorithms.rollout_correction_config import CorrectionConfig
+from strop.workers.off_policy_metrics import off_policy_metrics
 
 P = "rollout_corr"
 

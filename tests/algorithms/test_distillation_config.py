@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation.settings import DistillationConfig
-from strop.recipes.correction_settings import CorrectionConfig
-from strop.trainer.rounds.settings import FilterGroupsConfig
+from strop.algorithms.distillation_config import DistillationConfig
+from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
+from strop.algorithms.rollout_correction_config import CorrectionConfig
 
 
 @pytest.mark.parametrize(

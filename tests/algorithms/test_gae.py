@@ -14,8 +14,8 @@ from references import critics as reference
 from references.advantages import reward_to_go as reference_reward_to_go
 from references.advantages import whiten
 from strop.algorithms.advantages import estimate_advantages
-from strop.algorithms.declarations import check_estimator
-from strop.roles.gae import gae_advantages
+from strop.algorithms.advantages.gae import gae_advantages
+from strop.algorithms.specs import check_estimator
 
 EXACT = {"rtol": 0.0, "atol": 1e-10}
 Rows = list[list[float]]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.roles.implicit_reward import outcome_terms, pair_accuracy, process_rewards
+from strop.algorithms.implicit_reward import outcome_terms, pair_accuracy, process_rewards
 
 EXACT = {"rtol": 0.0, "atol": 1e-12}
 

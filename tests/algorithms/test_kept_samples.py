@@ -9,7 +9,7 @@ import torch
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.config import AlgorithmConfig
-from strop.recipes.choice_settings import KeepConfig
+from strop.algorithms.sample_selection_config import KeepConfig
 from strop.run.samples.selection import kept_samples
 from strop.trainer.config import Config
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from references import critics as reference
-from strop.recipes.kl_controller import kl_controller
-from strop.recipes.reward_kl import less_kl, reward_kl
-from strop.recipes.reward_kl_settings import KlControlConfig
+from strop.algorithms.kl_controller import kl_controller
+from strop.algorithms.reward_kl import less_kl, reward_kl
+from strop.algorithms.reward_kl_config import KlControlConfig
 
 
 def double(values: object) -> Tensor:

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.declarations import policy_loss_declaration
-from strop.algorithms.distillation.terms import reverse_kl_terms, topk_forward_kl
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, policy_loss_terms
 from strop.algorithms.losses.clipped import clipped_policy_loss
+from strop.algorithms.losses.covariance import clip_cov_loss, select_clip_cov, select_kl_cov
+from strop.algorithms.losses.distillation import reverse_kl_terms, topk_forward_kl
+from strop.algorithms.losses.dppo import dppo_kl_loss, dppo_tv_loss
+from strop.algorithms.losses.gmpo import gmpo_loss
+from strop.algorithms.losses.gspo import gspo_loss, row_means
+from strop.algorithms.losses.smooth import dro_loss, sapo_loss
 from strop.algorithms.losses.terms import call_loss, call_prepare
 from strop.algorithms.registry import Declaration
-from strop.base.randomness import random_key, uniforms
-from strop.recipes.covariance import clip_cov_loss, select_clip_cov, select_kl_cov
-from strop.recipes.geometric import gmpo_loss
-from strop.recipes.sequence import gspo_loss, row_means
-from strop.recipes.smooth import dro_loss, sapo_loss
-from strop.recipes.trust_region import dppo_kl_loss, dppo_tv_loss
+from strop.algorithms.specs import policy_loss_declaration
+from strop.utils.rng import random_key, uniforms
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.algorithms.declarations import check_loss_settings, policy_loss_declaration
 from strop.algorithms.losses import (
     POLICY_LOSS_REGISTRY,
     PolicyLossTerms,
@@ -17,19 +16,20 @@ from strop.algorithms.losses import (
     policy_loss_terms,
     prepare_columns,
 )
-from strop.recipes.covariance import (
+from strop.algorithms.losses.cispo import cispo_loss
+from strop.algorithms.losses.covariance import (
     clip_cov_loss,
     kl_cov_loss,
     select_clip_cov,
     select_kl_cov,
     token_covariances,
 )
-from strop.recipes.geometric import gmpo_loss
-from strop.recipes.plain import policy_gradient_loss
-from strop.recipes.sequence import gspo_loss
-from strop.recipes.smooth import dro_loss, sapo_loss
-from strop.recipes.trust_region import dppo_kl_loss, dppo_tv_loss
-from strop.recipes.weighted import cispo_loss
+from strop.algorithms.losses.dppo import dppo_kl_loss, dppo_tv_loss
+from strop.algorithms.losses.gmpo import gmpo_loss
+from strop.algorithms.losses.gspo import gspo_loss
+from strop.algorithms.losses.policy_gradient import policy_gradient_loss
+from strop.algorithms.losses.smooth import dro_loss, sapo_loss
+from strop.algorithms.specs import check_loss_settings, policy_loss_declaration
 
 LN2 = math.log(2)
 

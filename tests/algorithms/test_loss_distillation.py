@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from references import policy_losses as reference
-from strop.algorithms.distillation.terms import reverse_kl_terms, topk_forward_kl
+from strop.algorithms.losses.distillation import reverse_kl_terms, topk_forward_kl
 
 
 def double(values: object) -> Tensor:

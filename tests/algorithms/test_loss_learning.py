@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from strop.algorithms.aggregation import token_weights, weighted_sum
-from strop.algorithms.declarations import policy_loss_declaration
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, policy_loss_terms, prepare_columns
+from strop.algorithms.specs import policy_loss_declaration
 
 REWARDS = torch.tensor([0.0, 0.3, 1.0, 0.6])
 BEST = 2

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, policy_loss_terms
+from strop.algorithms.losses.gspo import row_means
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.compat.aggregation import agg_loss
-from strop.recipes.sequence import row_means
+from strop.algorithms.verl_aggregation import agg_loss
 
 SETTINGS = {"clip_low": 0.2, "clip_high": 0.3, "clip_c": 3.0}
 

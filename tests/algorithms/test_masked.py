@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.recipes.masked import masked_mean, masked_sum, masked_whiten
+from strop.algorithms.masked_ops import masked_mean, masked_sum, masked_whiten
 
 # Valid values 1, 2 and 6: sum 9, mean 3, squared deviations 4 + 1 + 9 = 14.
 VALUES = torch.tensor([[1.0, math.nan, 2.0], [6.0, math.inf, -math.inf]], dtype=torch.float64)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import Aggregation, BatchTotals, row_numbers
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation.settings import DistillationConfig
+from strop.algorithms.distillation_config import DistillationConfig
 from strop.algorithms.losses import (
     aggregation_of,
     loss_spec,
@@ -21,8 +21,8 @@ from strop.algorithms.losses import (
     rows_with_gradient,
 )
 from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY
-from strop.base.metrics import Max, Mean, Min
-from strop.base.tensor_metrics import TensorMetrics
+from strop.utils.metrics import Max, Mean, Min
+from strop.utils.tensor_metrics import TensorMetrics
 
 # Rows of 3, 1 and 2 tokens; the second token of the first row is a tool's. Ratio 1 everywhere but at the last token.
 LENGTHS = torch.tensor([3, 1, 2])
@@ -193,7 +193,9 @@ def test_a_loss_of_verls_convention_sees_padded_rows_and_no_empty_part() -> None
 def test_rows_that_cannot_move_the_policy() -> None:
     plain = AlgorithmConfig()
     batch = batch_of(plain, advantages=torch.tensor([0.0, 5.0, 0.0, -2.0, 0.0, 0.0], dtype=torch.float64))
-    assert rows_with_gradient(loss_spec(plain), batch, LENGTHS) == [False, True, False], "the 5 is not trained on"
+    assert rows_with_gradient(loss_spec(plain), batch, LENGTHS) == [False, True, False], (
+        "the 5 is not trained on"
+    )
     for more in ({"entropy_coeff": 0.1}, {"use_kl_loss": True}, {"policy_loss": "kl_cov"}):
         assert rows_with_gradient(loss_spec(AlgorithmConfig(**more)), batch, LENGTHS) == [True] * 3  # type: ignore[arg-type]
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.compat.aggregation import agg_loss
-from strop.compat.user_functions import VerlConfig
+from strop.algorithms.verl_aggregation import agg_loss
+from strop.algorithms.verl_config import VerlConfig
 
 NAMES = sorted({function: name for name, function in reversed(POLICY_LOSS_REGISTRY.items())}.values())
 """One name per function; an alias would be checked twice."""

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from references import losses as reference
-from strop.algorithms.declarations import policy_loss_declaration
 from strop.algorithms.losses import (
     POLICY_LOSS_REGISTRY,
     PolicyLossTerms,
@@ -19,6 +18,7 @@ from strop.algorithms.losses import (
     register_policy_loss,
 )
 from strop.algorithms.losses.clipped import clipped_policy_loss
+from strop.algorithms.specs import policy_loss_declaration
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.3, "clip_c": 3.0}
 

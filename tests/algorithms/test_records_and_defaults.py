@@ -12,38 +12,26 @@ import pytest
 from algorithms.contract import estimators, policy_losses
 
 import strop.algorithms
-import strop.checks
-import strop.recipes
-from strop.algorithms import (
-    batch_metrics,
-    declarations,
-)
-from strop.algorithms.advantages import group_relative
-from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation import terms as distillation
-from strop.algorithms.losses import terms
-from strop.algorithms.stream_functions import shaping
-from strop.compat.aggregation import agg_loss
-from strop.evaluation import intervals
-from strop.recipes import (
-    batch_whitened,
-    covariance,
+import strop.cli.check_functions
+from strop.algorithms import batch_metrics, intervals, kl_controller, masked_ops, resampling, specs
+from strop.algorithms.advantages import (
+    gae,
     group_baselines,
-    kl_controller,
-    masked,
-    measures,
-    resampling,
-    returns,
-    sequence,
-    smooth,
-    token_baseline,
-    trust_region,
+    group_relative,
+    optimal_token_baseline,
+    prime,
+    reinforce_pp,
+    reward_to_go,
 )
-from strop.roles import gae, prime
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.group_functions import shaping
+from strop.algorithms.losses import covariance, distillation, dppo, gspo, smooth, terms
+from strop.algorithms.verl_aggregation import agg_loss
+from strop.workers import off_policy_metrics
 
 MODULES = [
     importlib.import_module(found.name)
-    for package in (strop.algorithms, strop.recipes, strop.checks)
+    for package in (strop.algorithms, strop.cli.check_functions)
     for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
 ]
 RECORDS = [
@@ -76,26 +64,29 @@ DEFAULTS: list[tuple[Callable[..., object], dict[str, object]]] = [
     # Gao et al. 2025: 1.0 and 1.05.
     (smooth.sapo_loss, {"tau_pos": 1.0, "tau_neg": 1.05}),
     (smooth.dro_loss, {"dro_beta": 1.0}),
-    (trust_region.dppo_tv_loss, {"truncation": 20.0}),
-    (trust_region.dppo_kl_loss, {"truncation": 20.0}),
+    (dppo.dppo_tv_loss, {"truncation": 20.0}),
+    (dppo.dppo_kl_loss, {"truncation": 20.0}),
     (distillation.topk_forward_kl, {"with_tail": False}),
     (distillation.reverse_kl_terms, {"kind": "k1+"}),
     # Shao et al. 2024, with the eps of the implementations.
     (group_relative.grpo_advantages, {"norm_by_std": True}),
     (group_baselines.grpo_passk_advantages, {"norm_by_std": True}),
     (group_baselines.gpg_advantages, {"f_norm": 1.0, "count_mixed_groups": False}),
-    (batch_whitened.gdpo_advantages, {"reward_weights": ()}),
+    (reinforce_pp.gdpo_advantages, {"reward_weights": ()}),
     # Without a discount and without a bias: the return of the whole answer.
     (gae.gae, {"gamma": 1.0, "lam": 1.0}),
-    (returns.reinforce_plus_plus, {"gamma": 1.0}),
+    (reward_to_go.reinforce_plus_plus, {"gamma": 1.0}),
     (
         prime.prime_advantages,
         {"gamma": 1.0, "process_weight": 1.0, "outcome_weight": 1.0, "process_norm": True, "whiten": True},
     ),
-    (token_baseline.token_baseline_advantages, {"handle_zero_tail": False}),
-    (token_baseline.optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
-    (token_baseline.tir_optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
-    (declarations.check_estimator, {"norm_by_std": True, "gamma": 1.0, "lam": 1.0, "settings": None}),
+    (optimal_token_baseline.token_baseline_advantages, {"handle_zero_tail": False}),
+    (optimal_token_baseline.optimal_token_baseline, {"rollout_is_weights": None, "handle_zero_tail": False}),
+    (
+        optimal_token_baseline.tir_optimal_token_baseline,
+        {"rollout_is_weights": None, "handle_zero_tail": False},
+    ),
+    (specs.check_estimator, {"norm_by_std": True, "gamma": 1.0, "lam": 1.0, "settings": None}),
     (batch_metrics.group_metrics, {"lowest": 0.0, "highest": 1.0}),
     (intervals.wilson_interval, {"confidence": 0.95}),
     (intervals.clustered_interval, {"confidence": 0.95}),
@@ -120,9 +111,9 @@ def test_numbers_that_nobody_sets(function: Callable[..., object], defaults: dic
 
 
 def test_bounds_of_exponents_and_small_numbers_beside_divisors() -> None:
-    assert terms.LOG_RATIO_BOUND == measures.LOG_RATIO_BOUND == 20.0
-    assert sequence.SEQUENCE_LOG_RATIO_MAX == 10.0
-    assert masked.WHITEN_EPS == trust_region.BINARY_KL_EPS == distillation.TAIL_EPS == 1e-8
+    assert terms.LOG_RATIO_BOUND == off_policy_metrics.LOG_RATIO_BOUND == 20.0
+    assert gspo.SEQUENCE_LOG_RATIO_MAX == 10.0
+    assert masked_ops.WHITEN_EPS == dppo.BINARY_KL_EPS == distillation.TAIL_EPS == 1e-8
     assert kl_controller.MAX_RELATIVE_ERROR == 0.2
 
 

@@ -7,15 +7,8 @@ import math
 import pytest
 import torch
 
-from strop.base.metrics import (
-    Max,
-    Mean,
-    Min,
-    Reduction,
-    merge_metrics,
-    metric_values,
-)
-from strop.roles.value_loss import ExplainedVariance, explained_variance, value_loss_terms
+from strop.algorithms.losses.value import ExplainedVariance, explained_variance, value_loss_terms
+from strop.utils.metrics import Max, Mean, Min, Reduction, merge_metrics, metric_values
 
 
 def test_a_mean_over_nothing_is_neutral() -> None:

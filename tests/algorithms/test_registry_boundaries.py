@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from strop.algorithms.advantages.verl_convention import adv_config, call_advantage_estimator
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.group_functions.shaping import overlong_penalty
+from strop.algorithms.losses.verl_convention import UserLoss, call_policy_loss, loss_config
 from strop.algorithms.registry import (
     Declaration,
     FunctionRegistry,
@@ -22,19 +25,11 @@ from strop.algorithms.registry import (
     settings_for,
     with_own_settings,
 )
-from strop.algorithms.stream_functions.shaping import overlong_penalty
-from strop.base.randomness import random_key, uniforms
-from strop.base.registry import name_of
-from strop.compat.aggregation import agg_loss
-from strop.compat.user_functions import (
-    UserLoss,
-    VerlConfig,
-    adv_config,
-    call_advantage_estimator,
-    call_policy_loss,
-    loss_config,
-)
-from strop.recipes.resampling import pf_ppo_weights, resample_rows
+from strop.algorithms.resampling import pf_ppo_weights, resample_rows
+from strop.algorithms.verl_aggregation import agg_loss
+from strop.algorithms.verl_config import VerlConfig
+from strop.utils.registry import name_of
+from strop.utils.rng import random_key, uniforms
 
 
 class Names(Enum):

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
-from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 from strop.algorithms.registry import (
     Declaration,
@@ -15,7 +14,8 @@ from strop.algorithms.registry import (
     settings_for,
     with_own_settings,
 )
-from strop.base.registry import Registry
+from strop.algorithms.specs import ADV_DECLARATIONS, LOSS_DECLARATIONS
+from strop.utils.registry import Registry
 
 
 def prepare(*, log_probs: int, share: float = 0.1, clip_low: float = 0.2) -> dict[str, int]:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.group_functions.shaping import overlong_penalty
 from strop.algorithms.registry import REWARD_SHAPINGS
-from strop.algorithms.stream_functions.shaping import overlong_penalty
-from strop.base.randomness import random_key
-from strop.recipes.resampling import drawn_rows, pf_ppo_weights, resample_rows
+from strop.algorithms.resampling import drawn_rows, pf_ppo_weights, resample_rows
+from strop.utils.rng import random_key
 
 
 def double(values: object) -> Tensor:
@@ -133,7 +133,7 @@ def test_a_draw_at_the_very_end_falls_on_the_last_row_with_a_weight(monkeypatch:
     # The largest uniform number times a large sum rounds up to the sum itself.
     import numpy as np
 
-    from strop.recipes import resampling
+    from strop.algorithms import resampling
 
     monkeypatch.setattr(resampling, "uniforms", lambda keys, positions: np.full(len(positions), 1.0))
     assert resample_rows(double([1.0, 2.0, 0.0]), key=0, num_rows=1).tolist() == [1]

@@ -18,7 +18,7 @@ from torch import Tensor
 from strop.algorithms.advantages.groups import center_groups, spread
 from strop.algorithms.losses import PolicyLossTerms
 from strop.algorithms.registry import Declaration
-from strop.compat.aggregation import agg_loss
+from strop.algorithms.verl_aggregation import agg_loss
 
 
 def double(values: object) -> Tensor:

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from strop.algorithms.advantages import get_adv_estimator_fn
 from strop.algorithms.aggregation import batch_totals
-from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.losses import PolicyLossTerms, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
-from strop.compat.aggregation import agg_loss
+from strop.algorithms.specs import adv_estimator_declaration
+from strop.algorithms.verl_aggregation import agg_loss
 
 
 def shown(rule: str, seed: int) -> tuple[Batch, list[Batch]]:

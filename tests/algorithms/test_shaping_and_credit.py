@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
+from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
+from strop.algorithms.group_functions import SampleGroup
+from strop.algorithms.reward_kl import less_kl
 from strop.algorithms.sequence_credit import (
     episode_representatives,
     spread_over_sequences,
     with_answer_scores,
 )
-from strop.algorithms.stream_functions import SampleGroup
-from strop.algorithms.stream_functions.groups import penalized
-from strop.recipes.reward_kl import less_kl
 from strop.rewards import Outcome, RewardConfig
-from strop.trainer.rounds.causes import EASY, EQUAL, FAILED, HARD, SOLVED, UNSCORED, left_out_for
-from strop.trainer.rounds.settings import FilterGroupsConfig
+from strop.trainer.collectors.group_filter import EASY, EQUAL, FAILED, HARD, SOLVED, UNSCORED, left_out_for
 from strop.workers.reports import EpisodeReport, training_rewards
+from strop.workers.reward_shaping import penalized
 
 
 def test_a_reward_model_adds_on_the_last_token_and_the_penalty_acts_on_trained_ones() -> None:

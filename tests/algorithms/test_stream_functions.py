@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, check_settings, load_extensions
-from strop.algorithms.stream_functions import (
+from strop.algorithms.group_functions import (
     SHAPING_COLUMNS,
     SampleGroup,
     register_filter,
     register_reward_shaping,
 )
-from strop.algorithms.stream_functions.calls import filter_cause, shaped_rewards
-from strop.algorithms.stream_functions.groups import sample_groups, shaped_by_group
+from strop.algorithms.group_functions.calls import filter_cause, shaped_rewards
+from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, check_settings, load_extensions
 from strop.rewards.outcome import Outcome
 from strop.workers.reports import EpisodeReport
+from strop.workers.reward_shaping import sample_groups, shaped_by_group
 
 GROUP = SampleGroup(
     uid="e0-7",

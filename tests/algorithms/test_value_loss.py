@@ -13,8 +13,8 @@ from torch import Tensor
 from references import critics as reference
 from references.losses import reduce_terms
 from strop.algorithms.aggregation import batch_totals, token_weights, weighted_sum
-from strop.base.metrics import Mean, merge_metrics, metric_values
-from strop.roles.value_loss import ExplainedVariance, explained_variance, value_loss_terms
+from strop.algorithms.losses.value import ExplainedVariance, explained_variance, value_loss_terms
+from strop.utils.metrics import Mean, merge_metrics, metric_values
 
 
 def double(values: object, *, grad: bool = False) -> Tensor:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from references.chat_templates import CHATML, make_tokenizer
-from strop.checks.data_files import Bin, examine, histogram, overlap
 from strop.data import DataConfig
+from strop.data.file_check import Bin, examine, histogram, overlap
 
 
 def row(text: str, **changes: Any) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from strop.checks import environments_of_run
-from strop.checks.environments_of_run import certify_environments
 from strop.cli.main import main
 from strop.run import RunFolder
+from strop.trainer import env_certificate
 from strop.trainer.config import Config
-from strop.trainer.launch import start_run
+from strop.trainer.env_certificate import certify_environments
 from strop.trainer.loading import load
 from strop.trainer.setup import load_training_data
+from strop.trainer.start import start_run
 
 WORLDS = '''
 import random, time
@@ -115,7 +115,7 @@ def test_an_environment_that_cannot_be_made_is_one_fault(
 def test_an_inspection_that_takes_too_long_ends_with_a_note(
     tmp_path: Path, settings: list[str], worlds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environments_of_run, "LIMIT_S", 0.3)
+    monkeypatch.setattr(env_certificate, "LIMIT_S", 0.3)
     write_rows(tmp_path, [{}])
     chosen = ["agent.default_agent=env_agent", f"agent.environment.name='{worlds}:Letters'"]
     config = load(overrides=[*settings, *chosen, "agent.environment.kwargs={sleep: 2.0}"])
@@ -127,7 +127,7 @@ def test_an_inspection_that_takes_too_long_ends_with_a_note(
 def test_more_environments_than_are_inspected_are_counted(
     tmp_path: Path, settings: list[str], worlds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environments_of_run, "MAX_ENVIRONMENTS", 1)
+    monkeypatch.setattr(env_certificate, "MAX_ENVIRONMENTS", 1)
     rows = [{"extra_info": {"env_name": f"{worlds}:{name}"}} for name in ("Letters", "Unseeded")]
     write_rows(tmp_path, rows)
     config = load(overrides=[*settings, "agent.default_agent=env_agent", f"agent.files=['{worlds}']"])

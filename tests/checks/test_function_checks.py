@@ -11,10 +11,10 @@ from torch import Tensor
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.advantages.groups import center_groups, spread
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms
-from strop.checks.functions.estimators import check_adv_estimator
-from strop.checks.functions.policy_losses import check_policy_loss
+from strop.cli.check_functions.estimators import check_adv_estimator
+from strop.cli.check_functions.policy_losses import check_policy_loss
 
-ROOMS = ("strop.algorithms", "strop.recipes", "strop.roles")
+ROOMS = ("strop.algorithms", "strop.algorithms", "strop.workers")
 
 
 def shipped(registry: dict[str, Callable[..., object]]) -> list[str]:

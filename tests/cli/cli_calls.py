@@ -68,7 +68,7 @@ def interrupted_after(*, step: int) -> Iterator[None]:
     """Ctrl-C arrives when the step after `step` begins."""
     from strop.trainer.loop import Trainer
     from strop.trainer.records import StepRecord
-    from strop.trainer.stages import Stages
+    from strop.trainer.timing import Stages
 
     original = Trainer.step
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli, interrupted_after
 
-from strop.data.tiny import make_tiny_model
-from strop.quickstart.task import write_task
+from strop.cli.quickstart.task import write_task
+from strop.data.tiny_model import make_tiny_model
 
 CONFIG = """\
 model: {{path: '{folder}/model'}}

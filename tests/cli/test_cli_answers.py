@@ -15,8 +15,8 @@ import pyarrow.parquet
 import pytest
 from cli_calls import Project, cli
 
-from strop.cli.output import plain
 from strop.run import RunFolder
+from strop.utils.terminal import plain
 
 BY_TRUTH = '''\
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -72,9 +72,9 @@ from strop.agents.registry import agents
 from pathlib import Path
 
 from strop.rollout.types import TokenOutput
-from strop.tools.agent import tool_agent
-from strop.tools.formats import ToolParser, formats
-from strop.tools.formats.parser import FormatParser
+from strop.agents.tools.agent import tool_agent
+from strop.agents.tools.formats import ToolParser, formats
+from strop.agents.tools.formats.parser import FormatParser
 
 CALL = """<tool_call>
 {"name": "python", "arguments": {"code": "print(3 * 4)"}}
@@ -105,7 +105,7 @@ class Counted(FormatParser):
 
 def test_eval_runs_the_programs_of_its_agents_in_the_sandbox(project: Project, tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(WRITES_A_PROGRAM)
-    entry = {"class_name": "strop.tools.python_sandbox.PythonSandboxTool"}
+    entry = {"class_name": "strop.agents.tools.python_sandbox.PythonSandboxTool"}
     (tmp_path / "tools.yaml").write_text(json.dumps({"tools": [entry]}))
     (tmp_path / "reward.py").write_text(
         "def compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"

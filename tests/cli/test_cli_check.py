@@ -14,7 +14,7 @@ from strop.algorithms.losses import POLICY_LOSS_REGISTRY
 HEAD = """\
 import torch
 from strop.algorithms.advantages import register_adv_est
-from strop.compat.aggregation import agg_loss
+from strop.algorithms.verl_aggregation import agg_loss
 from strop.algorithms.losses import PolicyLossTerms, register_policy_loss
 """
 # In verl's convention, with a place for a bug.

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_calls import Project, cli
 
-from strop.evaluation.paired import compare_paired
+from strop.evaluation.paired_test import compare_paired
 
 
 def answers(path: Path, passed: dict[str, list[bool]], prompt: str = "what") -> Path:

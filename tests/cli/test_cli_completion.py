@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cli_calls import cli
 
-from strop.shell.completion import settings
+from strop.cli.completion import settings
 
 
 def test_settings_are_completed_as_keys_presets_and_values() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from cli_calls import cli
 
-from strop.algorithms.declarations import ADV_DECLARATIONS, LOSS_DECLARATIONS
+from strop.algorithms.specs import ADV_DECLARATIONS, LOSS_DECLARATIONS
 from strop.config import describe, explain, load_config, read_config
 from strop.trainer.config import Config
 

@@ -10,7 +10,7 @@ import pytest
 from cli_calls import cli
 
 from strop.data import read_rows
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")

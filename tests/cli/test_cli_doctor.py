@@ -16,14 +16,14 @@ import pytest
 import torch
 from cli_calls import cli
 
+from strop.cli.commands import doctor
+from strop.cli.commands.doctor import Finding
+from strop.cli.doctor import engines
+from strop.cli.doctor.survey import MachineFacts, OpenPort
+from strop.cli.versions import versions_in
 from strop.config import load_config
-from strop.doctor import command as doctor
-from strop.doctor import engines
-from strop.doctor.command import Finding
-from strop.doctor.survey import MachineFacts, OpenPort
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import TokenOutput
-from strop.shell.versions import versions_in
 from strop.trainer.config import Config
 from strop.trainer.sections import ResourcesConfig
 

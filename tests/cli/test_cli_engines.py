@@ -175,7 +175,7 @@ def test_an_engine_in_a_process_of_its_own_gives_the_answers_of_the_native_one(
 @pytest.mark.vllm
 @pytest.mark.timeout(900)
 def test_vllm_gives_the_answers_of_the_native_engine(tmp_path: Path, sums: list[str]) -> None:
-    from strop.data.tiny import make_tiny_model
+    from strop.data.tiny_model import make_tiny_model
 
     make_tiny_model(
         tmp_path / "model", seed=0, hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=32

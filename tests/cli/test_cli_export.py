@@ -20,9 +20,9 @@ from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.role_checkpoint import save_role
 from strop.engines.training import TrainEngine
-from strop.roles.value_models import load_value_model
+from strop.engines.value_models import load_value_model
 from strop.run import RunFolder
-from strop.sharing import role_export
+from strop.trainer import role_export
 from strop.trainer.config import Config
 
 

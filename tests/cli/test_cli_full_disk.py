@@ -54,7 +54,7 @@ def test_a_disk_that_is_full_at_any_moment_is_one_sentence_and_the_run_goes_on(
 def test_a_command_whose_standard_error_cannot_be_written_ends_as_it_would() -> None:
     program = (
         "import sys; from strop.cli.main import main; code = main(['nosuch'])\n"
-        "from strop.cli.output import say; say('a line of progress that nobody can read')\n"
+        "from strop.utils.terminal import say; say('a line of progress that nobody can read')\n"
         "sys.exit(code)"
     )
     with Path("/dev/full").open("w") as full:

@@ -14,7 +14,7 @@ from template_family import family_tokenizer
 from transformers import AutoTokenizer
 
 from strop.data.chat import Chat
-from strop.evaluation.given_answers import encoded
+from strop.evaluation.offline_answers import encoded
 
 
 def rows_of(file: Path) -> list[dict[str, Any]]:

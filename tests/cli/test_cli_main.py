@@ -20,11 +20,11 @@ from cli_calls import cli
 import strop
 from strop.cli import main as main_module
 from strop.cli.main import COMMANDS, Command
-from strop.cli.output import Interrupted
 from strop.rollout.client import RolloutTimeout
 from strop.run import CheckpointError, RunError
 from strop.trainer.collecting import TooFewGroups
-from strop.trainer.restarts.signals import Terminated
+from strop.trainer.fault_tolerance.signals import Terminated
+from strop.utils.terminal import Interrupted
 from strop.workers.reports import EpisodesFailed, StaleSamples
 
 
@@ -92,7 +92,10 @@ def test_help_loads_nothing_heavy() -> None:
             ["train", "--lr", "3"],
             "unrecognized arguments: --lr; settings are given as key=value, without dashes",
         ),
-        (["config"], "required: show|explain|diff, as in `strop config show --docs`; see `strop config --help`"),
+        (
+            ["config"],
+            "required: show|explain|diff, as in `strop config show --docs`; see `strop config --help`",
+        ),
         (["diff", "runs/a"], "strop diff: the following arguments are required: RUN_B"),
         (["train", "rollout.temperature"], "'rollout.temperature' is not an override: write key=value"),
     ],
@@ -159,7 +162,9 @@ def test_errors_of_users_are_sentences_with_code_2(
     assert debug.err.endswith(result.err)
 
 
-def test_a_device_without_memory_is_a_sentence_with_what_to_set(failing: Callable[[BaseException], None]) -> None:
+def test_a_device_without_memory_is_a_sentence_with_what_to_set(
+    failing: Callable[[BaseException], None],
+) -> None:
     text = (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.18 GiB of which 1.10 GiB is "
         "free. Process 7 has 78 GiB memory in use. If reserved but unallocated memory is large try setting a variable."
@@ -170,7 +175,11 @@ def test_a_device_without_memory_is_a_sentence_with_what_to_set(failing: Callabl
     assert result.err.startswith(
         "strop fail: the device has no memory left: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a "
     )
-    for setting in ("actor.engine.max_tokens_per_device", "model.gradient_checkpointing=true", "rollout.max_running"):
+    for setting in (
+        "actor.engine.max_tokens_per_device",
+        "model.gradient_checkpointing=true",
+        "rollout.max_running",
+    ):
         assert setting in result.err
     assert result.err.count("\n") == 1
 
@@ -231,7 +240,7 @@ def test_the_exit_code_of_a_command_is_handed_on(failing: Callable[[Callable[[],
 
 
 def test_waiting_threads_sleep_soon_unless_the_user_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from strop.cli.libraries import share_cores
+    from strop.utils.quiet_libraries import share_cores
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)

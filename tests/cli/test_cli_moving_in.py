@@ -17,7 +17,7 @@ from cli_calls import Project, cli
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from strop.agents import agents
-from strop.compat.migration import engines
+from strop.compat.migrate import engines
 from strop.run import RunFolder
 
 A, R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.cli.libraries import terminal_log
-from strop.cli.output import plain, print_json, shorten
+from strop.utils.quiet_libraries import terminal_log
+from strop.utils.terminal import plain, print_json, shorten
 
 
 def test_control_characters_become_escapes() -> None:

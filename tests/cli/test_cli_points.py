@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli
 
-from strop.evaluation.eval_table import measured, show
+from strop.cli.eval_table import measured, show
+from strop.evaluation.checkpoints import Point
+from strop.evaluation.cost import Spent
 from strop.evaluation.evaluate import Evaluation
 from strop.evaluation.models import ModelSource
-from strop.evaluation.points import Point
-from strop.evaluation.spending import Spent
+from strop.observability.trackers.setup import read_metrics
 from strop.rewards import Outcome
 from strop.run import RunFolder
-from strop.trainer.trackers import read_metrics
 from strop.trainer.validation import summarize_validation
 from strop.workers.reports import EpisodeReport
 

@@ -11,9 +11,9 @@ import yaml
 from cli_calls import Project, cli
 
 from strop.config import describe, load_config, read_config
+from strop.observability.viewer.diff import changed_settings
 from strop.run import RunFolder
 from strop.trainer.config import Config
-from strop.view.diff import changed_settings
 
 
 def make_run(folder: Path, stages: Sequence[dict[str, str]], rows: Sequence[dict[str, Any]] = ()) -> Path:

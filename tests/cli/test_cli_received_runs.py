@@ -17,14 +17,14 @@ import pytest
 import yaml
 from cli_calls import Project, Result, cli
 
-from strop.base import foreign_files, trust
+from strop.cli.quickstart.stages import start_or_resume
 from strop.config import describe, load_config
-from strop.quickstart.stages import start_or_resume
-from strop.received.named import code_named
-from strop.received.own import made_in, record
 from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
-from strop.trainer.launch import start_run
+from strop.trainer.start import start_run
+from strop.trainer.untrusted_runs.named import code_named
+from strop.trainer.untrusted_runs.own import made_in, record
+from strop.utils import safe_read, trust
 
 REWARD = """
 def compute_score(**given):
@@ -130,7 +130,7 @@ def test_code_of_a_received_run_is_named_and_not_run(
 @pytest.mark.parametrize("name", ["eval", "generate", "score", "train"])
 def test_trust_code_runs_it(received: Received, project: Project, tmp_path: Path, name: str) -> None:
     received.with_settings({"reward.path": "CODE", **EXTENSION})
-    from strop.base.user_files import _LOADED
+    from strop.utils.user_files import _LOADED
 
     _LOADED.pop(received.code.resolve(), None)
     result = cli(*commands(received, project, tmp_path)[name], "--trust-code")
@@ -468,7 +468,7 @@ def hostile(received: Received) -> bytes:
 def at_each_opening(name: str, act: Callable[[Path, int], None]) -> Iterator[list[Path]]:
     """Somebody acts on a file of this name right after it was opened, the n-th time."""
     opened: list[Path] = []
-    original = foreign_files.open_regular
+    original = safe_read.open_regular
 
     def opening(path: Path | str) -> BufferedReader:
         file = original(path)
@@ -477,7 +477,7 @@ def at_each_opening(name: str, act: Callable[[Path, int], None]) -> Iterator[lis
             act(Path(path), len(opened))
         return file
 
-    with patch.object(foreign_files, "open_regular", opening):
+    with patch.object(safe_read, "open_regular", opening):
         yield opened
 
 

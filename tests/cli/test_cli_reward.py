@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from cli_calls import cli
 
-from strop.checks.rewards_of_run import note_certificate
 from strop.rewards import RewardConfig
+from strop.trainer.reward_certificate import note_certificate
 
 REWARD = r"""
 import os, re, time

@@ -11,7 +11,7 @@ import pytest
 from cli_calls import Project, cli
 
 from strop.evaluation.sets import names
-from strop.scorers.reasoning_gym_rows import rows_of_set
+from strop.rewards.scorers.reasoning_gym_rows import rows_of_set
 
 GSM8K = [
     {"question": "Two and two?", "answer": "2+2=4\n#### 4"},
@@ -92,7 +92,7 @@ def test_what_is_no_set_or_no_copy_of_one_is_said(words: list[str], tmp_path: Pa
 def test_without_a_hub_the_sentence_says_how_to_use_a_copy(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strop.hub import rows
+    from strop.data.hub import rows
 
     def refuse(entry: str) -> None:
         raise ValueError(f"data entry {entry!r} cannot be read from the hub (no network)")
@@ -110,7 +110,7 @@ def test_tasks_of_reasoning_gym_are_the_same_every_time() -> None:
     rows = make("reasoning_gym/spell_backward", "5")
     assert rows == make("reasoning_gym/spell_backward", "5")
     assert len(make("reasoning_gym/spell_backward", "")) == 200
-    from strop.scorers import default_compute_score
+    from strop.rewards.scorers import default_compute_score
 
     row = rows[0]
     truth = row["reward_model"]["ground_truth"]

@@ -12,13 +12,13 @@ import pytest
 from cli_calls import Project, cli
 
 import strop
+from strop.cli.commands import eval as eval_command
 from strop.cli.main import COMMANDS
-from strop.cli.output import UsageError
-from strop.cli.unread import OF_TRAINING, Reads, reads_which_model, refuse_unread_overrides
+from strop.cli.unused_keys import OF_TRAINING, Reads, reads_which_model, refuse_unread_overrides
 from strop.config import to_flat_dict
 from strop.config.schema import tree
-from strop.evaluation import eval_command
 from strop.trainer.config import Config
+from strop.utils.terminal import UsageError
 
 
 def test_an_evaluation_whose_command_names_no_model_reads_which_one_from_the_settings() -> None:
@@ -198,7 +198,7 @@ def test_an_unknown_tracker_is_said_before_data_and_model_are_read(project: Proj
 
 def test_the_tracker_of_the_documentation_takes_the_metrics(project: Project, tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
-    start = page.index("from strop.trainer.trackers import trackers")
+    start = page.index("from strop.observability.trackers.setup import trackers")
     (tmp_path / "lines.py").write_text(page[start : page.index("```", start)])
     settings = [
         "trainer.max_steps=1", "trainer.trackers=[jsonl,lines]", f"algorithm.extensions=['{tmp_path / 'lines.py'}']",

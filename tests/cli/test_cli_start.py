@@ -26,7 +26,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from strop.cli.main import main
-from strop.trainer.launch import start_run
+from strop.trainer.start import start_run
 from strop.trainer.loading import load
 
 folder, heavy = Path(sys.argv[1]), set(json.loads(sys.argv[2]))
@@ -71,7 +71,9 @@ def test_settings_are_read_and_refused_without_the_libraries_of_models(tmp_path:
     assert found == {" ".join(words): [True, []] for words, _ in COMMANDS}, run.stderr
 
 
-@pytest.mark.parametrize("package", ["strop", "strop.agents", "strop.data", "strop.rewards", "strop.tools"])
+@pytest.mark.parametrize(
+    "package", ["strop", "strop.agents", "strop.data", "strop.rewards", "strop.agents.tools"]
+)
 def test_every_name_that_a_package_lists_is_found(package: str) -> None:
     module = importlib.import_module(package)
     assert set(module.__all__) <= set(dir(module))

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli, interrupted_after
 
+from strop.cli.quickstart.stages import _sft
 from strop.config import load_config, read_config
-from strop.quickstart.stages import _sft
-from strop.received.own import record
 from strop.run import RunError, RunFolder
 from strop.trainer.config import Config
+from strop.trainer.untrusted_runs.own import record
 
 
 def test_train_writes_its_settings_and_links_its_model(project: Project, trained: Path) -> None:
@@ -212,7 +212,11 @@ def test_no_refusal_before_the_first_step_leaves_a_folder(
         ("train", f"trainer.skip_rollout={trained}"),
         ("sft", f"sft.data.train_files=[{trained}]"),
     ):
-        more = ["run.save_every=0", "trainer.max_steps=50"] if command == "train" else ["sft.data.keep.min_score=9"]
+        more = (
+            ["run.save_every=0", "trainer.max_steps=50"]
+            if command == "train"
+            else ["sft.data.keep.min_score=9"]
+        )
         result = cli(command, "--config", project.config, "--out", run, setting, *more)
         assert result.code != 0, setting
         assert f"run folder {run} removed again: nothing had begun" in result.err, setting

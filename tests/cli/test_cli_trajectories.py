@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from cli_calls import Project, cli
 
+from strop.observability.viewer.samples import panel
+from strop.observability.viewer.token_view import Token, response_tokens, summary, token_text
+from strop.observability.viewer.turn_view import turns_text
 from strop.run import Fate, RunFolder
-from strop.view.samples import panel
-from strop.view.token_view import Token, response_tokens, summary, token_text
-from strop.view.turn_view import turns_text
 
 ROW = {
     "response_ids": [7, 8, 9, 10],

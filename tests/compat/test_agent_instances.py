@@ -10,9 +10,8 @@ import torch
 from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with
 from template_family import family_tokenizer
 
-from strop.agents import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor
-from strop.compat import agent_instances
-from strop.trajectory import Trajectory
+from strop.agents import AgentExecutorBase, AgentInstanceBase, MultiTurnAgentExecutor, openrlhf_agents
+from strop.protocol.trajectory import Trajectory
 
 TOKENIZER = family_tokenizer("qwen25")
 END = TOKENIZER.eos_token_id
@@ -21,10 +20,10 @@ AGAIN = "\n<|im_start|>user\nAgain<|im_end|>\n<|im_start|>assistant\n"
 
 @pytest.fixture(autouse=True)
 def none_defined() -> Iterator[None]:
-    before = list(agent_instances._EXECUTORS)
-    agent_instances._EXECUTORS.clear()
+    before = list(openrlhf_agents._EXECUTORS)
+    openrlhf_agents._EXECUTORS.clear()
     yield
-    agent_instances._EXECUTORS[:] = before
+    openrlhf_agents._EXECUTORS[:] = before
 
 
 def ids(text: str) -> list[int]:

@@ -21,8 +21,8 @@ from strop.agents import (
     register,
     simple_timer,
 )
-from strop.tools.calculator import CalculatorTool
-from strop.trajectory import Trajectory
+from strop.agents.tools.calculator import CalculatorTool
+from strop.protocol.trajectory import Trajectory
 
 TOKENIZER = family_tokenizer("qwen25")
 END = TOKENIZER.eos_token_id

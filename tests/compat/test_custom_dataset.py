@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from references.chat_templates import CHATML, make_tokenizer
-from strop.compat.datasets.custom import dataset_settings
-from strop.compat.datasets.settings import DatasetClassConfig
 from strop.data import DataConfig, PromptDataset, PromptSampler, RLHFDataset, collate_fn
-from strop.data.drawing import draw
+from strop.data.dataset_class import dataset_settings
+from strop.data.dataset_class_config import DatasetClassConfig
+from strop.data.prompt_loader import draw
 from strop.data.readers import load_rows
 from strop.data.streaming import StreamedPrompts
 

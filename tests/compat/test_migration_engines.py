@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strop.compat.migration import (
+from strop.compat.migrate import (
     Migration,
     migrate_openrlhf,
     migrate_trl,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from strop.compat.migration import migrate_verl, moved, read_verl
-from strop.compat.migration.outcomes import Outcome
-from strop.compat.migration.shell import read_commands
+from strop.compat.migrate import migrate_verl, moved, read_verl
+from strop.compat.migrate.result import Outcome
+from strop.compat.migrate.shell import read_commands
 
 VALUES = "V=org/Model-7B.bin.sh\nE=\nA=(a bb ccc)\nN=2\nS='a b'\n"
 EXPRESSIONS = (

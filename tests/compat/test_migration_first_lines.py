@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.compat.migration import (
+from strop.compat.migrate import (
     Migration,
     migrate_openrlhf,
     migrate_trl,
@@ -16,7 +16,7 @@ from strop.compat.migration import (
     read_trl,
     read_verl,
 )
-from strop.compat.migration.shell import read_commands
+from strop.compat.migrate.shell import read_commands
 
 VERL = "python3 -m verl.trainer.main_ppo data.train_files=t.parquet "
 

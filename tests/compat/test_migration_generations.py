@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from strop.compat.migration import Migration, migrate_verl, migrate_verl_sft, read_verl
+from strop.compat.migrate import Migration, migrate_verl, migrate_verl_sft, read_verl
 from strop.config import config_of
 from strop.trainer.config import Config
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strop.compat.migration import migrate_openrlhf, migrate_trl, read_openrlhf, read_trl
+from strop.compat.migrate import migrate_openrlhf, migrate_trl, read_openrlhf, read_trl
 
 PARTS = "[{path: org/a}, {path: org/b, name: main, split: head}]"
 MIXTURE = (

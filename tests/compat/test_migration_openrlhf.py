@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from strop.compat.migration import migrate_openrlhf, read_openrlhf
-from strop.compat.migration.flags import Flags
+from strop.compat.migrate import migrate_openrlhf, read_openrlhf
+from strop.compat.migrate.flags import Flags
 
 ARRAYS = """\
 #!/bin/bash

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from strop.compat.migration import migrate_openrlhf, migrate_trl, read_calls, read_openrlhf
-from strop.compat.migration.tables import Migration
+from strop.compat.migrate import migrate_openrlhf, migrate_trl, read_calls, read_openrlhf
+from strop.compat.migrate.tables import Migration
 from strop.config import config_of
 from strop.trainer.config import Config
 

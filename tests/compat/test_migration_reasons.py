@@ -16,10 +16,10 @@ from test_migration_tables import TABLES
 from test_migration_truth import CALLED, KEY
 from torch import nn
 
-from strop.algorithms.stream_functions.shaping import overlong_penalty
+from strop.algorithms.group_functions.shaping import overlong_penalty
 from strop.engines.config import OptimizerConfig
 from strop.engines.optimizer import Optimizer, learning_rate
-from strop.evaluation.validation_metrics import validation_metrics
+from strop.trainer.validation_metrics import validation_metrics
 
 TESTS = Path(__file__).parents[1]
 OWN = "compat/test_migration_reasons.py"
@@ -74,7 +74,7 @@ EVERY_STEP = f"{RUN}::test_every_step_has_its_numbers"
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "every step is logged": (EVERY_STEP,),
     "log-probs of the starting model are computed once, before the first step": (
-        "preferences/test_preference_runs.py::test_what_the_starting_model_said_is_kept_and_missed",
+        "trainer/preference/test_preference_runs.py::test_what_the_starting_model_said_is_kept_and_missed",
     ),
     "the entropy is always measured": (EVERY_STEP,),
     "how far both differ is always measured": (EVERY_STEP, "workers/test_metrics.py::test_mismatch_by_hand"),
@@ -128,19 +128,19 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "data/test_sampler.py::test_every_epoch_visits_each_row_once",
     ),
     "tokens are appended turn by turn, and never encoded again": (
-        "tools/test_exact_tokens.py::test_every_sampled_token_is_trained_once_and_none_besides",
+        "agents/tools/test_exact_tokens.py::test_every_sampled_token_is_trained_once_and_none_besides",
     ),
     "the conversation is rendered again with its own template": (
         "workers/test_reward_model.py::test_scores_are_those_of_transformers",
     ),
     "the row's own `tools` are shown to the model": (
-        "supervised/test_sft_conversations.py::test_tools_of_a_row_reach_the_template",
+        "trainer/sft/test_sft_conversations.py::test_tools_of_a_row_reach_the_template",
     ),
     "tokens are those of the whole conversation": (
-        "supervised/test_sft_conversations.py::test_tokens_before_a_turn_are_the_prompt_a_rollout_is_given",
+        "trainer/sft/test_sft_conversations.py::test_tokens_before_a_turn_are_the_prompt_a_rollout_is_given",
     ),
     "conversations of any number of turns are read": (
-        "supervised/test_fine_tuning.py::test_a_conversation_with_several_turns_trains_all_answers_and_no_question",
+        "trainer/sft/test_fine_tuning.py::test_a_conversation_with_several_turns_trains_all_answers_and_no_question",
     ),
     "weights go to the rollout in one verified exchange": (
         "rollout/test_weight_sync.py::test_every_bit_arrives_in_two_syncs_in_a_row",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from strop.compat.migration import Migration, migrate_verl, read_verl
+from strop.compat.migrate import Migration, migrate_verl, read_verl
 from strop.config import config_of
 from strop.trainer.config import Config
 

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 
 from strop.cli.main import main
-from strop.compat.migration import (
-    Migration,
-    migrate_openrlhf,
-    migrate_trl,
-    read_calls,
-    read_openrlhf,
-    read_trl,
-)
+from strop.compat.migrate import Migration, migrate_openrlhf, migrate_trl, read_calls, read_openrlhf, read_trl
 from strop.config import config_of
 from strop.trainer.config import Config
 

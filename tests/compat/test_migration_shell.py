@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from strop.compat.migration.shell import read_commands
+from strop.compat.migrate.shell import read_commands
 
 
 def words(text: str, **variables: str) -> list[list[str]]:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from known_keys import OPENRLHF, OPENRLHF_DOTTED, TRL, VERL, VERL_SFT, names
 
-from strop.compat.migration.found import Found
-from strop.compat.migration.openrlhf import openrlhf_table
-from strop.compat.migration.openrlhf_names import names_of, with_names_of_rows
-from strop.compat.migration.outcomes import ACCOUNTED, Facts, UnreadableError
-from strop.compat.migration.rules import rule_of
-from strop.compat.migration.tables import Table, apply_table
-from strop.compat.migration.trl import KINDS, trl_table
-from strop.compat.migration.verl import A, R, verl_sft_table, verl_table
+from strop.compat.migrate.openrlhf import openrlhf_table
+from strop.compat.migrate.openrlhf_names import names_of, with_names_of_rows
+from strop.compat.migrate.result import ACCOUNTED, Facts, UnreadableError
+from strop.compat.migrate.rules import rule_of
+from strop.compat.migrate.source import Found
+from strop.compat.migrate.tables import Table, apply_table
+from strop.compat.migrate.trl import KINDS, trl_table
+from strop.compat.migrate.verl import A, R, verl_sft_table, verl_table
 from strop.config.schema import locate
 from strop.trainer.config import Config
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from strop.compat.migration import Migration, migrate_trl, read_calls
+from strop.compat.migrate import Migration, migrate_trl, read_calls
 
 SCRIPT = """
 import torch

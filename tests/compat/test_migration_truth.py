@@ -12,18 +12,17 @@ from typing import Any
 import pytest
 from test_migration_tables import TABLES, answers
 
+from strop.cli.commands import prefer, sft
 from strop.cli.main import COMMANDS as OF_STROP
 from strop.cli.main import command_parser
-from strop.cli.unread import OF_TRAINING, Reads
-from strop.compat.migration.flags import Flags
-from strop.compat.migration.openrlhf import migrate_openrlhf
-from strop.compat.migration.outcomes import ACCOUNTED, Facts, Outcome, UnreadableError
-from strop.compat.migration.tables import Migration
-from strop.compat.migration.trl import COMMANDS, KINDS, migrate_trl
-from strop.compat.migration.verl import migrate_verl
+from strop.cli.unused_keys import OF_TRAINING, Reads
+from strop.compat.migrate.flags import Flags
+from strop.compat.migrate.openrlhf import migrate_openrlhf
+from strop.compat.migrate.result import ACCOUNTED, Facts, Outcome, UnreadableError
+from strop.compat.migrate.tables import Migration
+from strop.compat.migrate.trl import COMMANDS, KINDS, migrate_trl
+from strop.compat.migrate.verl import migrate_verl
 from strop.config import ConfigError, config_of, to_flat_dict
-from strop.preferences import command as prefer
-from strop.supervised import command as sft
 from strop.trainer.config import Config
 
 COMMAND = dict.fromkeys(TABLES, "train") | COMMANDS | {"verl-sft": "sft", "openrlhf-sft": "sft"}

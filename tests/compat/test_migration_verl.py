@@ -7,8 +7,8 @@ import pytest
 
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY
-from strop.compat.migration import Migration, migrate_verl, migrate_verl_sft, read_verl, verl_command
-from strop.compat.migration.verl_algorithm import _SAME_ESTIMATORS, _SAME_LOSSES
+from strop.compat.migrate import Migration, migrate_verl, migrate_verl_sft, read_verl, verl_command
+from strop.compat.migrate.verl_algorithm import _SAME_ESTIMATORS, _SAME_LOSSES
 
 A, R, M, REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref"))
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from references.chat_templates import CHATML, make_tokenizer
-from strop.compat.datasets.prepare import RECIPES, last_boxed, prepare_rows, write_rows
 from strop.data import DataConfig, PromptDataset, read_rows
+from strop.data.prepare import RECIPES, last_boxed, prepare_rows, write_rows
 
 RAW: dict[str, dict[str, Any]] = {
     "gsm8k": {"question": "Two and 1,300?", "answer": "2 + 1300 = <<2+1300=1302>>1302\n#### 1,302"},

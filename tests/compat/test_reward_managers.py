@@ -13,9 +13,9 @@ import pytest
 import torch
 from reward_cases import make_prompt, make_trajectory, write_reward
 
-from strop.compat import reward_managers as managers
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool
+from strop.rewards import verl_managers as managers
 from strop.rewards.functions import BadReturnError, LoadError, RewardFunction
 
 pytestmark = pytest.mark.timeout(120)

@@ -10,19 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from strop.algorithms.advantages.verl_convention import adv_config, call_advantage_estimator
 from strop.algorithms.aggregation import batch_totals, token_weights, weighted_sum
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses.clipped import clipped_policy_loss
+from strop.algorithms.losses.verl_convention import call_policy_loss, loss_config
+from strop.algorithms.masked_ops import masked_mean
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.compat.aggregation import agg_loss
-from strop.compat.user_functions import (
-    VerlConfig,
-    adv_config,
-    call_advantage_estimator,
-    call_policy_loss,
-    loss_config,
-)
-from strop.recipes.masked import masked_mean
+from strop.algorithms.verl_aggregation import agg_loss
+from strop.algorithms.verl_config import VerlConfig
 
 MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1]], dtype=torch.bool)
 

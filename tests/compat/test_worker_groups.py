@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from strop.compat.worker_groups import named_roles
+from strop.controller.verl_groups import named_roles
 
 
 def test_roles_of_a_colocated_group_are_found_by_name() -> None:

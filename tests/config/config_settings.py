@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Gt
 
-from strop.base.field_types import PositiveFloat, PositiveInt, Share
-from strop.base.sections import section
+from strop.config.sections import section
+from strop.utils.field_types import PositiveFloat, PositiveInt, Share
 
 
 @section("optim")

@@ -18,8 +18,8 @@ from config_settings import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.base.sections import section
 from strop.config import ConfigError, describe, load_config, read_config, save_config, to_dict, to_flat_dict
+from strop.config.sections import section
 from strop.config.yaml_text import dump, parse
 
 FLOATS = st.floats(allow_nan=False)

@@ -12,13 +12,13 @@ from typing import Any, Literal
 import pytest
 from annotated_types import Ge, Gt
 
-from strop.base.field_types import fits, type_name, union_members, without_bounds
-from strop.base.wrong_values import mismatch
 from strop.config import ConfigError, build_config, load_config, load_layers
 from strop.config.places import place_of
 from strop.config.schema import tree
+from strop.config.wrong_values import mismatch
 from strop.rewards.config import FunctionConfig
 from strop.trainer.config import Config
+from strop.utils.field_types import fits, type_name, union_members, without_bounds
 
 
 def refused(*overrides: str, source: Path | None = None) -> str:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from inline_groups import inline_group
 
-from strop.compat import dispatch_modes as dispatch_module
 from strop.controller import (
     Dispatch,
     DispatchMode,
@@ -30,6 +29,7 @@ from strop.controller import (
     register,
     register_dispatch_mode,
 )
+from strop.controller import dispatch_modes as dispatch_module
 from strop.controller.ray.future import Contents, DataProtoFuture
 from strop.protocol import BatchError, DataProto, jagged, rows
 

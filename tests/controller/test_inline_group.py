@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from inline_groups import inline_group
 from torch import Tensor
 
-from strop.compat import dispatch_modes as dispatch_module
 from strop.controller import (
     BatchAndMetrics,
     Dispatch,
@@ -25,6 +24,7 @@ from strop.controller import (
     register,
     register_dispatch_mode,
 )
+from strop.controller import dispatch_modes as dispatch_module
 from strop.controller.ray.future import DataProtoFuture
 from strop.protocol import DataProto, jagged, rows
 

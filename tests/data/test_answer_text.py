@@ -10,10 +10,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from references.chat_templates import CHATML, make_tokenizer
-from strop.chat_template.answers import answer_text, keep_special_tokens, kept_special_tokens
+from strop.data.sft.token_rows import check_text
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
-from strop.supervised.tokens import check_text
+from strop.utils.chat_template.answers import answer_text, keep_special_tokens, kept_special_tokens
 
 CONTROL = (
     "<s>", "</s>", "<|im_start|>", "<think>", "</think>", "[THINK]", "[/THINK]", "[INST]", "[/INST]", "<alone>",
@@ -49,7 +49,9 @@ def test_others_stay_where_they_are_named_and_none_where_none_is() -> None:
     assert answer_text(tokenizer, ids_of(tokenizer, ANSWER)) == "3 + 4or 7<alone>"
     keep_special_tokens(tokenizer, [])
     assert answer_text(tokenizer, ids_of(tokenizer, ANSWER)) == "3 + 4or 7"
-    with pytest.raises(ValueError, match=r"model.keep_special_tokens has '<thin>', which is no special token"):
+    with pytest.raises(
+        ValueError, match=r"model.keep_special_tokens has '<thin>', which is no special token"
+    ):
         keep_special_tokens(tokenizer, ["<thin>"])
 
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pytest
 
-from strop.base.randomness import permutation, random_key
 from strop.data import DataConfig, PromptSampler, RowResult, register_sampler, visit_uid
 from strop.data.curriculum import SAMPLERS, ordered_rows
 from strop.rewards import Outcome
+from strop.utils.rng import permutation, random_key
 from strop.workers.reports import EpisodeReport
 
 ROWS = np.array([10, 11, 12, 13, 14], dtype=np.int64)

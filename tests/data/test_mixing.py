@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.data import DataConfig
-from strop.data.mixing import (
+from strop.data.mixture import (
     by_entry,
     check_source_weights,
     entry_names,
@@ -20,8 +20,8 @@ from strop.data.mixing import (
     weights_of_sources,
 )
 from strop.data.sampler import PromptSampler, visit_uid
+from strop.data.sft.config import SftDataConfig
 from strop.run.paths import with_absolute_paths
-from strop.supervised.config import SftDataConfig
 
 SOURCES = {0: "a", 1: "a", 2: "b", 5: "b", 7: "b", 8: "c"}
 

@@ -11,11 +11,11 @@ import pytest
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, SftDataConfig, SftDataset
 from strop.data.chat import Chat, from_json_text
-from strop.evaluation.given_answers import encoded
-from strop.preferences.config import PreferDataConfig
-from strop.preferences.rows import PreferenceDataset
+from strop.data.preference_config import PreferDataConfig
+from strop.data.preference_rows import PreferenceDataset
+from strop.evaluation.offline_answers import encoded
+from strop.protocol.trajectory import Prompt, Trajectory, with_answer
 from strop.rewards.wire import call_of
-from strop.trajectory import Prompt, Trajectory, with_answer
 
 BEGUN = [
     {"role": "user", "content": "2 + 2?"},

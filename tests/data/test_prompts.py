@@ -127,7 +127,8 @@ def test_missing_columns_are_told_together_with_those_found() -> None:
 
 def test_a_tokenizer_without_chat_template_says_what_to_do() -> None:
     with pytest.raises(
-        ValueError, match="no chat template.*instruct model, or name a Jinja template with model.chat_template"
+        ValueError,
+        match="no chat template.*instruct model, or name a Jinja template with model.chat_template",
     ):
         PromptDataset([row("ab")], make_tokenizer(None), config(), "train")
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from references.chat_templates import CHATML, make_tokenizer
-from strop.checks.data_files import examine
 from strop.data import DataConfig, PromptDataset
-from strop.supervised.config import SftDataConfig
-from strop.supervised.dataset import SftDataset
+from strop.data.file_check import examine
+from strop.data.sft.config import SftDataConfig
+from strop.data.sft.dataset import SftDataset
 
 HEARD = {"array": [0.0, 0.1], "sampling_rate": 16000}
 PARTS = [

@@ -15,7 +15,7 @@ import pytest
 
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, PromptSampler, read_rows
-from strop.data.drawing import draw
+from strop.data.prompt_loader import draw
 from strop.data.streaming import StreamedPrompts, open_rows
 from strop.data.streaming import stored as stored_rows
 

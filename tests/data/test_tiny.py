@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from strop.data.tiny import make_tiny_model, make_tiny_tokenizer
+from strop.data.tiny_model import make_tiny_model, make_tiny_tokenizer
 
 TOKENIZER = make_tiny_tokenizer()
 PRINTABLE = "\n" + string.digits + string.ascii_letters + string.punctuation + " "

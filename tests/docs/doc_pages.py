@@ -28,8 +28,8 @@ from pathlib import Path
 
 import strop
 from strop.algorithms.losses.policy import STATISTIC
-from strop.base.metrics import METRICS, Metric
 from strop.cli.main import main
+from strop.utils.metrics import METRICS, Metric
 from strop.workers.metrics import AGENT_NUMBER
 
 ROOT = Path(__file__).parents[2]

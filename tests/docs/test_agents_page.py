@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from doc_pages import ROOT, Session
 
+from strop.agents.tools.functions import FUNCTION_TOOL_REGISTRY
 from strop.run import RunFolder
-from strop.tools.functions import FUNCTION_TOOL_REGISTRY
 
 
 @pytest.fixture(autouse=True)

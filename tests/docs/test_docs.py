@@ -37,34 +37,34 @@ from doc_pages import (
 )
 from rollout.scripted_engine import ScriptedEngine, dying
 
-from strop.checks.preflight.trial import Preflight
-from strop.checks.preflight.verdict import Check
 from strop.cli.main import COMMANDS, command_parser, main
-from strop.cli.output import Interrupted
 from strop.config import describe, load_config
 from strop.config.schema import REMOVED, current_key
 from strop.config.sources import preset_names
+from strop.controller import auth_listener
 from strop.controller.ray.cluster import Node, _is_on_loopback
 from strop.controller.ray.errors import Failure, NotEnoughDevices, RankFailed
 from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.engines.weights import TensorMetadata, WeightsMetadata
-from strop.health import HealthMonitor
-from strop.net import gate
+from strop.observability.health import HealthMonitor
+from strop.observability.reward_curve import _CURVES
+from strop.observability.trackers.console import HEADLINES
+from strop.observability.trackers.group import TrackerGroup
+from strop.observability.trackers.setup import TrackerSetup
 from strop.rewards import Outcome, RewardError, check_failed_share
-from strop.rollout.processes.client import RolloutClient
-from strop.rollout.sync.types import SyncIncomplete
-from strop.rollout.transfer.accounting import TransferState
+from strop.rollout.replicas.client import RolloutClient
 from strop.rollout.types import OnToken, Sampling, TokenOutput
+from strop.rollout.weight_sync.accounting import TransferState
+from strop.rollout.weight_sync.types import SyncIncomplete
 from strop.run import CheckpointError, RunError, RunFolder
 from strop.run.checkpoints import CheckpointStore
 from strop.run.inputs import check_inputs, inputs_of, write_inputs
 from strop.run.samples import COLUMNS
-from strop.tracking.console import HEADLINES
-from strop.tracking.group import TrackerGroup
 from strop.trainer.config import Config
-from strop.trainer.curve import _CURVES
-from strop.trainer.restarts.signals import Terminated
-from strop.trainer.trackers import TrackerSetup
+from strop.trainer.fault_tolerance.signals import Terminated
+from strop.trainer.preflight.trial import Preflight
+from strop.utils.terminal import Interrupted
+from strop.utils.verdict import Check
 from strop.workers.reports import EpisodeReport, StaleSamples, check_versions
 
 DOCS = ROOT / "docs"
@@ -418,7 +418,8 @@ def bad_steps() -> Iterator[str]:
     yield str(stale.value)
     # No gradient of the pages is infinite; the sentence is made in one place.
     assert (
-        'f"step {record.step} skipped an update: {reason}"' in (ROOT / "strop/trainer/telling.py").read_text()
+        'f"step {record.step} skipped an update: {reason}"'
+        in (ROOT / "strop/trainer/step_logging.py").read_text()
     )
     yield "step 1 skipped an update: the gradient is not finite"
 
@@ -451,7 +452,7 @@ def bad_prospects() -> Iterator[str]:
     obstacle = Check(name="signal", text="rewards from 0 to 0", level="stop", advice="look at the answers")
     found = Preflight(checks=[obstacle], samples=[], num_prompts=1, num_samples=1, seconds=1.0)
     yield found.refusal()
-    assert 'f"started by --force, against {' in (ROOT / "strop/checks/preflight/of_run.py").read_text()
+    assert 'f"started by --force, against {' in (ROOT / "strop/trainer/preflight/of_run.py").read_text()
     yield "started by --force, against signal"
     monitor = HealthMonitor()
     told = [one.message for _ in range(3) for one in monitor.observe({"actor/lr": 0.0})]
@@ -487,10 +488,10 @@ def bad_processes(folder: Path) -> Iterator[str]:
 def turned_away() -> list[str]:
     """What the log says of a stranger."""
     handler = logging.handlers.BufferingHandler(10)
-    log = logging.getLogger(gate.__name__)
+    log = logging.getLogger(auth_listener.__name__)
     log.addHandler(handler)
     try:
-        gate._Complaints("weight sync").add("it does not know the secret")
+        auth_listener._Complaints("weight sync").add("it does not know the secret")
     finally:
         log.removeHandler(handler)
     return [record.getMessage() for record in handler.buffer]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from doc_pages import ROOT, Session
 
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 
 
 def test_the_page_about_preferences(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from doc_pages import ROOT, Session
 
-from strop.health import RULES
+from strop.observability.health import RULES
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from doc_pages import ROOT, Session
 
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 
 PAGE = ROOT / "docs" / "sft.md"
 

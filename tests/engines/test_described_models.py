@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from strop.engines.config import ModelConfig
-from strop.engines.described import check_saved
 from strop.engines.model import load_model
+from strop.engines.model_facts import check_saved
 
 
 def saved(folder: Path, **settings: object) -> Path:
@@ -72,7 +72,9 @@ def test_files_of_another_model_than_the_configuration_says_are_refused(
     folder = saved(tmp_path / "model", tie_word_embeddings=False)
     check_saved(folder)
     change(folder, **settings)
-    with pytest.raises(ValueError, match=r"config.json describes a model of [\d,]+ numbers, and the files .* hold"):
+    with pytest.raises(
+        ValueError, match=r"config.json describes a model of [\d,]+ numbers, and the files .* hold"
+    ):
         check_saved(folder)
 
 

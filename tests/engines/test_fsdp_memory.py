@@ -18,8 +18,8 @@ from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.gradients import local
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
-from strop.engines.sharding import offloading
-from strop.engines.sharding.fsdp import shard
+from strop.engines.parallel import offload
+from strop.engines.parallel.fsdp import shard
 from strop.engines.training import TrainEngine
 
 Folder = Callable[[str], Path]
@@ -38,7 +38,7 @@ def moved_between_steps(ranks: Ranks, case: Case) -> tuple[Outcome, list[int]]:
     seen = []
 
     def there_and_back() -> None:
-        copies = offloading.HostCopies()
+        copies = offload.HostCopies()
         tensors = everything(engine)
         copies.put(tensors)
         seen.append(copies.num_bytes)
@@ -91,8 +91,8 @@ def test_on_a_cpu_nothing_moves_and_nothing_changes(tiny_folder: Folder) -> None
     engine = engine_of(case, None)
     engine.offload()
     assert all(tensor.untyped_storage().nbytes() for tensor in everything(engine))
-    assert offloading.offload(engine.model).num_bytes == 0
-    assert offloading.offload_optimizer(engine.optimizer).num_bytes == 0
+    assert offload.offload(engine.model).num_bytes == 0
+    assert offload.offload_optimizer(engine.optimizer).num_bytes == 0
     engine.offload()
     assert_bitwise(train(engine, case, 0), plain)
     engine.offload()
@@ -102,7 +102,7 @@ def test_on_a_cpu_nothing_moves_and_nothing_changes(tiny_folder: Folder) -> None
 @pytest.fixture
 def hosts_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors on the CPU move as those of a device do."""
-    monkeypatch.setattr(offloading, "_on_device", iter)
+    monkeypatch.setattr(offload, "_on_device", iter)
 
 
 @pytest.mark.usefixtures("hosts_differ")

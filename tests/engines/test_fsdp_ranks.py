@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from references.rank_processes import RankFailed, Ranks, run_ranks
-from strop.engines.parallel import alone, join_ranks
+from strop.engines.parallel.ranks import alone, join_ranks
 
 GIVEN = {"meeting": None, "device": "cpu"}
 

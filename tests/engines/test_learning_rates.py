@@ -23,7 +23,9 @@ from strop.engines.learning_rates import too_large
         (1.0, True, "destroys"),
     ],
 )
-def test_both_limits_are_ten_times_larger_with_adapters(lr: float, has_adapter: bool, says: str | None) -> None:
+def test_both_limits_are_ten_times_larger_with_adapters(
+    lr: float, has_adapter: bool, says: str | None
+) -> None:
     found = too_large("sft", OptimizerConfig(lr=lr), has_adapter=has_adapter)
     assert (found is None) == (says is None)
     if found is not None:
@@ -37,7 +39,9 @@ def test_with_a_warm_up_the_first_update_is_a_small_one(warmup: dict[str, Any]) 
     # The warm-up begins at 0: the first update moves weights by a part of the rate only.
     found = too_large("actor", OptimizerConfig(lr=1.0, **warmup), has_adapter=False)
     assert found is not None
-    assert "actor.optim.lr=1 moves every weight by about that much in an update after the warm-up" in found.text
+    assert (
+        "actor.optim.lr=1 moves every weight by about that much in an update after the warm-up" in found.text
+    )
     plain = too_large("actor", OptimizerConfig(lr=1.0), has_adapter=False)
     assert plain is not None
     assert "in the first update, more than weights are in size" in plain.text

@@ -184,7 +184,9 @@ def test_products_in_half_precision_are_those_of_rounded_numbers(has_bias: bool)
     leaves = [leaf.detach().float().requires_grad_() for leaf in inputs(bias=True)]
     rounded = [leaf.detach().to(torch.bfloat16).float().requires_grad_() for leaf in leaves]
     bias = leaves[2].detach() if has_bias else None
-    ours = Head(leaves[1], bias, product_dtype=torch.bfloat16).log_probs(leaves[0], targets(), temperature=0.8)
+    ours = Head(leaves[1], bias, product_dtype=torch.bfloat16).log_probs(
+        leaves[0], targets(), temperature=0.8
+    )
     logits = rounded[0] @ rounded[1].T
     logits = (logits if bias is None else logits + bias) / 0.8
     every = torch.log_softmax(logits, dim=-1)

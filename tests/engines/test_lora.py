@@ -32,12 +32,12 @@ from strop.engines.lora.adapters import (
 from strop.engines.model import check_language_model, load_model
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
+from strop.engines.value_models import load_value_model
 from strop.engines.weights import weights_metadata
 from strop.protocol import DataProto
-from strop.roles.value_models import load_value_model
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.transfer.stream import parameter_stream
 from strop.rollout.types import Sampling
+from strop.rollout.weight_sync.stream import parameter_stream
 
 Folders = Callable[[str], Path]
 PROMPT, RESPONSES = [5, 9, 2, 40], [[7, 3, 3, 11], [60], [8, 21, 30, 4, 17]]

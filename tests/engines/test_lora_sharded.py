@@ -19,7 +19,7 @@ from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, Optimize
 from strop.engines.lora.adapters import adapter_off, merged_tensors, save_adapter, save_merged
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
-from strop.engines.parallel import Parallel
+from strop.engines.parallel.ranks import Parallel
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto
 

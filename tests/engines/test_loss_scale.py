@@ -11,9 +11,9 @@ import torch
 from references.token_passes import of_log_probs
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.grad_scaler import FIRST, GROWTH_STEPS, LARGEST, LossScale
 from strop.engines.model import load_model
 from strop.engines.optimizer import StepReport
-from strop.engines.options.loss_scale import FIRST, GROWTH_STEPS, LARGEST, LossScale
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
 

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from references.language_models import SUPPORTED, VOCAB, WIDE_WINDOW
 from strop.engines.attention import PackedAttention, Segment
-from strop.engines.carried import packed as probe
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import describe_precision, load_model, load_tokenizer
+from strop.engines.model_support import parity as probe
 
 Folder = Callable[[str], Path]
 

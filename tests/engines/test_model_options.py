@@ -12,10 +12,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strop.base import trust
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer, read_shape
-from strop.roles.value_models import load_value_model
+from strop.engines.value_models import load_value_model
+from strop.utils import trust
 
 
 def with_options(folder: Path, **options: Any) -> ModelConfig:

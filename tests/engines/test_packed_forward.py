@@ -17,7 +17,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows, micro_batches, token_rows
-from strop.engines.parallel import alone
+from strop.engines.parallel.ranks import alone
 from strop.engines.tokens import pack
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto

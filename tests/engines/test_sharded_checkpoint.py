@@ -21,8 +21,8 @@ from strop.engines.checkpoint import (
     save_sharded,
     save_sharded_async,
 )
-from strop.engines.parallel import alone
-from strop.engines.saved_tensors import SavedTensors, shard_name
+from strop.engines.checkpoint_reader import SavedTensors, shard_name
+from strop.engines.parallel.ranks import alone
 
 ALONE = alone("cpu")
 NUMBERS = {"optimizer": {"num_steps": 3, "lr": 0.1}, "rng": [1, 2], "note": "ä"}

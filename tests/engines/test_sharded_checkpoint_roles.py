@@ -18,12 +18,12 @@ from transformers import AutoConfig, AutoTokenizer
 from references.rank_processes import Ranks, run_ranks
 from strop.engines import gradients
 from strop.engines.checkpoint import load_sharded
+from strop.engines.checkpoint_reader import SavedTensors
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
 from strop.engines.lora.adapters import add_lora
 from strop.engines.model import load_model
-from strop.engines.parallel import alone
+from strop.engines.parallel.ranks import alone
 from strop.engines.role_checkpoint import load_role, load_weights, role_tensors, save_role
-from strop.engines.saved_tensors import SavedTensors
 from strop.engines.training import TrainEngine
 
 Folders = Callable[[str], Path]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from references.language_models import VOCAB, load_plain, plain_log_probs
-from strop.engines.carried.states import SlotStates
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
+from strop.engines.linear_attention.states import SlotStates
 from strop.engines.model import load_model
 from strop.rollout.native import prefill
 from strop.rollout.native.engine import NativeEngine

@@ -27,10 +27,10 @@ from strop.engines.attention import AttentionForm, PackedAttention
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
 from strop.engines.packing import make_rows
-from strop.engines.parallel import Parallel, alone
+from strop.engines.parallel.ranks import Parallel, alone
+from strop.engines.parallel.ulysses import check_sequence_parallel
 from strop.engines.training import TrainEngine
-from strop.engines.ulysses.shards import check_sequence_parallel
-from strop.roles.value_models import load_value_model
+from strop.engines.value_models import load_value_model
 
 CLOSE = {"atol": 1e-10, "rtol": 1e-10}
 Pair = tuple[tuple[int, ...], tuple[int, ...]]

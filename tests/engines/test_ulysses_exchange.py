@@ -21,8 +21,8 @@ from references.rank_processes import Ranks, run_ranks
 from references.token_passes import TEXT_MODEL
 from strop.engines.attention import AttentionForm, Segment
 from strop.engines.packing import make_rows, token_rows
+from strop.engines.parallel.ulysses import shard_micro_batch, tokens_per_rank
 from strop.engines.tokens import Tokens, pack
-from strop.engines.ulysses.shards import shard_micro_batch, tokens_per_rank
 from strop.protocol import DataProto
 
 DIM = 3

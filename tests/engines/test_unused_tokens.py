@@ -13,8 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from strop.algorithms.distillation.settings import DistillationConfig
-from strop.cpu.steps import fused_step
+from strop.algorithms.distillation_config import DistillationConfig
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.engines.model import load_model
@@ -23,17 +22,18 @@ from strop.engines.role_checkpoint import save_role
 from strop.engines.training import Engine, TrainEngine
 from strop.engines.unused_tokens import unused_token_ids
 from strop.protocol import columns
-from strop.roles.settings import TeacherConfig
-from strop.roles.teacher import TeacherWorker
 from strop.rollout.config import RolloutConfig
+from strop.rollout.engine_group import Place
+from strop.rollout.native.cpu.steps import fused_step
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
-from strop.sharing.role_export import export_role
-from strop.supervised.worker import SupervisedWorker
+from strop.trainer.role_export import export_role
 from strop.workers.config import ReferenceConfig
-from strop.workers.generation import Place
 from strop.workers.models import Learning
 from strop.workers.reference import ReferenceWorker
+from strop.workers.role_configs import TeacherConfig
+from strop.workers.sft import SupervisedWorker
+from strop.workers.teacher import TeacherWorker
 
 NUM_UNUSED = 20
 

@@ -21,13 +21,13 @@ from transformers import (
 
 from references.language_models import SUPPORTED, save_tiny
 from references.token_passes import of_values, values_of
-from strop.engines.carried.packed import check_packed
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
+from strop.engines.model_support.parity import check_packed
 from strop.engines.packing import make_rows
 from strop.engines.training import TrainEngine
-from strop.roles.reward_model import load_reward_model
-from strop.roles.value_models import load_value_model
+from strop.engines.value_models import load_value_model
+from strop.workers.reward_model import load_reward_model
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 

@@ -23,11 +23,11 @@ from references.language_models import load_plain, save_tiny
 from references.rank_processes import Ranks, run_ranks
 from references.weight_digest import slow_digest
 from strop.engines.causal_lm import CausalLM
+from strop.engines.checksum.models import combine_digests, digest_weights, weight_digests
+from strop.engines.checksum.tensors import digest_tensor, finish, word_sum
 from strop.engines.config import EngineConfig, ModelConfig
-from strop.engines.digests.models import combine_digests, digest_weights, weight_digests
-from strop.engines.digests.tensors import digest_tensor, finish, word_sum
 from strop.engines.model import load_model
-from strop.engines.sharding.fsdp import shard
+from strop.engines.parallel.fsdp import shard
 from strop.engines.weights import (
     TensorMetadata,
     WeightsMetadata,
@@ -35,7 +35,7 @@ from strop.engines.weights import (
     named_weights,
     weights_metadata,
 )
-from strop.rollout.transfer.stream import (
+from strop.rollout.weight_sync.stream import (
     ALIGNMENT,
     Bucket,
     parameter_stream,

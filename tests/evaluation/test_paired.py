@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from strop.evaluation.paired import compare_paired
+from strop.evaluation.paired_test import compare_paired
 
 
 def test_by_hand() -> None:

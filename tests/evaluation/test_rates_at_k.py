@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from strop.evaluation.rates import maj_at, pass_at
+from strop.evaluation.pass_at_k import maj_at, pass_at
 from strop.rewards import Outcome
 from strop.trainer.validation import summarize_validation
 from strop.workers.reports import EpisodeReport

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from strop.evaluation.validation_metrics import powers_up_to, validation_metrics
+from strop.trainer.validation_metrics import powers_up_to, validation_metrics
 
 
 def test_all_names_of_one_source_by_hand() -> None:

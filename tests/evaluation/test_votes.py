@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from references import votes as reference
-from strop.evaluation.intervals import student_quantile, wilson_interval
-from strop.evaluation.votes import (
+from strop.algorithms.best_of_k import (
     best_at_k,
     maj_at_k,
     majority_probabilities,
@@ -19,6 +18,7 @@ from strop.evaluation.votes import (
     vote_at_k,
     worst_at_k,
 )
+from strop.algorithms.intervals import student_quantile, wilson_interval
 
 small_values = st.lists(st.sampled_from([0.0, 0.5, 1.0, -2.0, 3.0]), min_size=1, max_size=5)
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from strop.evaluation.intervals import clustered_interval, mean_interval, wilson_interval
-from strop.evaluation.votes import (
+from strop.algorithms.best_of_k import (
     Moments,
     best_at_k,
     maj_at_k,
@@ -18,6 +17,7 @@ from strop.evaluation.votes import (
     pass_at_k,
     worst_at_k,
 )
+from strop.algorithms.intervals import clustered_interval, mean_interval, wilson_interval
 
 
 @pytest.mark.parametrize("numbers", [(1, 0, 1), (1, 1, 1), (5, 0, 5), (5, 5, 1), (5, 5, 5)])

@@ -13,9 +13,9 @@ import pytest
 from example_files import REPO, load_example, read
 
 from strop.config import load_config
+from strop.protocol.trajectory import Prompt
 from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.trainer.config import Config
-from strop.trajectory import Prompt
 
 pytestmark = pytest.mark.timeout(120)
 

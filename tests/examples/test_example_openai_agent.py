@@ -10,8 +10,8 @@ from types import ModuleType
 import pytest
 from example_files import REPO, load_example, read, train
 
+from strop.observability.trackers.setup import METRICS_FILE, read_metrics
 from strop.run import RunFolder
-from strop.trainer.trackers import METRICS_FILE, read_metrics
 
 
 @pytest.fixture

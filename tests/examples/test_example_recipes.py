@@ -11,7 +11,7 @@ from cli.cli_calls import cli
 from example_files import REPO, load_example, read
 
 from strop.config import load_config
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 from strop.trainer.config import Config
 
 RAFT = REPO / "examples" / "raft" / "config.yaml"

@@ -14,10 +14,10 @@ import pytest
 from example_files import REPO, load_example
 
 from strop.config import load_config
-from strop.judges.config import JudgeConfig
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardConfig, RewardPool
+from strop.rewards.judges.config import JudgeConfig
 from strop.trainer.config import Config
-from strop.trajectory import Prompt, Trajectory
 
 ANSWERS = ("12", "the sum is 12", "11", "cat")
 

@@ -9,7 +9,7 @@ import torch
 from example_files import REPO, load_example
 
 from strop.cli.main import main as strop
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 
 REWARD = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

@@ -37,9 +37,7 @@ TREE = WORK / "tree"
 SESSION = WORK / "session.jsonl"
 EQUIVALENT = HERE / "equivalent.txt"
 FORMULAS = (
-    "algorithms/**/*.py", "recipes/**/*.py", "roles/gae.py", "roles/value_loss.py", "engines/sharding/balance.py",
-    "run/samples/selection.py", "evaluation/votes.py", "evaluation/intervals.py",
-    "compat/aggregation.py",
+    "algorithms/**/*.py", "engines/parallel/balance.py", "run/samples/selection.py",
 )  # fmt: skip
 TESTS = (
     "tests/algorithms", "tests/workers/test_metrics.py",

@@ -35,8 +35,8 @@ import torch
 
 PACKAGE = "strop"
 TESTED = (
-    "strop.algorithms", "strop.recipes", "strop.roles", "strop.engines.sharding.balance", "strop.run.samples.selection",
-    "strop.evaluation.votes",
+    "strop.algorithms", "strop.engines.parallel.balance", "strop.run.samples.selection",
+    "strop.algorithms.best_of_k",
 )  # fmt: skip
 HEAVY = (
     "numpy", "torch", "torch.distributed", "hypothesis.strategies", "tensordict", "datasets", "transformers",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.protocol import BatchError, DataProto, jagged, rows
-from strop.protocol.forms.folder import from_json, to_json
+from strop.protocol.folder import from_json, to_json
 from strop.protocol.merging import same
 
 PLAIN = st.recursive(
@@ -132,7 +132,7 @@ def test_a_failed_save_leaves_the_earlier_batch_and_no_litter(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("strop.protocol.forms.folder.save_file", full)
+    monkeypatch.setattr("strop.protocol.folder.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         example()[:1].save_to_disk(tmp_path / "batch")
     assert len(DataProto.load_from_disk(tmp_path / "batch")) == 3

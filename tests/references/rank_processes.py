@@ -29,7 +29,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from strop.net.rendezvous import MeetingPoint
+from strop.controller.store_server import MeetingPoint
 
 _SPAWN = multiprocessing.get_context("spawn")
 _START_TIMEOUT_S = 240.0
@@ -47,11 +47,11 @@ class Ranks:
     rank: int
     world_size: int
     meeting: Any
-    """A strop.net.rendezvous.Meeting."""
+    """A strop.controller.store_server.Meeting."""
 
     def join(self, *, sp_size: int = 1, shard_size: int = 0, timeout_s: float = 60.0) -> Any:
-        """This process as `strop.engines.parallel.Parallel`, on the CPU; again for another mesh."""
-        from strop.engines.parallel import join_ranks
+        """This process as `strop.engines.parallel.ranks.Parallel`, on the CPU; again for another mesh."""
+        from strop.engines.parallel.ranks import join_ranks
 
         return join_ranks(
             rank=self.rank,
@@ -167,7 +167,7 @@ def _serve(connection: Connection, parent: int) -> None:
 
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    from strop.engines.sharding.ranks import leave_ranks
+    from strop.engines.parallel.process_group import leave_ranks
 
     connection.send("ready")
     while True:

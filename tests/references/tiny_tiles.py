@@ -31,9 +31,9 @@ from transformers import (
 )
 
 from references.tiny_vision import TEMPLATE
-from strop.data.tiny import END_OF_TURN, PAD, make_tiny_tokenizer
-from strop.trajectory import Media
-from strop.vision.families import load_media_processor
+from strop.data.tiny_model import END_OF_TURN, PAD, make_tiny_tokenizer
+from strop.engines.multimodal.families import load_media_processor
+from strop.protocol.trajectory import Media
 
 TILED = ("gemma3", "internvl", "llama4")
 ONE_AXIS = (*TILED, "kimi_k25")

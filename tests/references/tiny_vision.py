@@ -25,7 +25,7 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from strop.data.tiny import END_OF_TURN, PAD, make_tiny_tokenizer
+from strop.data.tiny_model import END_OF_TURN, PAD, make_tiny_tokenizer
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "qwen3_5")
 IMAGE, VIDEO, START, END = "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"

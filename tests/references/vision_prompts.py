@@ -14,9 +14,9 @@ from strop.data.config import DataConfig
 from strop.data.prompts import PromptDataset
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
+from strop.engines.multimodal.families import load_media_processor
+from strop.protocol.trajectory import MediaTokens, Prompt
 from strop.rollout.types import Sampling
-from strop.trajectory import MediaTokens, Prompt
-from strop.vision.families import load_media_processor
 
 WIDE, HIGH, GREENS = picture(24, 17, RED, BLUE), picture(17, 33, GREEN, RED), picture(24, 17, GREEN)
 

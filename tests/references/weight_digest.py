@@ -1,4 +1,4 @@
-"""The digest of strop/engines/digests/tensors.py, word by word in Python integers, from its definition."""
+"""The digest of strop/engines/checksum/tensors.py, word by word in Python integers, from its definition."""
 
 from __future__ import annotations
 

@@ -122,7 +122,11 @@ def test_a_validation_is_shown_as_one_line() -> None:
 def test_an_evaluation_is_shown_without_its_answers() -> None:
     total = summarize_validation(reports((1.0, True), (0.0, False)))
     found = Evaluation(
-        total=total, by_source={"x": total, "y": total}, answers=({"response": "a" * 40_000},), seconds=1.25, usage={}
+        total=total,
+        by_source={"x": total, "y": total},
+        answers=({"response": "a" * 40_000},),
+        seconds=1.25,
+        usage={},
     )
     line = total.describe()
     assert repr(found) == f"Evaluation({line}; x: {line}; y: {line}; 1.2 s)"

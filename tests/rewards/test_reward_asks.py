@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from strop.base import trust
-from strop.judges.config import JudgeConfig, ServerConfig
 from strop.rewards import RewardConfig, RewardPool
 from strop.rewards.config import FunctionConfig
+from strop.rewards.judges.config import JudgeConfig, ServerConfig
 from strop.sandbox import SandboxConfig
+from strop.utils import trust
 
 
 @pytest.mark.parametrize(

@@ -194,7 +194,7 @@ def assert_gone(pid: int, within_s: float = 5.0) -> None:
 PARENT = """
 import asyncio, os, psutil, sys
 from strop.rewards import RewardConfig, RewardPool
-from strop.trajectory import Prompt
+from strop.protocol.trajectory import Prompt
 
 async def main():
     prompt = Prompt(uid="u", row=0, token_ids=(1,), messages=(), data_source="", ground_truth="")

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from reward_cases import make_prompt, write_reward
 
-from strop.checks.rewards import inspect_reward
-from strop.evaluation.reward_trial import probe_answers
+from strop.protocol.trajectory import Trajectory
 from strop.rewards import Outcome, RewardConfig, RewardError, RewardPool, try_loading
+from strop.rewards.certify.certificate import inspect_reward
 from strop.rewards.config import FunctionConfig, OnFailureConfig
-from strop.trajectory import Trajectory
+from strop.trainer.reward_trial import probe_answers
 
 LONGEST = """
 def longest(completions, **columns):

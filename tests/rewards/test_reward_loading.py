@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from reward_cases import DEADLINE_S, FAULTS, make_prompt, reward_processes, write_reward
 
-from strop.evaluation.reward_trial import probe_answers
+from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardConfig, RewardError, RewardPool
 from strop.rewards.config import FunctionConfig
-from strop.trajectory import Prompt
+from strop.trainer.reward_trial import probe_answers
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -161,7 +161,8 @@ def test_a_path_may_name_the_function() -> None:
 def test_functions_import_modules_beside_them(tmp_path: Path) -> None:
     (tmp_path / "grading_helpers.py").write_text("def points(text):\n    return len(text) / 4\n")
     path = write_reward(
-        tmp_path, "from grading_helpers import points\ndef compute_score(solution_str): return points(solution_str)"
+        tmp_path,
+        "from grading_helpers import points\ndef compute_score(solution_str): return points(solution_str)",
     )
 
     async def run() -> float | None:
@@ -199,6 +200,8 @@ def test_two_functions_do_not_share_a_module_of_one_name(tmp_path: Path) -> None
     async def run() -> None:
         await RewardPool(RewardConfig(functions=tuple(functions))).start()
 
-    sentence = f"imports grading_helpers, which is {tmp_path}/2/grading_helpers.py, but another module of that name"
+    sentence = (
+        f"imports grading_helpers, which is {tmp_path}/2/grading_helpers.py, but another module of that name"
+    )
     with pytest.raises(RewardError, match=sentence):
         asyncio.run(run())

@@ -9,7 +9,7 @@ import pytest
 from reward_cases import make_prompt, score_all, write_reward
 
 from strop.rewards import Outcome, RewardConfig
-from strop.rewards.combining import Part, combine
+from strop.rewards.combine import Part, combine
 from strop.rewards.config import FunctionConfig, OnFailureConfig
 
 pytestmark = pytest.mark.timeout(60)

@@ -238,7 +238,10 @@ def test_extra_info_that_is_no_plain_data_is_an_error_that_names_the_type(tmp_pa
 
     plain, broken = asyncio.run(run())
     assert plain.score == 1.0
-    assert "row 3 has an object in extra_info.raw, which cannot be sent to the processes that score" in broken.error
+    assert (
+        "row 3 has an object in extra_info.raw, which cannot be sent to the processes that score"
+        in broken.error
+    )
 
 
 def test_text_of_any_kind_arrives_unchanged(tmp_path: Path) -> None:

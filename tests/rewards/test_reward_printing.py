@@ -10,7 +10,7 @@ import pytest
 from reward_cases import make_prompt, write_reward
 
 from strop.rewards import RewardConfig, RewardPool
-from strop.rewards.printed import MAX_LINE_BYTES, SHOWN_LINES, Lines, Printed
+from strop.rewards.stdout_capture import MAX_LINE_BYTES, SHOWN_LINES, Lines, Printed
 
 PRINTS = """
     import sys

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from reward_cases import make_prompt, score_all, write_reward
 
-from strop.python.brought import data_files
+from strop.api.inputs import data_files
 from strop.rewards import RewardConfig
 from strop.rewards.outcome import Outcome
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from strop.rollout.sync.types import SyncReport
-from strop.rollout.transfer.receiver import WeightReceiver
-from strop.rollout.transfer.sender import WeightSender
-from strop.rollout.transfer.target import ModuleTarget
+from strop.rollout.weight_sync.model_target import ModuleTarget
+from strop.rollout.weight_sync.receiver import WeightReceiver
+from strop.rollout.weight_sync.sender import WeightSender
+from strop.rollout.weight_sync.types import SyncReport
 
 BUCKET_BYTES = 1024
 """The model of `net` takes several such buckets, and its largest tensor is larger than one."""

@@ -67,7 +67,9 @@ def test_where_memory_is_in_pieces_a_smaller_table_is_made(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("held", "free", "stays"), [(9, 51, True), (11, 80, False), (9, 49, False)], ids=["small", "large", "crowded"]
+    ("held", "free", "stays"),
+    [(9, 51, True), (11, 80, False), (9, 49, False)],
+    ids=["small", "large", "crowded"],
 )
 def test_an_engine_stays_awake_where_it_is_small_and_memory_is_plenty(
     monkeypatch: pytest.MonkeyPatch, held: int, free: int, stays: bool

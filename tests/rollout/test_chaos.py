@@ -13,11 +13,11 @@ import pytest
 from rollout.replica_processes import Fleet
 from rollout_cases import answers, run, tokens
 
-from strop.base.randomness import random_key
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.client import NoEngine
-from strop.rollout.processes.client import RolloutClient
+from strop.rollout.replicas.client import RolloutClient
 from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
+from strop.utils.rng import random_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from strop.cpu import kernel
 from strop.engines.attention import AttentionForm
 from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.cpu import kernel
 
 LENGTHS = [0, 1, 7, 30, 15, 16, 17]
 KV_HEADS = 2

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import strop
-from strop.engines.digests.tensors import digest_tensor
+from strop.engines.checksum.tensors import digest_tensor
 
 INSIDE = ("rollout/sglang/inside/strop_loader.py", "rollout/vllm/inside/strop_worker.py")
 

@@ -12,16 +12,16 @@ from agent_cases import play, prompt_of, sampling_of, setup_with
 from hostile_http import Line, hostile
 from judge_cases import Handler, completion, serve
 
+from strop.agents.tools.functions import FunctionTool
+from strop.agents.tools.schemas import OpenAIFunctionToolSchema
+from strop.agents.tools.templates import ChatTemplate
 from strop.engines.config import ModelConfig
 from strop.rollout.config import RolloutConfig
-from strop.rollout.endpoint.client import Endpoint, EndpointFailed
-from strop.rollout.endpoint.config import OpenAIConfig
-from strop.rollout.endpoint.speech import Speech, make_speech_tokenizer
+from strop.rollout.engine_group import check_engine
+from strop.rollout.openai.byte_tokenizer import Speech, make_speech_tokenizer
+from strop.rollout.openai.client import Endpoint, EndpointFailed
+from strop.rollout.openai.config import OpenAIConfig
 from strop.rollout.types import Sampling, TokenOutput
-from strop.tools.functions import FunctionTool
-from strop.tools.schemas import OpenAIFunctionToolSchema
-from strop.tools.templates import ChatTemplate
-from strop.workers.generation import check_engine
 
 pytestmark = pytest.mark.timeout(60)
 TOKENIZER = make_speech_tokenizer()

@@ -11,17 +11,17 @@ from rollout_cases import Ask, answers, generate_all, run, tokens
 
 from references.language_models import load_plain, plain_greedy
 from references.token_passes import log_probs_of
-from strop.base.randomness import random_key
 from strop.engines.attention import AttentionForm
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import make_rows
-from strop.rollout.captured.steps import StaticStep
 from strop.rollout.native import decode_kernel
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.cuda_graph import StaticStep
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
+from strop.utils.rng import random_key
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("float64_models")]
 

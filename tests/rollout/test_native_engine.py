@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from rollout_cases import answers, generate_all, run, token_ids, tokens, turns
 
 from references.token_passes import log_probs_of
-from strop.base.randomness import random_key
 from strop.engines.causal_lm import CausalLM
 from strop.engines.packing import make_rows
-from strop.rollout.kept.prefixes import Prefix, PrefixStore
 from strop.rollout.native import cache, prefill
 from strop.rollout.native import engine as engine_module
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.engine import NativeEngine
+from strop.rollout.native.prefix_cache import Prefix, PrefixStore
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling, TokenOutput
+from strop.utils.rng import random_key
 
 Tiny = Callable[..., CausalLM]
 

@@ -13,7 +13,6 @@ from rollout_cases import Ask, answers, generate_all, run, token_ids, tokens, tu
 
 from references.language_models import SUPPORTED, load_plain, plain_greedy
 from references.token_passes import log_probs_of, of_log_probs
-from strop.base.randomness import random_key
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, OptimizerConfig
 from strop.engines.packing import make_rows
@@ -21,6 +20,7 @@ from strop.engines.training import TrainEngine
 from strop.rollout.native import prefill
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
+from strop.utils.rng import random_key
 
 pytestmark = pytest.mark.usefixtures("float64_models")
 

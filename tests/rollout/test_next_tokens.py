@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from strop.base.randomness import random_key, uniforms
-from strop.cpu import kernel
 from strop.engines.head import BANNED_LOGIT
+from strop.rollout.native.cpu import kernel
 from strop.rollout.native.sampling import SEQUENCE, Rows, invert_in_blocks, next_tokens
+from strop.utils.rng import random_key, uniforms
 
 LOGITS = torch.log(torch.tensor([0.30, 0.05, 0.25, 0.20, 0.15, 0.05], dtype=torch.float64))
 DRAWS = 20_000

@@ -19,12 +19,12 @@ from rollout_cases import run, tokens, turns
 
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.sync.types import UnverifiedWeights
-from strop.rollout.transfer.engine import VerifiedEngine
-from strop.rollout.transfer.receiver import WeightReceiver
-from strop.rollout.transfer.sender import WeightSender
-from strop.rollout.transfer.target import ModuleTarget
 from strop.rollout.types import Sampling, TokenOutput
+from strop.rollout.weight_sync.model_target import ModuleTarget
+from strop.rollout.weight_sync.receiver import WeightReceiver
+from strop.rollout.weight_sync.sender import WeightSender
+from strop.rollout.weight_sync.types import UnverifiedWeights
+from strop.rollout.weight_sync.verified_engine import VerifiedEngine
 
 SAMPLING = Sampling(key=3, max_tokens=6)
 

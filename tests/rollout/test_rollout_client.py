@@ -15,8 +15,8 @@ from strop.engines.causal_lm import CausalLM
 from strop.rollout.client import NoEngine, RolloutTimeout
 from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.processes.client import RolloutClient
-from strop.rollout.processes.replicas import FIRST_LIMIT, Replica
+from strop.rollout.replicas.client import RolloutClient
+from strop.rollout.replicas.router import FIRST_LIMIT, Replica
 from strop.rollout.types import OnToken, RolloutEngine, Sampling, TokenOutput
 
 SAMPLING = Sampling(key=0, max_tokens=7)

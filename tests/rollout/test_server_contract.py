@@ -12,7 +12,7 @@ from rollout.engine_contract.case import EngineCase, Rule
 from rollout.engine_contract.rules import RULES
 from rollout.engine_contract.server import start_server
 
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 
 HERE = Path(__file__).parent
 

@@ -184,7 +184,7 @@ def test_a_tensor_that_does_not_arrive_as_it_was_sent_is_refused(
 
     async def work() -> None:
         engine = await started(python, folder, tmp_path)
-        monkeypatch.setattr("strop.rollout.processes.bucket.digest_tensor", lambda tensor: 7)
+        monkeypatch.setattr("strop.rollout.weight_sync.bucket.digest_tensor", lambda tensor: 7)
         sent = [(name, named_weights(module)[name])]
         with pytest.raises(RuntimeError, match=f"{name} arrived with digest [0-9a-f]+ instead of 0+7"):
             await asyncio.to_thread(engine.target.load, sent)

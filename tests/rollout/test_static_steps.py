@@ -15,9 +15,10 @@ from rollout_cases import tokens
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from strop.cpu import kernel
 from strop.engines.causal_lm import CausalLM
-from strop.rollout.captured.steps import (
+from strop.rollout.native.batch import DecodeBatch
+from strop.rollout.native.cpu import kernel
+from strop.rollout.native.cuda_graph import (
     CAPTURE_AFTER,
     Capture,
     StaticStep,
@@ -25,7 +26,6 @@ from strop.rollout.captured.steps import (
     padded_tokens,
     static_step,
 )
-from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
 from strop.rollout.types import Sampling
 

@@ -18,16 +18,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import weights_of_folder
-from strop.rollout.processes.probing import check_probe, probe_tokens
-from strop.rollout.sync.types import Probe, SyncCorrupted
-from strop.rollout.transfer.stream import parameter_stream
 from strop.rollout.types import Sampling, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings, VllmEngine, start_vllm
 from strop.rollout.vllm.process import VllmDied
+from strop.rollout.weight_sync.probe import check_probe, probe_tokens
+from strop.rollout.weight_sync.stream import parameter_stream
+from strop.rollout.weight_sync.types import Probe, SyncCorrupted
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -305,7 +305,7 @@ def test_a_tensor_that_arrives_damaged_is_named_and_the_next_update_heals(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("strop.rollout.processes.bucket.digest_tensor", lambda tensor: 1)
+        patch.setattr("strop.rollout.weight_sync.bucket.digest_tensor", lambda tensor: 1)
         with pytest.raises(RuntimeError, match=r"embed_tokens.* arrived with digest"):
             served.write(1)
     served.update(1)

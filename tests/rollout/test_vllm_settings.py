@@ -15,16 +15,16 @@ from strop.config import ConfigError
 from strop.engines.config import LoraConfig, ModelConfig
 from strop.engines.model import load_model, weights_of_folder
 from strop.engines.weights import weights_metadata
-from strop.received.named import code_named
 from strop.rollout.config import RolloutConfig
-from strop.rollout.processes.probing import check_probe, probe_tokens
-from strop.rollout.sync.types import Probe, SyncCorrupted
+from strop.rollout.engine_group import check_engine
 from strop.rollout.vllm.config import VllmConfig
 from strop.rollout.vllm.engine import Settings, start_vllm
 from strop.rollout.vllm.environment import VARIABLE, vllm_python
 from strop.rollout.vllm.process import VllmDied
+from strop.rollout.weight_sync.probe import check_probe, probe_tokens
+from strop.rollout.weight_sync.types import Probe, SyncCorrupted
 from strop.trainer.loading import load
-from strop.workers.generation import check_engine
+from strop.trainer.untrusted_runs.named import code_named
 
 
 def settings(model: Path, log: Path) -> Settings:

@@ -20,9 +20,15 @@ import torch
 from rollout.sync_cases import NUM_TENSORS, Net, Pair, bits, connected, net, side_by_side
 from torch import Tensor, nn
 
-from strop.engines.digests.models import digest_weights
+from strop.engines.checksum.models import digest_weights
 from strop.engines.weights import TensorMetadata
-from strop.rollout.sync.types import (
+from strop.rollout.weight_sync import collective, sender, shared_memory
+from strop.rollout.weight_sync.channel import SenderChannel
+from strop.rollout.weight_sync.model_target import ModuleTarget
+from strop.rollout.weight_sync.receiver import WeightReceiver
+from strop.rollout.weight_sync.sender import WeightSender
+from strop.rollout.weight_sync.stream import Bucket
+from strop.rollout.weight_sync.types import (
     Endpoint,
     SyncCorrupted,
     SyncError,
@@ -31,12 +37,6 @@ from strop.rollout.sync.types import (
     SyncReport,
     UnverifiedWeights,
 )
-from strop.rollout.transfer import collective, sender, shared_memory
-from strop.rollout.transfer.channel import SenderChannel
-from strop.rollout.transfer.receiver import WeightReceiver
-from strop.rollout.transfer.sender import WeightSender
-from strop.rollout.transfer.stream import Bucket
-from strop.rollout.transfer.target import ModuleTarget
 
 TRANSPORTS = ("shared_memory", "collective")
 REFUSAL = "; the rollout worker keeps refusing to generate until a complete sync arrives"
@@ -695,7 +695,7 @@ def test_a_receiver_that_sees_another_memory_gets_its_weights_by_broadcast(
     seen = shared_memory.shares_memory
     answers = iter([True, False])
     monkeypatch.setattr(
-        "strop.rollout.transfer.receiver.shares_memory",
+        "strop.rollout.weight_sync.receiver.shares_memory",
         lambda path, session: seen(path, session) and next(answers),
     )
     pairs = connected()
@@ -715,7 +715,7 @@ def test_memory_without_room_is_reported_and_passed_over(
     monkeypatch.setattr(shared_memory.os, "posix_fallocate", full)
     pairs = connected()
     pair = next(pairs)
-    with caplog.at_level(logging.WARNING, logger="strop.rollout.transfer.sender"):
+    with caplog.at_level(logging.WARNING, logger="strop.rollout.weight_sync.sender"):
         results = pair.sync(1)
     assert [result.transport for result in results if isinstance(result, SyncReport)] == ["collective"] * 3
     assert "has no room for two buckets of 1024 bytes ([Errno 28] No space left on device)" in caplog.text
@@ -748,7 +748,7 @@ def test_a_sharded_model_cannot_receive(monkeypatch: pytest.MonkeyPatch) -> None
     class Sharded(Tensor):
         pass
 
-    monkeypatch.setattr("strop.rollout.transfer.target.DTensor", Sharded)
+    monkeypatch.setattr("strop.rollout.weight_sync.model_target.DTensor", Sharded)
     module = nn.Linear(2, 2)
     module.register_buffer("shard", torch.zeros(2).as_subclass(Sharded))
     with pytest.raises(

@@ -14,15 +14,15 @@ import torch
 from rollout_cases import answers, run, token_ids, tokens, turns
 
 from strop.engines.causal_lm import CausalLM
-from strop.engines.digests.models import digest_weights
+from strop.engines.checksum.models import digest_weights
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.sync.types import SyncError, SyncRefused, SyncReport, UnverifiedWeights
-from strop.rollout.transfer import shared_memory
-from strop.rollout.transfer.engine import VerifiedEngine
-from strop.rollout.transfer.receiver import WeightReceiver
-from strop.rollout.transfer.sender import WeightSender
-from strop.rollout.transfer.target import ModuleTarget
 from strop.rollout.types import Sampling
+from strop.rollout.weight_sync import shared_memory
+from strop.rollout.weight_sync.model_target import ModuleTarget
+from strop.rollout.weight_sync.receiver import WeightReceiver
+from strop.rollout.weight_sync.sender import WeightSender
+from strop.rollout.weight_sync.types import SyncError, SyncRefused, SyncReport, UnverifiedWeights
+from strop.rollout.weight_sync.verified_engine import VerifiedEngine
 
 PROMPT = tokens(9, seed=1)
 SAMPLING = Sampling(key=5, max_tokens=12)

@@ -19,13 +19,13 @@ from rollout.sync_cases import BUCKET_BYTES, Net, bits, net, side_by_side
 from torch.distributed.fsdp import fully_shard
 
 from references.rank_processes import Ranks, run_ranks
-from strop.engines.digests.models import digest_weights
-from strop.engines.parallel import join_ranks
-from strop.rollout.sync.types import Endpoint, SyncError, SyncIncomplete, SyncReport
-from strop.rollout.transfer import shared_memory
-from strop.rollout.transfer.receiver import WeightReceiver
-from strop.rollout.transfer.sender import WeightSender
-from strop.rollout.transfer.target import ModuleTarget
+from strop.engines.checksum.models import digest_weights
+from strop.engines.parallel.ranks import join_ranks
+from strop.rollout.weight_sync import shared_memory
+from strop.rollout.weight_sync.model_target import ModuleTarget
+from strop.rollout.weight_sync.receiver import WeightReceiver
+from strop.rollout.weight_sync.sender import WeightSender
+from strop.rollout.weight_sync.types import Endpoint, SyncError, SyncIncomplete, SyncReport
 
 _SPAWN = multiprocessing.get_context("spawn")
 START_S = 120.0

@@ -47,7 +47,10 @@ def test_kill_at_every_write_boundary_leaves_a_valid_checkpoint(memory_path: Pat
         capture_output=True,
         text=True,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(place) for place in (root, *inherited) if place)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(place) for place in (root, *inherited) if place),
+        },
     )
     assert result.returncode == 0, result.stderr
     boundaries = dict(line.split(" ", 1) for line in result.stdout.splitlines())
@@ -115,7 +118,7 @@ ENDLESS_SAVER = """
 import sys, threading
 from pathlib import Path
 from strop.run import CheckpointStore
-from strop.trainer.restarts.background import Sealing
+from strop.trainer.fault_tolerance.background import Sealing
 
 store = CheckpointStore(Path(sys.argv[1]), keep_last=2, keep_best=1)
 sealing = None

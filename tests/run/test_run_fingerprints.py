@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from strop.replay.comparing import Difference, common_steps, compare
 from strop.run import STAGES, EventLog, FingerprintChain, RunError, digest
+from strop.run.first_difference import Difference, common_steps, compare
 
 
 def make_chain(

@@ -11,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from strop.agents.tools.python_sandbox import _without_fence
+from strop.protocol.trajectory import Prompt
 from strop.rewards import Outcome, RewardConfig, RewardPool, default_compute_score, known_data_sources
+from strop.rewards.scorers import code as scorer
+from strop.rewards.scorers.code import grade, last_block, read_tests, same_output, same_value
 from strop.sandbox import (
     Limits,
     SandboxConfig,
@@ -20,10 +24,6 @@ from strop.sandbox import (
     SandboxUnavailable,
     shared,
 )
-from strop.scorers import code as scorer
-from strop.scorers.code import grade, last_block, read_tests, same_output, same_value
-from strop.tools.python_sandbox import _without_fence
-from strop.trajectory import Prompt
 
 ADD = {"inputs": ["1 2\n", "10 20\n", "-1 1\n"], "outputs": ["3\n", "30\n", "0\n"]}
 

@@ -9,8 +9,8 @@ import pytest
 
 from strop.rewards import RewardConfig
 from strop.sandbox import Limits, LocalSandbox, Program, SandboxConfig, make_sandbox
+from strop.sandbox.factory import SharedSandbox, config_from_data
 from strop.sandbox.fusion import FusionSandbox
-from strop.sandbox.opening import SharedSandbox, config_from_data
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from strop.net import exchange
 from strop.sandbox import Limits, Program, SandboxConfig, SandboxResult, SandboxUnavailable, fusion
 from strop.sandbox.fusion import FusionSandbox
 from strop.sandbox.hosted import HostedSandbox
+from strop.utils import http_post
 
 # What SandboxFusion writes, by the first line of the code; field names of its sandbox_api.py.
 RUN = {"status": "Finished", "execution_time": 0.25, "return_code": 0, "stdout": "", "stderr": ""}
@@ -152,7 +152,7 @@ def test_server_that_sends_one_byte_now_and_then_has_a_deadline(
 def test_output_longer_than_an_answer_may_be_is_the_programs_doing(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "MAX_ANSWER_BYTES", 1 << 12)
+    monkeypatch.setattr(http_post, "MAX_ANSWER_BYTES", 1 << 12)
     result = ask(url, "# loud")
     assert (result.outcome, "(limits.output_kib)" in result.error) == ("output", True)
 

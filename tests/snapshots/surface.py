@@ -24,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import strop
-from strop.base.field_types import type_name
 from strop.cli.main import COMMANDS, command_parser, main
 from strop.config import load_layers
 from strop.config.schema import tree
 from strop.config.sources import preset_names
 from strop.trainer.config import Config
+from strop.utils.field_types import type_name
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -107,10 +107,10 @@ def metric_names() -> str:
     sys.path[:0] = [str(HERE.parent / "trainer"), str(HERE.parent)]
     from tiny_runs import make_project, train_in
 
-    from strop.data.tiny import make_tiny_model
-    from strop.quickstart.task import write_task
-    from strop.supervised.trainer import fine_tune
-    from strop.trainer.launch import start_run
+    from strop.cli.quickstart.task import write_task
+    from strop.data.tiny_model import make_tiny_model
+    from strop.trainer.sft.trainer import fine_tune
+    from strop.trainer.start import start_run
 
     texts = []
     with tempfile.TemporaryDirectory() as name:

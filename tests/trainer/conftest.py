@@ -9,7 +9,7 @@ import pytest
 from tiny_runs import Done, Project, make_project, train_in
 from virtual_clock import virtual_clock
 
-from strop.quickstart.task import TaskFiles
+from strop.cli.quickstart.task import TaskFiles
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from tiny_runs import make_project, train_in
 
-from strop.data.tiny import make_tiny_model
-from strop.quickstart.task import write_task
+from strop.cli.quickstart.task import write_task
+from strop.data.tiny_model import make_tiny_model
 
 FILE = Path(__file__).parent / "golden" / "grpo.json"
 NUM_STEPS = 20

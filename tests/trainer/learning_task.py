@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from strop.cli.quickstart.task import write_task
 from strop.config import load_config
-from strop.data.tiny import make_tiny_model
-from strop.quickstart.task import write_task
-from strop.supervised.result import SftResult
-from strop.supervised.trainer import fine_tune
+from strop.data.tiny_model import make_tiny_model
 from strop.trainer.config import Config
-from strop.trainer.launch import start_run
+from strop.trainer.sft.result import SftResult
+from strop.trainer.sft.trainer import fine_tune
+from strop.trainer.start import start_run
 
 ALPHABET = "abcdefghijkl"
 

@@ -12,7 +12,7 @@ import pytest
 from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in
 
 from strop.config.errors import ConfigError
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 from strop.protocol import columns
 from strop.run import RunFolder
 from strop.trainer.config import Config
@@ -25,7 +25,7 @@ import json
 import shutil
 
 from strop.agents import FunctionCall, ToolParser, function_tool
-from strop.tools.formats import ParsedTurn
+from strop.agents.tools.formats import ParsedTurn
 
 
 @function_tool

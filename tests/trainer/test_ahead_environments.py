@@ -9,10 +9,10 @@ from test_ahead_runs import AHEAD, FEW, trained
 from test_ray_runs import cut_after
 from tiny_runs import Project, check_records, resume_in, train_in
 
-from strop.ahead.in_play import IN_PLAY, GroupState, read_in_play
 from strop.run import RunFolder
 from strop.run.samples import SampleStore
 from strop.trainer.config import Config
+from strop.workers.async_rollout.in_play import IN_PLAY, GroupState, read_in_play
 
 WORLD = """
 import os

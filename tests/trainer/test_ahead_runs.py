@@ -9,10 +9,10 @@ import pytest
 from test_ray_runs import RAY, cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
-from strop.ahead.in_play import IN_PLAY, read_in_play
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
 from strop.trainer.config import Config
+from strop.workers.async_rollout.in_play import IN_PLAY, read_in_play
 
 CORRECTED = ["algorithm.correction.weights=token", "trainer.max_steps=5"]
 AHEAD = [*CORRECTED, "rollout.max_staleness=1", "data.max_response_tokens=8"]

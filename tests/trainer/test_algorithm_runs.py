@@ -325,7 +325,7 @@ def test_dynamic_sampling_needs_a_number_of_steps(project: Project) -> None:
 OWN = """\
 import torch
 from strop.algorithms.advantages import register_adv_est
-from strop.compat.aggregation import agg_loss
+from strop.algorithms.verl_aggregation import agg_loss
 from strop.algorithms.losses import register_policy_loss
 
 

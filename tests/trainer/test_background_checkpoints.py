@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from strop.run import CheckpointError, RunConfig, RunFolder
-from strop.trainer.restarts.background import BackgroundCheckpointer, checkpointer
+from strop.trainer.fault_tolerance.background import BackgroundCheckpointer, checkpointer
 
 
 class Role:

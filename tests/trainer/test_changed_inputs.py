@@ -13,12 +13,14 @@ from tiny_runs import Project, resume_in, train_in
 
 from strop.cli.main import main
 from strop.run import RunError
-from strop.trainer.launch import resume_run
+from strop.trainer.start import resume_run
 
 
 def started(project: Project, folder: Path, *settings: str) -> Path:
     """A run of one step that could go on."""
-    train_in(folder, project.config("trainer.max_steps=1", "run.save_every=1", "data.val_files=[]", *settings))
+    train_in(
+        folder, project.config("trainer.max_steps=1", "run.save_every=1", "data.val_files=[]", *settings)
+    )
     return folder
 
 
@@ -35,7 +37,9 @@ def test_rows_in_another_order_are_refused_and_can_be_accepted(project: Project,
     data = tmp_path / "files/train.parquet"
     rows = parquet.read_table(data)
     parquet.write_table(rows.take(list(reversed(range(len(rows))))), data)
-    with pytest.raises(RunError, match=r"data.train_files\[0\]=.*train.parquet: has another content.*--accept-changes"):
+    with pytest.raises(
+        RunError, match=r"data.train_files\[0\]=.*train.parquet: has another content.*--accept-changes"
+    ):
         resume_in(run, "trainer.max_steps=2")
     said: list[str] = []
     start = resume_run(run, overrides=["trainer.max_steps=2"], say=said.append, accept_changes=True)

@@ -9,7 +9,7 @@ import pytest
 from test_ahead_runs import AHEAD, FEW, trained
 from tiny_runs import Project, check_records, train_in
 
-from strop.view.incident import look_into
+from strop.observability.viewer.postmortem import look_into
 
 DAY_S = 86400.0
 

@@ -12,8 +12,8 @@ from tiny_runs import Project, resume_in
 
 from strop.config import save_config
 from strop.run import RunFolder
-from strop.trainer.restarts import disk
-from strop.trainer.restarts.disk import watched
+from strop.trainer.fault_tolerance import disk
+from strop.trainer.fault_tolerance.disk import watched
 
 HANGING = """
 import os, pathlib, sys

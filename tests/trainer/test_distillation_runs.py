@@ -11,12 +11,12 @@ from tiny_runs import Project, check_records, resume_in, train_in
 
 from strop.config import ConfigError, load_config
 from strop.controller import Mesh
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 from strop.run import RunFolder
-from strop.supervised.trainer import fine_tune
 from strop.trainer.config import Config
-from strop.trainer.launch import start_run
-from strop.trainer.roles import check_models, playing_of, role_specs
+from strop.trainer.sft.trainer import fine_tune
+from strop.trainer.start import start_run
+from strop.trainer.worker_groups import check_models, playing_of, role_specs
 
 CONSTANT = '''\
 """A reward that tells nothing apart, and the truth beside it."""

@@ -13,16 +13,16 @@ from tiny_runs import Project
 
 from strop.config import ConfigError, load_config
 from strop.controller import Dispatch, Worker, register, role
-from strop.controller.ray.joining import make_runtime
-from strop.received.named import code_named
+from strop.observability.trackers.setup import read_metrics
 from strop.rollout.sglang.process import SglangProcess
 from strop.rollout.vllm.process import ServerProcess
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of, variables_of
-from strop.trainer.launch import start_run
 from strop.trainer.loop import train
+from strop.trainer.ray_runtime import make_runtime
 from strop.trainer.sections import ResourcesConfig
-from strop.trainer.trackers import read_metrics
+from strop.trainer.start import start_run
+from strop.trainer.untrusted_runs.named import code_named
 
 REWARD = """\
 import os

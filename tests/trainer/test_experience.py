@@ -10,9 +10,9 @@ import pytest
 from strop.algorithms.aggregation import BatchTotals
 from strop.controller import Mesh, Partition
 from strop.protocol import DataProto, columns
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome
-from strop.trainer.experience import Experience, optimizer_batches
-from strop.trajectory import Prompt, Trajectory
+from strop.trainer.rollout_batch import Experience, optimizer_batches
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.reports import report_of
 

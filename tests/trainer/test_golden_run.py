@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from golden_run import FILE, NUM_STEPS, play, this_platform
 
-from strop.replay.comparing import compare
 from strop.run import Fingerprint
+from strop.run.first_difference import compare
 
 TOLERANCE = 1e-3
 """Of each number, as a share of it and in its unit, while the same tokens are sampled."""

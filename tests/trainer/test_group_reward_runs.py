@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tiny_runs import Project, train_in
 
-from strop.evaluation.rescoring import rescore, samples_of_run
+from strop.rewards.rescoring import rescore, samples_of_run
 from strop.run import RunFolder
 
 SOURCE = '''

@@ -13,7 +13,7 @@ from strop.data.sampler import PromptSampler, parse_visit_uid
 from strop.run import RunError, RunFolder
 from strop.trainer.loop import Trainer
 from strop.trainer.records import StepRecord
-from strop.trainer.stages import Stages
+from strop.trainer.timing import Stages
 
 GENERATOR = '''\
 from strop.data import AbstractDataGenerator

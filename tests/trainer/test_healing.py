@@ -19,9 +19,9 @@ from strop.controller import CallTimeout, WorkerFailed
 from strop.controller.ray.errors import Failure, RankFailed
 from strop.run import RunFolder
 from strop.trainer.config import Config
-from strop.trainer.launch import start_run
+from strop.trainer.fault_tolerance.healing import Healing
 from strop.trainer.loop import train
-from strop.trainer.restarts.healing import Healing
+from strop.trainer.start import start_run
 
 SAVED = ["run.save_every=1", "run.keep_last=9", "data.val_files=[]"]
 

@@ -17,15 +17,15 @@ from tiny_runs import Done, check_records, resume_in, train_in
 
 from references.tiny_tiles import ONE_AXIS
 from references.videos import EVEN, UNEVEN, write_video
-from strop.checks.preflight.trial import run_preflight
 from strop.data.prompts import PromptDataset
 from strop.engines.model import load_tokenizer
+from strop.engines.multimodal.families import load_media_processor
 from strop.protocol import DataProto
 from strop.run import RunFolder
-from strop.sharing.role_export import export_role
-from strop.trainer.roles import check_models
+from strop.trainer.preflight.trial import run_preflight
+from strop.trainer.role_export import export_role
 from strop.trainer.setup import load_training_data, sampling_of
-from strop.vision.families import load_media_processor
+from strop.trainer.worker_groups import check_models
 from strop.workers.rollout import Playing, RolloutWorker
 
 

@@ -15,11 +15,11 @@ import pytest
 from test_ray_runs import RAY, worker_processes
 from tiny_runs import Project, train_in
 
-from strop.base.heartbeat import doing, item
 from strop.cli.main import main
 from strop.config import save_config
-from strop.net.heartbeat import SUFFIX, beating
-from strop.view.incident import _tail, read_beats
+from strop.observability.viewer.postmortem import _tail, read_beats
+from strop.run.heartbeat import SUFFIX, beating
+from strop.utils.activity import doing, item
 
 STUCK = """
 import os, time

@@ -14,10 +14,10 @@ import pytest
 from tiny_runs import Project, resume_in, train_in, with_reward
 
 from strop.config import ConfigError
-from strop.judges.config import JudgeConfig
-from strop.judges.costs import CostTracker
 from strop.rewards import RewardConfig, RewardError
 from strop.rewards.config import FunctionConfig, OnFailureConfig
+from strop.rewards.judges.config import JudgeConfig
+from strop.rewards.judges.costs import CostTracker
 from strop.run import RunError, RunFolder
 
 

@@ -17,14 +17,14 @@ from pathlib import Path
 import pytest
 from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in
 
+from strop.cli.quickstart.stages import start_or_resume
 from strop.config import save_config
-from strop.quickstart.stages import start_or_resume
+from strop.observability.trackers.setup import read_metrics
 from strop.run import CheckpointError, RunError, RunFolder
-from strop.supervised.trainer import fine_tune
 from strop.trainer.checkpointing import Checkpointer
 from strop.trainer.config import Config
-from strop.trainer.launch import start_run
-from strop.trainer.trackers import read_metrics
+from strop.trainer.sft.trainer import fine_tune
+from strop.trainer.start import start_run
 
 NUM_STEPS = 12
 DEADLINE_S = 120.0

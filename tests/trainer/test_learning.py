@@ -8,7 +8,7 @@ import pytest
 from learning_task import LearningTask
 from tiny_runs import Done, check_records, train_in
 
-from strop.supervised.result import SftResult
+from strop.trainer.sft.result import SftResult
 
 NUM_STEPS = 24
 

@@ -12,7 +12,7 @@ from learning_task import ALPHABET, LearningTask
 from tiny_runs import check_records, train_in
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from strop.data.tiny import CHARACTERS
+from strop.data.tiny_model import CHARACTERS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -11,9 +11,9 @@ from test_ray_runs import cut_after
 from tiny_runs import Project, resume_in, train_in
 
 from strop.data.sampler import visit_uid
+from strop.protocol.trajectory import Prompt
 from strop.run import CheckpointError
-from strop.trainer.rounds.lengths import Lengths
-from strop.trajectory import Prompt
+from strop.trainer.collectors.lengths import Lengths
 from strop.workers.reports import EpisodeReport
 
 LONG = ["data.max_response_tokens=30", "rollout.stop_token_ids=[40,41,42,43,44,45]", "data.val_files=[]"]

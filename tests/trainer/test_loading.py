@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.base import trust
 from strop.config import ConfigError, load_config, save_config
 from strop.data.config import DataConfig
 from strop.data.curriculum import SAMPLERS
 from strop.trainer.config import Config
-from strop.trainer.launch import start_run
 from strop.trainer.loading import load, read, with_extensions
 from strop.trainer.sections import TrainerConfig
+from strop.trainer.start import start_run
+from strop.utils import trust
 
 SAMPLER = """
 import sys

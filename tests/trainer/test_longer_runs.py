@@ -9,8 +9,8 @@ from tiny_runs import Project, check_records, resume_in, train_in
 
 from strop.data.sampler import parse_visit_uid
 from strop.run import RunFolder
-from strop.supervised.trainer import fine_tune
-from strop.trainer.launch import resume_run, start_run
+from strop.trainer.sft.trainer import fine_tune
+from strop.trainer.start import resume_run, start_run
 
 
 def visits_of(folder: Path) -> Counter[tuple[int, int]]:
@@ -29,7 +29,9 @@ def test_a_training_of_one_epoch_goes_on_for_another(project: Project, tmp_path:
     assert [len(record.prompts) for record in first.records] == [10, 10, 4]
     more = resume_in(tmp_path / "run", "trainer.num_epochs=2", "trainer.max_steps=4")
     assert [len(record.prompts) for record in more.records] == [10]
-    rest = resume_in(tmp_path / "run", "trainer.max_steps=null")  # past the short step, from within the second epoch
+    rest = resume_in(
+        tmp_path / "run", "trainer.max_steps=null"
+    )  # past the short step, from within the second epoch
     assert [len(record.prompts) for record in rest.records] == [10, 4]
     check_records(tmp_path / "run", num_steps=6)
     assert visits_of(tmp_path / "run") == {(epoch, row): 1 for epoch in range(2) for row in range(24)}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.trainer.launch import start_run
 from strop.trainer.loading import load
+from strop.trainer.start import start_run
 
 FILES = {
     "broken.py": "def compute_score(:\n",
@@ -74,8 +74,14 @@ def test_a_manager_is_looked_at_before_its_tokenizer_is_there() -> None:
         ({"agent__files": "[broken.py]"}, "broken.py cannot be imported: SyntaxError"),
         ({"agent__function_tools": "importing.py"}, "importing.py cannot be imported: ModuleNotFoundError"),
         ({"agent__tools": "tools.yaml"}, "other.py has no class 'Shop'"),
-        ({"agent__tools": "gone.yaml"}, "agent.tools names 'gone.yaml', but .* gone.yaml is no file; relative"),
-        ({"agent__loops": "gone.yaml"}, "agent.loops names 'gone.yaml', but .* gone.yaml is no file; relative"),
+        (
+            {"agent__tools": "gone.yaml"},
+            "agent.tools names 'gone.yaml', but .* gone.yaml is no file; relative",
+        ),
+        (
+            {"agent__loops": "gone.yaml"},
+            "agent.loops names 'gone.yaml', but .* gone.yaml is no file; relative",
+        ),
         ({"agent__interactions": "gone.yaml"}, "agent.interactions names 'gone.yaml', but .* is no file"),
         ({"agent__tools": "."}, "is no file; relative names start at the current directory"),
         ({"agent__loops": "loops.yaml"}, "importing.py cannot be imported: ModuleNotFoundError"),

@@ -16,8 +16,8 @@ from strop.engines.model import load_model, read_shape
 from strop.engines.packing import make_rows
 from strop.engines.training import Engine
 from strop.evaluation.evaluate import evaluate
-from strop.supervised.trainer import fine_tune
-from strop.trainer.launch import start_run
+from strop.trainer.sft.trainer import fine_tune
+from strop.trainer.start import start_run
 
 
 def short_model(project: Project, folder: Path, positions: int, **rope: object) -> Path:
@@ -57,7 +57,9 @@ def test_a_validation_is_refused_alike_and_so_is_an_evaluation(project: Project,
         evaluate(config, say=lambda line: None)
 
 
-def test_conversations_that_a_model_has_no_positions_for_are_refused(project: Project, tmp_path: Path) -> None:
+def test_conversations_that_a_model_has_no_positions_for_are_refused(
+    project: Project, tmp_path: Path
+) -> None:
     model = short_model(project, tmp_path / "model", 8)
     config = project.config(f"model.path='{model}'")
     start = start_run(tmp_path / "run", config, command=["strop", "sft"])
@@ -71,10 +73,14 @@ def test_a_pass_refuses_a_row_that_would_change_what_others_give(project: Projec
 
     def scored(*lengths: int) -> torch.Tensor:
         rows = make_rows([torch.tensor([1, 2])] * len(lengths), [torch.arange(n) % 7 for n in lengths])
-        return engine.map_tokens(rows, lambda tokens: {"log_probs": tokens.log_probs(temperature=1.0)[0]})["log_probs"]
+        return engine.map_tokens(rows, lambda tokens: {"log_probs": tokens.log_probs(temperature=1.0)[0]})[
+            "log_probs"
+        ]
 
     assert len(scored(11, 3)) == 14  # 2 + 11 - 1 inputs: the last token is none
-    with pytest.raises(ValueError, match="a sample has 13 tokens .2 of prompt., but the model is made for 12 posit"):
+    with pytest.raises(
+        ValueError, match="a sample has 13 tokens .2 of prompt., but the model is made for 12 posit"
+    ):
         scored(3, 12)
 
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 from tiny_runs import Done, Project, chain_of, check_records, resume_in, train_in, with_reward
 
-from strop.checks.preflight.facts import token_facts
-from strop.checks.preflight.of_run import was_tried
-from strop.checks.preflight.tokens import AnswerEnd
-from strop.checks.preflight.trial import RunRefused, first_prompts, run_preflight
 from strop.cli.main import main
 from strop.config import save_config
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 from strop.run import RunFolder
 from strop.trainer.config import Config
-from strop.trainer.launch import start_run
 from strop.trainer.loop import Trainer
+from strop.trainer.preflight.facts import token_facts
+from strop.trainer.preflight.of_run import was_tried
+from strop.trainer.preflight.tokens import AnswerEnd
+from strop.trainer.preflight.trial import RunRefused, first_prompts, run_preflight
 from strop.trainer.setup import load_training_data
+from strop.trainer.start import start_run
 
 PREFLIGHT = "trainer.preflight=true"
 

@@ -9,8 +9,8 @@ import pytest
 from test_ray_runs import cut_after
 from tiny_runs import Project, check_records, resume_in, train_in
 
-from strop.recipes.choosing import NOT_KEPT
 from strop.run import RunFolder
+from strop.trainer.sample_selection import NOT_KEPT
 
 SHORT = ["trainer.max_steps=1", "data.val_files=[]", "algorithm=raft"]
 

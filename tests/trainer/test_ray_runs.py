@@ -18,9 +18,9 @@ import torch
 from tiny_runs import Done, Project, check_records, resume_in, stages_that_differ, train_in
 
 from strop.config import save_config
+from strop.observability.trackers.group import trackers
 from strop.protocol import columns
 from strop.run import RunFolder
-from strop.tracking.group import trackers
 
 DEADLINE_S = 240.0
 """Longest wait for a process to come to the place where something happens to it."""
@@ -121,7 +121,7 @@ def test_a_long_step_of_two_rollout_workers_shows_how_far_it_is(
         def close(self) -> None: ...
 
     monkeypatch.setitem(trackers, "notes", lambda setup: Notes())
-    monkeypatch.setattr("strop.tracking.tally.PERIOD_S", 0.1)
+    monkeypatch.setattr("strop.workers.progress.PERIOD_S", 0.1)
     reward = tmp_path / "slow.py"
     reward.write_text(
         "import time\n\n\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None):\n"

@@ -11,13 +11,13 @@ import pytest
 from tiny_runs import Done, Project, train_in
 
 from strop.config import ConfigError
-from strop.replay.samples import Recording, open_recording
+from strop.protocol.trajectory import Prompt
 from strop.rewards.config import OnFailureConfig, RewardConfig
 from strop.rewards.outcome import Outcome
 from strop.rollout.types import Sampling
 from strop.run import RunError, RunFolder
-from strop.trajectory import Prompt
 from strop.workers.player import Player
+from strop.workers.replayed_samples import Recording, open_recording
 
 KL = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"]
 """Of the run that is recorded."""

@@ -17,12 +17,12 @@ from test_ray_runs import cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 from virtual_clock import CLOCK_STEPS, Delays, Distribution, virtual_clock
 
+from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
 from strop.run import CheckpointError, RunFolder
 from strop.trainer.collecting import TooFewGroups
 from strop.trainer.collectors.dynamic_sampling import SURPLUS
 from strop.trainer.collectors.pacing import StalenessBound
 from strop.trainer.collectors.refill import FILE, Refill
-from strop.trainer.rounds.settings import FilterGroupsConfig
 
 HALF = """
 import zlib

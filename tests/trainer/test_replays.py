@@ -12,8 +12,8 @@ from test_virtual_clock import SLOW
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
 from strop.cli.main import main
-from strop.replay.schedule import compare_schedules, read_schedule
 from strop.run import RunFolder
+from strop.run.replay_schedule import compare_schedules, read_schedule
 from strop.trainer.config import Config
 
 EXACT = [

@@ -11,10 +11,10 @@ from test_ray_runs import cut_after
 from tiny_runs import Project, check_records, resume_in, train_in
 
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.resampling import drawn_rows
 from strop.config.errors import ConfigError
-from strop.recipes.choosing import NOT_DRAWN
-from strop.recipes.resampling import drawn_rows
 from strop.run import RunFolder
+from strop.trainer.sample_selection import NOT_DRAWN
 
 SHORT = ["trainer.max_steps=2", "data.val_files=[]"]
 

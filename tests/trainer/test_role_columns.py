@@ -15,9 +15,9 @@ from strop.controller.registration import register
 from strop.protocol import DataProto
 from strop.protocol.schema import COLUMNS, ColumnStage, made_by
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience
 from strop.trainer.role_columns import add_columns
-from strop.trainer.stages import Stages
+from strop.trainer.rollout_batch import Experience
+from strop.trainer.timing import Stages
 
 NUM_ROWS = 3
 STAGES = get_args(ColumnStage)

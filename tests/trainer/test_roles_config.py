@@ -10,8 +10,8 @@ from tiny_runs import Project
 from strop.config import ConfigError, load_config
 from strop.controller import Mesh, RoleSpec
 from strop.trainer.config import Config
-from strop.trainer.launch import resume_run, start_run
-from strop.trainer.roles import check_models, playing_of, role_specs
+from strop.trainer.start import resume_run, start_run
+from strop.trainer.worker_groups import check_models, playing_of, role_specs
 
 
 def config(*overrides: str) -> Config:

@@ -11,11 +11,11 @@ import pytest
 from tiny_runs import Project, check_records, train_in, with_reward
 
 from strop.agents.registry import Agent, Generate, agents
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import RewardError
 from strop.rewards.config import OnFailureConfig
 from strop.run import Checkpoint, PendingCheckpoint, RunFolder
 from strop.trainer.config import Config
-from strop.trajectory import Prompt, Trajectory
 from strop.workers.reports import EpisodesFailed
 
 

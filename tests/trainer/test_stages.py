@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from strop.trainer.stages import Stages
+from strop.trainer.timing import Stages
 
 
 def test_a_stage_inside_another_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(100))
-    monkeypatch.setattr("strop.trainer.stages.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("strop.trainer.timing.time.perf_counter", lambda: float(next(now)))
     stages = Stages()  # 0
     with stages.stage("gen"):  # 1
         with stages.stage("old_log_prob"):  # 2 to 3

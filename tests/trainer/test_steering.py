@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 
-from strop.checks.rewards_of_run import save_certificate
 from strop.config import ConfigError
 from strop.run import RunFolder
 from strop.run.config import RunConfig
 from strop.trainer import loop
-from strop.trainer.ending import Ending
-from strop.trainer.launch import resume_run, start_run
+from strop.trainer.early_stopping import Ending
+from strop.trainer.fault_tolerance.limits import has_stalled, ranks_of
+from strop.trainer.fault_tolerance.machine import MACHINE_ENDS, MachineEnd
+from strop.trainer.fault_tolerance.signals import Terminated
 from strop.trainer.loading import read
 from strop.trainer.loop import train
-from strop.trainer.restarts.limits import has_stalled, ranks_of
-from strop.trainer.restarts.machine import MACHINE_ENDS, MachineEnd
-from strop.trainer.restarts.signals import Terminated
+from strop.trainer.reward_certificate import save_certificate
 from strop.trainer.sections import TrainerConfig
+from strop.trainer.start import resume_run, start_run
 from strop.trainer.validation import Validation, summarize_validation
 from strop.workers.reports import EpisodeReport
 
@@ -256,9 +256,7 @@ def test_a_crash_after_the_last_validation_does_not_train_on(on_policy: Done, tm
     with RunFolder.create(tmp_path / "run", config={}, command=["strop"]) as run:
         for step, rate in enumerate([0.5, 0.25, 0.25]):
             run.events.append("validation", step, pass_rate=rate)
-        assert Ending(TrainerConfig(patience=2), run, num_steps=9).reason.startswith(
-            "trainer.patience=2"
-        )
+        assert Ending(TrainerConfig(patience=2), run, num_steps=9).reason.startswith("trainer.patience=2")
         assert Ending(TrainerConfig(patience=3), run, num_steps=9).reason == ""
 
 

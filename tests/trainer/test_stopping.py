@@ -18,15 +18,15 @@ import pytest
 from tiny_runs import Done, Project, chain_of, check_records, resume_in
 
 from strop.cli.launching import carrying_out
-from strop.cli.output import Interrupted
 from strop.config import save_config
 from strop.run import RunFolder
-from strop.supervised.trainer import SupervisedTrainer, fine_tune
-from strop.trainer.launch import resume_run, start_run
+from strop.trainer.fault_tolerance.signals import SignalRequest, Terminated
 from strop.trainer.loop import Trainer, train
 from strop.trainer.records import StepRecord
-from strop.trainer.restarts.signals import SignalRequest, Terminated
-from strop.trainer.stages import Stages
+from strop.trainer.sft.trainer import SupervisedTrainer, fine_tune
+from strop.trainer.start import resume_run, start_run
+from strop.trainer.timing import Stages
+from strop.utils.terminal import Interrupted
 
 DEADLINE_S = 120.0
 
@@ -211,7 +211,7 @@ RAY_WAITS = """
 import os, signal, threading
 import ray
 from strop.controller.ray.cluster import Cluster
-from strop.trainer.restarts.signals import SignalRequest, Terminated
+from strop.trainer.fault_tolerance.signals import SignalRequest, Terminated
 
 cluster = Cluster()
 
@@ -279,7 +279,7 @@ def test_a_run_under_nohup_outlives_its_terminal() -> None:
 
 SECOND = """
 import os, signal, time
-from strop.trainer.restarts.signals import SignalRequest
+from strop.trainer.fault_tolerance.signals import SignalRequest
 stop = SignalRequest()
 with stop.listening(), stop.step():
     os.kill(os.getpid(), signal.SIGTERM)

@@ -23,7 +23,7 @@ OWN = """\
 import torch
 
 from strop.algorithms.advantages import register_adv_est
-from strop.algorithms.stream_functions import register_filter, register_reward_shaping
+from strop.algorithms.group_functions import register_filter, register_reward_shaping
 from strop.data import AbstractCurriculumSampler, register_sampler
 from strop.protocol import columns
 

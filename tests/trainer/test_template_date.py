@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tiny_runs import Project
 
-from strop.chat_template import apply_template
 from strop.config import read_settings
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
-from strop.trainer.launch import start_run
+from strop.trainer.start import start_run
+from strop.utils.chat_template import apply_template
 
 DATED = "{{ strftime_now('%d %b %Y %H:%M') }}{% for message in messages %}{{ message.content }}{% endfor %}"
 
@@ -48,5 +48,7 @@ def test_a_run_keeps_the_day_on_which_it_began(project: Project, tmp_path: Path)
 
 
 def test_what_is_no_date_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model.template_date is 'today', which is no date: write it as 2026-11-26"):
+    with pytest.raises(
+        ValueError, match=r"model.template_date is 'today', which is no date: write it as 2026-11-26"
+    ):
         ModelConfig(template_date="today")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from strop.base.limits import usable_cores
 from strop.engines.config import ModelConfig
-from strop.engines.flops.threads import fewest, measure, set_threads, set_threads_of_run
 from strop.run import RunFolder
 from strop.trainer.sections import ResourcesConfig
+from strop.trainer.threads import fewest, measure, set_threads, set_threads_of_run
+from strop.utils.machine_limits import usable_cores
 
 AUTO, MODEL = ResourcesConfig(device="cpu"), ModelConfig(path="nowhere")
 
@@ -108,7 +108,7 @@ os.environ.pop("OMP_NUM_THREADS", None)
 os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
 from strop.engines.config import ModelConfig
 from strop.trainer.sections import ResourcesConfig
-from strop.engines.flops.threads import set_threads
+from strop.trainer.threads import set_threads
 print(set_threads(ResourcesConfig(device="cpu"), ModelConfig(path="nowhere")).line())
 """
 

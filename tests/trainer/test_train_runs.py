@@ -12,17 +12,17 @@ from tiny_runs import Done, Project, chain_of, check_records, stages_that_differ
 from torch import Tensor
 
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, register_policy_loss
-from strop.base.metrics import metric_values
 from strop.engines import model as model_loading
+from strop.engines import value_models
 from strop.engines.causal_lm import CausalLM
-from strop.engines.sharding import offloading
+from strop.engines.parallel import offload as offloading
 from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
-from strop.replay.comparing import compare
-from strop.roles import value_models
 from strop.run import RunFolder
-from strop.tracking.tally import ended_and_scored
+from strop.run.first_difference import compare
 from strop.trainer.policy_sync import PolicySync
+from strop.utils.metrics import metric_values
+from strop.workers.progress import ended_and_scored
 from strop.workers.reports import StaleSamples
 
 # ---------------------------------------------------------------------------- exact zeros
@@ -359,10 +359,10 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
         "actor.samples_per_update=8",
     ]
     stays = train_in(tmp_path / "stays", project.config(*settings))
-    offload, moved = offloading.offload, []
+    moved = []
 
     def counted(model: CausalLM) -> offloading.HostCopies:
-        copies = offload(model)
+        copies = offloading.offload(model)
         moved.append(copies.num_bytes > 0)
         return copies
 
@@ -376,7 +376,7 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
     for module in (model_loading, value_models):
         monkeypatch.setattr(module, "made_ready", in_own_memory)
     monkeypatch.setattr(offloading, "_on_device", iter)
-    monkeypatch.setattr(offloading, "offload", counted)
+    monkeypatch.setattr("strop.engines.training.offload", counted)
     leaves = train_in(tmp_path / "leaves", project.config(*settings, "resources.offload_idle=true"))
     assert [one.chain for one in leaves.chain] == [one.chain for one in stays.chain]
     # Both validations, and per step: generation, old log-probs, reference, values, critic, actor.

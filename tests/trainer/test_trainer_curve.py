@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strop.trainer.curve import Series, run_series, save_curve, text_curve
+from strop.observability.reward_curve import Series, run_series, save_curve, text_curve
 
 
 def plot_rows(text: str) -> list[str]:

@@ -17,15 +17,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from strop.observability.reward_curve import find
+from strop.observability.trackers.console import ConsoleTracker, duration, headline
+from strop.observability.trackers.group import TrackerGroup, trackers
+from strop.observability.trackers.setup import JsonlTracker, TrackerSetup, read_metrics
+from strop.protocol.trajectory import Prompt
 from strop.rewards import Outcome
 from strop.run import RunError
-from strop.tracking.console import ConsoleTracker, duration, headline
-from strop.tracking.group import TrackerGroup, trackers
-from strop.tracking.tally import PlayWatch, Tally
-from strop.trainer.curve import find
-from strop.trainer.trackers import JsonlTracker, TrackerSetup, read_metrics
-from strop.trajectory import Prompt
 from strop.workers.episodes import Episode
+from strop.workers.progress import PlayWatch, Tally
 
 METRICS = {
     "critic/rewards/mean": 0.5314, "critic/score/mean": 9.0, "val-core/pass_rate": 0.75,
@@ -132,7 +132,7 @@ def test_on_a_terminal_the_line_below_the_bar_says_how_far_a_step_is() -> None:
 def test_what_workers_note_is_shown_while_samples_are_played(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strop.tracking.tally.PERIOD_S", 0.01)
+    monkeypatch.setattr("strop.workers.progress.PERIOD_S", 0.01)
     shown: queue.SimpleQueue[str] = queue.SimpleQueue()
     watch = PlayWatch(tmp_path)
     prompt = Prompt(uid="a", row=0, token_ids=(1,), messages=(), data_source="x", ground_truth=None)
@@ -353,8 +353,8 @@ def test_unknown_tracker_lists_the_known_ones_before_any_starts(tmp_path: Path) 
 
 def test_progress_of_a_piped_process_goes_to_stderr_and_leaves_stdout_alone() -> None:
     code = (
-        "from pathlib import Path; from strop.tracking.group import TrackerGroup\n"
-        "from strop.trainer.trackers import TrackerSetup\n"
+        "from pathlib import Path; from strop.observability.trackers.group import TrackerGroup\n"
+        "from strop.observability.trackers.setup import TrackerSetup\n"
         "with TrackerGroup(['console'], TrackerSetup(folder=Path('.'), total_steps=1)) as group:\n"
         "    group.log(1, {'critic/rewards/mean': 1.0})\n"
         "print('{}')"

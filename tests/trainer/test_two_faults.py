@@ -14,8 +14,8 @@ from learning_task import LearningTask
 from test_ahead_runs import trained
 from tiny_runs import check_records, train_in
 
-from strop.rollout.processes.weights import SentWeights
 from strop.run import RunFolder
+from strop.workers.remote_weight_sync import SentWeights
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from test_ray_runs import cut_after
 from tiny_runs import Done, Project, check_records, resume_in, train_in
 from virtual_clock import CLOCK_STEPS, LONG_TAIL, Delays, Distribution, virtual_clock
 
-from strop.ahead.in_play import IN_PLAY, read_in_play
 from strop.run import RunFolder
+from strop.workers.async_rollout.in_play import IN_PLAY, read_in_play
 
 VIRTUAL = [*AHEAD, *FEW, "run.save_every=1", "run.keep_last=9"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tiny_runs import Done, Project, train_in
 
-from strop.health import rules
+from strop.observability.health import rules
 
 NAMED = {name: value for name, value in vars(rules).items() if name.isupper() and isinstance(value, str)}
 FAMILIES = {name for name, value in NAMED.items() if "{" in value}

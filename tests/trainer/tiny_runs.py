@@ -8,17 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from strop.cli.quickstart.task import TaskFiles
+from strop.observability.trackers.setup import read_metrics
 from strop.protocol import DataProto
-from strop.quickstart.task import TaskFiles
 from strop.run import Fingerprint, RunFolder
 from strop.trainer.config import Config
-from strop.trainer.ending import TrainResult
-from strop.trainer.launch import resume_run, start_run
+from strop.trainer.early_stopping import TrainResult
 from strop.trainer.loading import load
 from strop.trainer.loop import Trainer
 from strop.trainer.records import StepRecord
-from strop.trainer.stages import Stages
-from strop.trainer.trackers import read_metrics
+from strop.trainer.start import resume_run, start_run
+from strop.trainer.timing import Stages
 
 REWARD = '''\
 """Rewards that a random model can tell apart."""

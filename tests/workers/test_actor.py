@@ -17,10 +17,10 @@ from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.losses import POLICY_LOSS_REGISTRY, PolicyLossTerms, loss_spec, register_policy_loss
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.base.metrics import merge_metrics, metric_values
 from strop.controller import BatchAndMetrics, Mesh, Placement
 from strop.engines.optimizer import StepReport
 from strop.protocol import DataProto, columns
+from strop.utils.metrics import merge_metrics, metric_values
 from strop.workers import rows as role_rows
 from strop.workers.actor import ActorWorker
 from strop.workers.rows import merged_update

@@ -20,15 +20,15 @@ import pytest
 from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span
-from strop.base.randomness import random_key
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
+from strop.protocol.trajectory import Media, Prompt, Trajectory
 from strop.rollout.client import RolloutTimeout
 from strop.rollout.types import OnToken, Sampling, TokenOutput
-from strop.trajectory import Media, Prompt, Trajectory
-from strop.workers.agents import pool as agent_workers
-from strop.workers.agents.pool import AgentWorkers, WorkerLost
-from strop.workers.agents.wire import line, prompt_in, prompt_out, read_line, sequence_in, sequence_out
+from strop.utils.rng import random_key
+from strop.workers.agent_pool import pool as agent_workers
+from strop.workers.agent_pool.pool import AgentWorkers, WorkerLost
+from strop.workers.agent_pool.wire import line, prompt_in, prompt_out, read_line, sequence_in, sequence_out
 from strop.workers.episodes import Episode
 from strop.workers.player import Player
 
@@ -336,7 +336,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
-from strop.workers.agents.pool import AgentWorkers
+from strop.workers.agent_pool.pool import AgentWorkers
 
 async def run():
     model = ModelConfig(path={model.path!r})

@@ -11,10 +11,10 @@ import torch
 
 from strop.algorithms.config import AlgorithmConfig
 from strop.protocol import DataProto, columns
-from strop.recipes.answers import own_rewards, step_columns
-from strop.trajectory import Prompt, Trajectory
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.estimates import compute_advantages
+from strop.workers.estimator_columns import own_rewards, step_columns
 
 PLAIN = AlgorithmConfig(adv_estimator="gigpo", norm_adv_by_std=False, gamma=0.5)
 

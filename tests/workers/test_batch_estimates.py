@@ -13,10 +13,10 @@ from inline_groups import inline_group
 from references import advantages as reference
 from references import critics
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.reward_kl import kl_metrics
 from strop.protocol import DataProto, columns
-from strop.recipes.reward_kl import kl_metrics
-from strop.roles.measures import of_batch
 from strop.workers.estimates import compute_advantages
+from strop.workers.role_metrics import of_batch
 
 LENGTHS = (3, 1, 2, 4)
 UIDS = ("a", "b", "a", "b")

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
+from strop.algorithms.resampling import drawn_rows
 from strop.protocol import DataProto, columns
-from strop.recipes.answers import greedy_baselines, part_columns, reward_parts
-from strop.recipes.choosing import NOT_DRAWN, NOT_KEPT, chosen
-from strop.recipes.resampling import drawn_rows
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience
 from strop.trainer.loading import load
-from strop.trajectory import Prompt, Trajectory
+from strop.trainer.rollout_batch import Experience
+from strop.trainer.sample_selection import NOT_DRAWN, NOT_KEPT, chosen
 from strop.workers.episodes import Episode, episode_rows
+from strop.workers.estimator_columns import greedy_baselines, part_columns, reward_parts
 from strop.workers.reports import report_of
 
 

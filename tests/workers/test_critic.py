@@ -17,9 +17,9 @@ from references.losses import reduce_terms
 from strop.algorithms.aggregation import BatchTotals
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.names import AGGREGATION_MODES
-from strop.base.metrics import merge_metrics, metric_values
 from strop.protocol import DataProto, columns
-from strop.roles.critic import CriticWorker
+from strop.utils.metrics import merge_metrics, metric_values
+from strop.workers.critic import CriticWorker
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 SCALE = 6.0

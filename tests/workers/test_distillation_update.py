@@ -20,12 +20,12 @@ from transformers import AutoModelForCausalLM
 from references.policy_losses import forward_kl
 from references.rank_processes import Ranks, run_ranks
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.distillation.settings import DistillationConfig
-from strop.data.tiny import make_tiny_model, make_tiny_tokenizer
+from strop.algorithms.distillation_config import DistillationConfig
+from strop.data.tiny_model import make_tiny_model, make_tiny_tokenizer
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.protocol import DataProto, columns
-from strop.roles.settings import TeacherConfig
-from strop.roles.teacher import TeacherWorker, check_teacher
+from strop.workers.role_configs import TeacherConfig
+from strop.workers.teacher import TeacherWorker, check_teacher
 
 K = 6
 REVERSE = DistillationConfig(kind="reverse_kl", coef=0.5)

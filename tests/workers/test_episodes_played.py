@@ -9,11 +9,11 @@ import pytest
 
 from strop.agents.registry import Agent, Generate, agents
 from strop.protocol import DataProto
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardConfig, RewardError
 from strop.rollout.types import Sampling, TokenOutput
-from strop.trainer.experience import Experience
 from strop.trainer.records import untrained_fate
-from strop.trajectory import Prompt, Trajectory
+from strop.trainer.rollout_batch import Experience
 from strop.workers.episodes import Episode
 from strop.workers.player import Player
 from strop.workers.reports import EpisodesFailed, check_failed_episodes, report_of

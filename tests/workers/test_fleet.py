@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from strop.cli.main import main
+from strop.cli.quickstart.task import write_task
 from strop.config import ConfigError
-from strop.data.tiny import make_tiny_model
-from strop.quickstart.task import write_task
+from strop.data.tiny_model import make_tiny_model
 from strop.run import RunFolder
 from strop.trainer.loading import load
 
@@ -30,7 +30,7 @@ from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.rollout.native.engine import NativeEngine
 from rollout.engine_process.server import EngineServer
-from strop.rollout.transfer.target import ModuleTarget
+from strop.rollout.weight_sync.model_target import ModuleTarget
 
 folder, version, when, mark = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
 torch.set_num_threads(1)
@@ -90,11 +90,11 @@ from pathlib import Path
 from safetensors.torch import save_file
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
-from strop.rollout.transfer.target import ModuleTarget
+from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.registry import engines
 from rollout.engine_process.engine import RemoteEngine
 from rollout.engine_process.wire import EngineAddress
-from strop.workers.generation import Generation
+from strop.rollout.engine_group import Generation
 
 HERE = Path(__file__).parent
 

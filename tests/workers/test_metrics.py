@@ -12,7 +12,6 @@ from strop.algorithms.batch_metrics import critic_metrics, group_metrics, mismat
 from strop.algorithms.config import AlgorithmConfig
 from strop.protocol import DataProto
 from strop.protocol.columns import from_padded
-from strop.recipes.measures import of_batch, off_policy_metrics
 from strop.workers.metrics import (
     TURNS,
     length_metrics,
@@ -20,6 +19,7 @@ from strop.workers.metrics import (
     throughput_metrics,
     timing_metrics,
 )
+from strop.workers.off_policy_metrics import of_batch, off_policy_metrics
 
 
 def test_critic_metrics_average_over_samples_and_over_valid_tokens() -> None:

@@ -9,9 +9,9 @@ import pytest
 from docs.doc_pages import ROOT, blocks
 
 from strop.cli.main import main
+from strop.cli.quickstart.task import write_task
 from strop.config import ConfigError
-from strop.data.tiny import make_tiny_model
-from strop.quickstart.task import write_task
+from strop.data.tiny_model import make_tiny_model
 from strop.rollout.registry import engines
 from strop.trainer.loading import load
 

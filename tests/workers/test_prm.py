@@ -11,8 +11,8 @@ from actor_batches import totals_of
 from prm_batches import BETA, LR, RIGHT, make_prm, outcome_batch, plain_log_probs, prm_ref
 from transformers import AutoModelForCausalLM
 
-from strop.base.metrics import merge_metrics, metric_values
 from strop.protocol import DataProto, columns
+from strop.utils.metrics import merge_metrics, metric_values
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 

@@ -9,7 +9,7 @@ import torch
 from actor_batches import make_actor, random_batch, totals_of
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.data.tiny import make_tiny_model
+from strop.data.tiny_model import make_tiny_model
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.protocol import columns
 from strop.workers.config import ReferenceConfig

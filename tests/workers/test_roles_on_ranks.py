@@ -21,11 +21,11 @@ from torch.distributed.tensor import DTensor
 
 from references.rank_processes import Ranks, run_ranks
 from strop.algorithms.config import AlgorithmConfig
-from strop.base.metrics import Reduction, merge_metrics, metric_values
 from strop.controller import Mesh, Placement, Worker, placed
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
 from strop.engines.training import TrainEngine
 from strop.protocol import DataProto, columns
+from strop.utils.metrics import Reduction, merge_metrics, metric_values
 from strop.workers.config import ReferenceConfig
 from strop.workers.reference import ReferenceWorker
 

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 from strop.engines.config import ModelConfig
-from strop.evaluation.alone import client_of, load_generation
 from strop.rollout.config import RolloutConfig
+from strop.rollout.engine_group import Place, make_serving
 from strop.rollout.types import Sampling
-from strop.workers.generation import Place, make_serving
+from strop.trainer.standalone import client_of, load_generation
 
 
 def place(folder: Path, engine: str = "native") -> Place:

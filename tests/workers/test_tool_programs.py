@@ -16,18 +16,18 @@ import pytest
 from strop.agents.config import AgentConfig
 from strop.agents.context import AgentContext
 from strop.agents.registry import Generate, agents
-from strop.data.tiny import make_tiny_model
+from strop.agents.tools.agent import tool_agent
+from strop.agents.tools.python_sandbox import PythonSandboxTool, SandboxFailed
+from strop.data.tiny_model import make_tiny_model
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer
 from strop.protocol import DataProto
+from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import RewardConfig
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling, TokenOutput
 from strop.run.samples import SampleStore
 from strop.sandbox import Limits, SandboxConfig, SandboxUnavailable
-from strop.tools.agent import tool_agent
-from strop.tools.python_sandbox import PythonSandboxTool, SandboxFailed
-from strop.trajectory import Prompt, Trajectory
 from strop.workers.reports import Decided, EpisodeReport
 from strop.workers.rollout import Playing, RolloutWorker
 
@@ -87,7 +87,7 @@ class Programs:
 
     def __init__(self, model: ModelConfig, folder: Path, *, sandbox: SandboxConfig | None = None) -> None:
         entry = {
-            "class_name": "strop.tools.python_sandbox.PythonSandboxTool",
+            "class_name": "strop.agents.tools.python_sandbox.PythonSandboxTool",
             "config": {"type": "native"},
         }
         (folder / "tools.yaml").write_text(json.dumps({"tools": [entry]}))

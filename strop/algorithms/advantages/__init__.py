@@ -4,11 +4,9 @@
     groups.py           what estimators share: groups, checks, one number per sample onto its tokens
     group_relative.py   grpo, dr_grpo: samples of a prompt compared
 
-Those of further papers are in strop.recipes and strop.roles.
-
 An estimator is a pure function of padded tensors. It is registered with the columns and settings that it
 takes by keyword; `estimate_advantages` passes exactly those. Settings of its own are its keyword defaults. What the
-estimators here take stands in `strop.algorithms.declarations`, which needs no torch.
+estimators here take stands in `strop.algorithms.builtin_specs`, which needs no torch.
 Rules that hold for every estimator here (tests/algorithms/contract; `strop check estimator` asks some of any):
 
 * A reward counts wherever it sits, also on a token that the policy did not sample (a tool's reply).
@@ -18,7 +16,18 @@ Rules that hold for every estimator here (tests/algorithms/contract; `strop chec
 * Values outside the mask never matter.
 """
 
-from strop.algorithms.advantages import group_relative  # noqa: F401  (it registers its functions)
+from strop.algorithms.advantages import (  # noqa: F401  (they register their functions)
+    gae,
+    gigpo,
+    group_baselines,
+    group_relative,
+    optimal_token_baseline,
+    prime,
+    raft,
+    reinforce_pp,
+    remax,
+    reward_to_go,
+)
 from strop.algorithms.advantages.registration import (
     ADV_ESTIMATOR_REGISTRY,
     AdvantageFn,
@@ -29,9 +38,6 @@ from strop.algorithms.advantages.registration import (
     group_ids_of,
     register_adv_est,
 )
-from strop.algorithms.registry import load_recipes
-
-load_recipes()
 
 __all__ = [
     "ADV_ESTIMATOR_REGISTRY",

@@ -6,15 +6,17 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from strop.algorithms.advantages import verl_convention
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.declarations import ADV_DECLARATIONS, adv_estimator_declaration
-from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for, verl_convention
-from strop.base.registry import name_of
+from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
+from strop.algorithms.results import describe
+from strop.algorithms.specs import ADV_DECLARATIONS, adv_estimator_declaration
+from strop.utils.registry import name_of
 
 AdvantageFn = Callable[..., tuple[Tensor, Tensor]]
 Outcome = TypeVar("Outcome", bound=Callable[..., Tensor])
@@ -36,7 +38,7 @@ the rewards and the mask: values (which brings a critic), reward_baselines (a gr
 old_log_probs, sum_pi_squared, reward_parts, process_rewards (which brings a process reward model)."""
 
 implements = ADV_ESTIMATOR_REGISTRY.implements
-"""Decorator of the built-in estimators, whose declarations stand in `strop.algorithms.declarations`."""
+"""Decorator of the built-in estimators, whose declarations stand in `strop.algorithms.specs`."""
 
 
 def implements_outcome(*names: str) -> Callable[[Outcome], Outcome]:
@@ -131,11 +133,7 @@ def call_estimator(
             f"{', '.join(sorted(columns))}"
         )
     if declaration.is_user_convention:
-        convention = verl_convention(f"advantage estimator {name!r}")
-        return cast(
-            tuple[Tensor, Tensor],
-            convention.estimate(function, declaration, columns, settings, algorithm, uids),
-        )
+        return verl_convention.estimate(function, declaration, columns, settings, algorithm, uids)
     passed = declaration.needs | (_optional_columns(function, declaration) & columns.keys())
     arguments: dict[str, object] = {
         **settings_for(function, declaration, settings),
@@ -167,12 +165,3 @@ def _check_result(name: str, result: object, response_mask: Tensor) -> None:
     for what, tensor in zip(("advantages", "returns"), result, strict=True):
         if not isinstance(tensor, Tensor) or tensor.shape != response_mask.shape:
             raise ValueError(f"advantage estimator {name!r} returned {describe(tensor)} as {what}: {wanted}")
-
-
-def describe(value: object) -> str:
-    """What a result is, with its shapes, for an error."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, tuple):
-        return f"({', '.join(describe(part) for part in value)})"
-    return "None" if value is None else f"a {type(value).__name__}"

@@ -5,12 +5,10 @@
     spec.py           the losses of a run, resolved from its configuration
     policy.py         the whole loss of some tokens: the policy's term, entropy, KL and teacher together
 
-Those of further papers are in strop.recipes.
-
 A loss is a pure function of columns of one shape, [B, R] padded or [N] flat, and of keyword numbers. The loss
 of an optimizer batch is the sum of `weights * terms`, with weights computed once for that batch, so every loss
 composes with every aggregation mode and every cut into micro-batches of whole rows. What the losses here ask for
-stands in `strop.algorithms.declarations`, which needs no torch. Statistics are per-token
+stands in `strop.algorithms.builtin_specs`, which needs no torch. Statistics are per-token
 values without gradient, whose token means are the metrics `actor/<name>`.
 
 Rules that hold for every loss here, unless its docstring says otherwise:
@@ -21,7 +19,16 @@ Rules that hold for every loss here, unless its docstring says otherwise:
 * A token of advantage 0 has no gradient.
 """
 
-from strop.algorithms.losses import clipped  # noqa: F401  (it registers its functions)
+from strop.algorithms.losses import (  # noqa: F401  (they register their functions)
+    cispo,
+    clipped,
+    covariance,
+    dppo,
+    gmpo,
+    gspo,
+    policy_gradient,
+    smooth,
+)
 from strop.algorithms.losses.policy import (
     PolicyLoss,
     policy_loss,
@@ -37,9 +44,6 @@ from strop.algorithms.losses.terms import (
     prepare_columns,
     register_policy_loss,
 )
-from strop.algorithms.registry import load_recipes
-
-load_recipes()
 
 note_policy_loss, rows_that_move = record_loss, rows_with_gradient
 """Names of both under which programs may import them."""

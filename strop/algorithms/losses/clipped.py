@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.algorithms.declarations import PG_CLIPFRAC, PG_CLIPFRAC_LOWER
 from strop.algorithms.losses.terms import (
     PolicyLossTerms,
     clipped_surrogate,
@@ -13,6 +12,7 @@ from strop.algorithms.losses.terms import (
     probability_ratio,
     ratio_statistics,
 )
+from strop.algorithms.specs import PG_CLIPFRAC, PG_CLIPFRAC_LOWER
 
 
 @implements("vanilla")

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, valid_tokens_per_row, weighted_sum
 from strop.algorithms.kl import kl_penalty
+from strop.algorithms.losses import distillation, verl_convention
 from strop.algorithms.losses.spec import LossSpec
 from strop.algorithms.losses.terms import policy_loss_terms
-from strop.algorithms.registry import verl_convention
-from strop.base.metrics import Metric
-from strop.base.tensor_metrics import TensorMetrics
+from strop.utils.metrics import Metric
+from strop.utils.tensor_metrics import TensorMetrics
 
 PG_LOSS = Metric("actor/pg_loss", "reward", "the policy's term of the loss, as it is reduced")
 ENTROPY = Metric("actor/entropy", "nats", "of the policy, mean over trained tokens")
@@ -111,8 +111,7 @@ def policy_loss(
     if spec.declaration.is_user_convention and len(
         log_probs
     ):  # such a loss need not expect a rank without rows
-        convention = verl_convention(f"policy loss {spec.name!r}")
-        loss, own_means = convention.loss_of_tokens(spec, here, trained, row_ids, totals)
+        loss, own_means = verl_convention.loss_of_tokens(spec, here, trained, row_ids, totals)
     else:
         loss, statistics = _policy_term(spec, here, weights)
         seen |= statistics
@@ -129,9 +128,7 @@ def policy_loss(
     means = {STATISTIC.of(name): values.detach() for name, values in seen.items()}
     distances: Tensor | None = None
     if spec.distillation is not None:
-        from strop.algorithms.distillation import terms  # imports this package
-
-        taught = terms.distance(spec, log_probs, here, chosen_log_probs, is_likely)
+        taught = distillation.distance(spec, log_probs, here, chosen_log_probs, is_likely)
         distance = weighted_sum(taught.terms, weights)
         loss = loss + spec.distillation.coef * distance
         shares[DISTILLATION_LOSS], distances = distance.detach(), taught.terms.detach()

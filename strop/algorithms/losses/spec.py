@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from strop.algorithms.aggregation import Aggregation
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.declarations import policy_loss_declaration
-from strop.algorithms.distillation.settings import DistillationConfig
+from strop.algorithms.distillation_config import DistillationConfig
 from strop.algorithms.registry import Declaration
-from strop.base.sections import where_on
+from strop.algorithms.specs import policy_loss_declaration
+from strop.config.sections import where_on
 
 OPTIONAL_COLUMNS = ("advantages", "ref_log_prob", "rollout_log_probs", "rollout_is_weights")
 """Columns that a loss may take under their own names, where the batch has them."""

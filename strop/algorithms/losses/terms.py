@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strop.algorithms.declarations import LOSS_DECLARATIONS, PPO_KL, RATIO, policy_loss_declaration
 from strop.algorithms.kl import LOG_RATIO_BOUND
 from strop.algorithms.registry import Declaration, FunctionRegistry, settings_for
+from strop.algorithms.specs import LOSS_DECLARATIONS, PPO_KL, RATIO, policy_loss_declaration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ POLICY_LOSS_REGISTRY: FunctionRegistry[PolicyLossFn] = FunctionRegistry(
 register_policy_loss = POLICY_LOSS_REGISTRY.register
 """Decorator: `@register_policy_loss(name, needs=[...], settings=[...])`; see `FunctionRegistry.register`."""
 implements = POLICY_LOSS_REGISTRY.implements
-"""Decorator of the built-in losses, whose declarations stand in `strop.algorithms.declarations`."""
+"""Decorator of the built-in losses, whose declarations stand in `strop.algorithms.specs`."""
 
 
 def get_policy_loss_fn(name: str) -> PolicyLossFn:
@@ -64,7 +64,7 @@ def policy_loss_terms(
         raise ValueError(
             f"policy loss {name!r} declares no columns: register it with "
             f"@register_policy_loss({name!r}, needs=[...]) so that strop knows what to pass, or call it in the "
-            f"calling convention of verl through strop.compat.user_functions.call_policy_loss"
+            f"calling convention of verl through strop.algorithms.losses.verl_convention.call_policy_loss"
         )
     valid = mask.bool()
     clean = {

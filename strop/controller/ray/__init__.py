@@ -1,24 +1,24 @@
 """The Ray runtime: workers in processes of their own, on one machine or on many.
 
-cluster     the cluster, private or existing, and its nodes
-pool        places for processes on it
-transport   batches and tensors in the object store
-messages    what controller and processes say to each other
-process     a worker process (an actor): the workers of its roles
-launcher    the parent of a worker process, which sees how it ends
-private     folder, token and signals of a private cluster
-reaper      a process that ends what a private cluster leaves behind
-members     worker processes and their calls, as the controller keeps them
-manager     the processes that stand and fall together; the only place where the controller waits
-errors      how workers fail, in words
-failures    which failure came first
-start       processes and workers are made
-pending     results that workers hold
-future      batches of them, handed on by reference: DataProtoFuture
-group       the workers of a role as a worker group
-detached    groups that outlive their controller, and how another one finds them
-runtime     RayRuntime: pools and their groups
-joining     the runtime as `resources` asks for it
+cluster.py    The Ray cluster that worker processes run on
+detached.py   Groups whose processes outlive their controller
+errors.py     How workers fail in processes of their own, in words
+failures.py   Which failure came first, and everything that is known of it
+future.py     Batches whose rows stay with the workers that made them
+group.py      Worker groups whose workers live in worker processes
+launcher.py   The parent of a worker process
+manager.py    The worker processes that stand and fall together, and the only place where the controller waits for
+              them
+members.py    Worker processes and their calls, as the controller keeps them
+messages.py   What the controller and a worker process say to each other
+pending.py    Results that worker processes still hold
+pool.py       Places for worker processes on a Ray cluster
+private.py    What keeps a private cluster to its user
+process.py    A worker process
+reaper.py     A process that ends what a private cluster leaves behind when its controller is gone
+runtime.py    The Ray runtime
+start.py      Starts the processes of a pool and makes the workers in them
+transport.py  How batches and tensors travel through Ray's object store
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ except ModuleNotFoundError as error:
         name="ray",
     ) from None
 
-from strop.base.lazy_names import lazy_names
 from strop.controller.ray.cluster import Cluster, Node
 from strop.controller.ray.group import RoleGroup
 from strop.controller.ray.pending import RayPending, Traffic
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.runtime import RayRuntime
+from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from strop.compat.worker_groups import (
+    from strop.controller.verl_groups import (
         ColocatedClass,
         RayClassWithInitArgs,
         RayWorkerGroup,
@@ -67,6 +67,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
-        "strop.compat.worker_groups": "ColocatedClass RayClassWithInitArgs RayWorkerGroup create_colocated_worker_cls",
+        "strop.controller.verl_groups": "ColocatedClass RayClassWithInitArgs RayWorkerGroup "
+        "create_colocated_worker_cls",
     },
 )

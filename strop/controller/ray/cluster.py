@@ -27,8 +27,6 @@ from ray._private.authentication.authentication_token_setup import maybe_enable_
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from strop.base.device import visibility_variable
-from strop.base.trust import ask
 from strop.controller.ray.private import (
     PrivateFolder,
     keep_token_private,
@@ -37,6 +35,8 @@ from strop.controller.ray.private import (
 )
 from strop.controller.ray.reaper import MARK, Reaper, new_mark
 from strop.controller.ray.transport import register_serializers
+from strop.utils.device import visibility_variable
+from strop.utils.trust import ask
 
 log = logging.getLogger(__name__)
 

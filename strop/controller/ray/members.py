@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup
 from strop.controller.mesh import Mesh
 from strop.controller.ray.cluster import Node
 from strop.controller.ray.messages import Presence
-from strop.net.rendezvous import Meeting
+from strop.controller.store_server import Meeting
 
 
 @dataclass(kw_only=True, eq=False)

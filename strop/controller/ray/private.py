@@ -17,7 +17,7 @@ from typing import Any
 from ray._private import utils
 from ray._private.authentication.authentication_token_generator import generate_new_authentication_token
 
-from strop.border import remember_secret
+from strop.utils.sanitize import remember_secret
 
 log = logging.getLogger(__name__)
 

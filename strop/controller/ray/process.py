@@ -24,8 +24,6 @@ from typing import Any, Generic, TypeVar
 import ray
 from ray.exceptions import RayError
 
-from strop.base.heartbeat import doing
-from strop.border import remember_named
 from strop.controller import call
 from strop.controller.call import BatchAndMetrics, WorkerCall
 from strop.controller.ray.cluster import this_address
@@ -34,10 +32,12 @@ from strop.controller.ray.messages import CallResponse, MethodRaised, Presence, 
 from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import BatchRefs, register_serializers
 from strop.controller.roles import RoleSpec
+from strop.controller.store_server import Meeting, MeetingPoint
 from strop.controller.worker import Placement, Worker, close_all
-from strop.net.heartbeat import beating
-from strop.net.rendezvous import Meeting, MeetingPoint
 from strop.protocol import DataProto
+from strop.run.heartbeat import beating
+from strop.utils.activity import doing
+from strop.utils.sanitize import remember_named
 
 T = TypeVar("T")
 

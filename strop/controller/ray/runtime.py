@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from strop.base.device import OF_EACH_PROCESS
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
 from strop.controller.ray.cluster import Cluster
@@ -21,6 +20,7 @@ from strop.controller.ray.pool import RayResourcePool, choose_nodes
 from strop.controller.ray.start import StartOptions, make_workers, start_processes, threads_per_process
 from strop.controller.roles import RoleSpec, meshes_on
 from strop.controller.runtime import Runtime
+from strop.utils.device import OF_EACH_PROCESS
 
 CLOSE_S = 60.0
 """How long the workers may take to close what they hold."""

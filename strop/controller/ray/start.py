@@ -20,7 +20,6 @@ import ray
 from ray.exceptions import GetTimeoutError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from strop.base.limits import usable_cores
 from strop.controller.mesh import Mesh
 from strop.controller.ray import launcher
 from strop.controller.ray.cluster import Node, run_on, visibility_variables
@@ -30,8 +29,9 @@ from strop.controller.ray.members import WorkerHandle
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.process import WorkerProcess
 from strop.controller.roles import RoleSpec
+from strop.controller.store_server import Meeting
 from strop.controller.worker import Placement
-from strop.net.rendezvous import Meeting
+from strop.utils.machine_limits import usable_cores
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ import tokenizers
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from strop.chat_template import asks_for_time
 from strop.data.cache import cache_folder, use
 from strop.data.chat import Chat
+from strop.utils.chat_template import asks_for_time
 
 MIN_CACHED_ROWS = 5000
 """Smaller sets are encoded within seconds and not kept."""

@@ -17,7 +17,7 @@ from strop.data.chat import require_chat_template
 from strop.data.config import DataConfig
 from strop.data.prompts import PromptDataset, spread
 from strop.data.sampler import visit_uid
-from strop.trajectory import Prompt
+from strop.protocol.trajectory import Prompt
 
 _NO_LIMIT = 2**31 - 1
 _NUM_TRIED = 32

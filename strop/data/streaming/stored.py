@@ -28,8 +28,6 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from strop.base.elsewhere import is_hub
-from strop.base.foreign_files import MAX_LINE_BYTES, check_regular, lines_of, open_regular
 from strop.data.cache import cache_folder, use
 from strop.data.readers import (
     check_entries,
@@ -41,6 +39,8 @@ from strop.data.readers import (
     parse_object,
     without_filled_nulls,
 )
+from strop.utils.remote_path import is_hub
+from strop.utils.safe_read import MAX_LINE_BYTES, check_regular, lines_of, open_regular
 
 MAX_GROUP_BYTES = 4 * 2**20
 """Size of a group of rows, uncompressed, up to which a parquet file is read in place: a visit reads a whole one."""

@@ -1,9 +1,8 @@
 """How much there is to compute, and how much a device can.
 
-work.py    floating-point operations of passes over packed rows
-peak.py    operations per second of a device at best, and what bfloat16 gains on a CPU
-usage.py   what a step made of its devices
-threads.py how many CPU threads tensor operations use
+peak.py   The floating-point operations per second that a device can do at best
+usage.py  What the passes of a step made of the devices
+work.py   How many floating-point operations the passes over packed rows take, from the sizes of a model
 """
 
 from strop.engines.flops.peak import peak_flops, precision_hint

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import torch
 
-from strop.base.limits import numbers_in
-from strop.base.metrics import Metric
 from strop.engines.causal_lm import CausalLM
 from strop.engines.flops.peak import peak_flops
+from strop.utils.machine_limits import numbers_in
+from strop.utils.metrics import Metric
 
 MFU = Metric(
     "perf/mfu/{actor,actor_infer,critic,prm}",

@@ -22,12 +22,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from strop.base.elsewhere import fetch_copy
-from strop.base.randomness import random_key
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.gradients import full
 from strop.engines.weights import named_weights, weights_metadata
+from strop.utils.remote_path import fetch_copy
+from strop.utils.rng import random_key
 
 ADAPTER = "default"
 """PEFT's name of the one adapter; part of its parameters' names."""

@@ -1,14 +1,16 @@
 """The in-process engine: continuous batching over any Hugging Face causal language model.
 
-sampling.py  the next token of many rows, from counter-based random numbers
-request.py   one sequence: what was asked, and the tokens so far
-prefill.py   computes what requests begin with, in pieces of bounded size
-cache.py     keys and values of the running sequences, and decode attention over them
-compiled.py  what may be compiled for the processor
-batch.py     DecodeBatch: admits, decodes one token for every running sequence, releases
-engine.py    NativeEngine: the asyncio face of a DecodeBatch
-
-Others make it faster: `captured` has decode steps of a few fixed shapes, captured once on a GPU and repeated,
-`strop.cpu` has decode steps, attention and sampling compiled in C, and `kept` keeps computed tokens that may begin a
-later request.
+batch.py          Continuous batching
+cache.py          Keys and values of the running sequences, and the attention of one decode step over them
+compiled.py       What the engine may be given compiled for the processor
+cuda_graph.py     Decode steps of a few fixed shapes, which a GPU captures once and repeats with one call each
+decode_kernel.py  Attention of a decode step on a CUDA device
+engine.py         The asyncio face of the in-process engine
+half_weights.py   Weights of products held in half precision while an accelerator generates
+prefill.py        The tokens that requests begin with
+prefix_cache.py   Computed tokens that may begin a later request
+prefix_reuse.py   Which computed tokens are kept for later requests
+request.py        One sequence of a batch
+sampling.py       The next token of many rows at once
+cpu/              What makes the native engine and training fast on a CPU
 """

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strop.base.device import sent
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.cache import DecodeAttention, SlotCache
 from strop.rollout.native.half_weights import half_weights
 from strop.rollout.native.prefill import Given, Prefill
 from strop.rollout.native.request import Request
 from strop.rollout.native.sampling import SEQUENCE, next_tokens
+from strop.utils.device import sent
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ class OtherSteps(Protocol):
 
 def other_steps(model: CausalLM) -> OtherSteps | None:
     """Decode steps on a CPU in C, or captured on a device; None where the model goes through its own forward pass."""
-    from strop.cpu.steps import fused_step  # both import from here
-    from strop.rollout.captured.steps import static_step
+    from strop.rollout.native.cpu.steps import fused_step  # both import from here
+    from strop.rollout.native.cuda_graph import static_step
 
     return fused_step(model) or static_step(model)
 

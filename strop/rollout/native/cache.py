@@ -16,10 +16,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strop.base.limits import free_bytes
-from strop.cpu import kernel
 from strop.engines.attention import AttentionForm
 from strop.rollout.native import decode_kernel
+from strop.rollout.native.cpu import kernel
+from strop.utils.machine_limits import free_bytes
 
 GROW_TOKENS = 64
 """The cache grows along its time axis to multiples of this many tokens ..."""

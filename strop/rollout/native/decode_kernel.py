@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from strop.base.kernels import has_kernels, jit, tl
 from strop.engines.attention import AttentionForm
+from strop.utils.triton import has_kernels, jit, tl
 
 KEYS = 64
 """Keys that a program reads at one time."""

@@ -12,13 +12,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from strop.base.limits import device_bytes, free_bytes
 from strop.engines.causal_lm import CausalLM
+from strop.protocol.trajectory import media_of
 from strop.rollout.native.batch import DecodeBatch
 from strop.rollout.native.request import Request
 from strop.rollout.requests import check_request, generate_one_token
 from strop.rollout.types import Ability, OnToken, Sampling, TokenOutput
-from strop.trajectory import media_of
+from strop.utils.machine_limits import device_bytes, free_bytes
 
 HEALTH_TIMEOUT_S = 60.0
 """Within this time a working engine generates one token, even behind a full batch of other requests."""

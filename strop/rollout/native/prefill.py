@@ -12,9 +12,9 @@ from torch import Tensor
 
 from strop.engines.attention import AttentionForm, PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
+from strop.engines.linear_attention.layers import States
 from strop.engines.packing import joined_positions, next_position
-from strop.engines.recurrence import States
-from strop.rollout.kept.turns import KeptTurns
+from strop.rollout.native.prefix_reuse import KeptTurns
 from strop.rollout.native.request import Request
 
 PREFILL_TOKENS = 4096

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from strop.protocol.trajectory import Media
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
-from strop.trajectory import Media
 
 
 @dataclass(eq=False)

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from strop.base.device import sent
-from strop.base.randomness import uniforms
-from strop.cpu import kernel
+from strop.rollout.native.cpu import kernel
+from strop.utils.device import sent
+from strop.utils.rng import uniforms
 
 Rows = NDArray[np.void]
 """Running sequences, a record of `SEQUENCE` for each; slices are views."""

@@ -7,9 +7,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from strop.base.field_types import PositiveFloat, PositiveInt, PositiveShare
-from strop.base.sections import section
+from strop.config.sections import section
 from strop.rollout.sglang.environment import sglang_python
+from strop.utils.field_types import PositiveFloat, PositiveInt, PositiveShare
 
 OURS = (
     "model_path", "trust_remote_code", "dtype", "load_format", "context_length", "max_running_requests", "tp_size",
@@ -49,7 +49,7 @@ class SglangConfig:
         return sglang_python(self.python)
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
-        """What is started (strop.base.sections)."""
+        """What is started (strop.config.sections)."""
         if self.python:
             yield "python", f"{self.python} (started)", self.python
         if self.server_args:

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from strop.base.randomness import random_key
 from strop.engines.head import BANNED_LOGIT
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.processes.prompts import checked_prompt
+from strop.rollout.replicas.prompt_checks import checked_prompt
 from strop.rollout.requests import generate_one_token
 from strop.rollout.sglang.config import SglangConfig
 from strop.rollout.sglang.environment import sglang_python
 from strop.rollout.sglang.process import SglangProcess
 from strop.rollout.sglang.target import LOADER, TIMEOUT_S, SglangTarget
 from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
+from strop.utils.rng import random_key
 
 HEALTH_TIMEOUT_S = 60.0
 """Within this time a working engine generates one token, even behind a full batch of other requests."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from strop.engines.model import read_shape, unused_tokens
-from strop.rollout.processes.own_process import own_process
+from strop.rollout.engine_group import Generation, Place
+from strop.rollout.replicas.subprocess_engine import own_process
 from strop.rollout.sglang.engine import SglangSettings, start_sglang
-from strop.workers.generation import Generation, Place
 
 
 async def make_sglang(place: Place) -> Generation:
@@ -24,9 +24,7 @@ async def make_sglang(place: Place) -> Generation:
         max_running=place.rollout.max_running,
         log=own.log,
     )
-    engine = await start_sglang(
-        place.rollout.sglang, settings, own.held, version=place.version
-    )
+    engine = await start_sglang(place.rollout.sglang, settings, own.held, version=place.version)
     return Generation(
         engine=engine, policy=None, target=engine.target, scores=engine.log_probs, dtype=own.dtype
     )

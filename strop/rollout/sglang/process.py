@@ -20,9 +20,9 @@ from typing import Any
 
 import aiohttp
 
-from strop.border import described
-from strop.net.background_loop import BackgroundLoop
 from strop.rollout.types import EngineDied
+from strop.utils.background_loop import BackgroundLoop
+from strop.utils.sanitize import described
 
 INSIDE = Path(__file__).parent / "inside"
 HOST = "127.0.0.1"

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.processes.bucket import shared_bucket
 from strop.rollout.sglang.process import SglangProcess
+from strop.rollout.weight_sync.bucket import shared_bucket
 
 LOADER = "strop_loader.load"
 """What reads the memory over there (inside/strop_loader.py)."""

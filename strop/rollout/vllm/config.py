@@ -7,9 +7,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
-from strop.base.field_types import PositiveFloat, PositiveInt, PositiveShare
-from strop.base.sections import section
+from strop.config.sections import section
 from strop.rollout.vllm.environment import vllm_python
+from strop.utils.field_types import PositiveFloat, PositiveInt, PositiveShare
 
 OURS = (
     "model", "trust_remote_code", "dtype", "load_format", "max_model_len", "max_num_seqs", "tensor_parallel_size",
@@ -51,7 +51,7 @@ class VllmConfig:
         return vllm_python(self.python)
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
-        """What is started (strop.base.sections)."""
+        """What is started (strop.config.sections)."""
         if self.python:
             yield "python", f"{self.python} (started)", self.python
         if self.engine_args:

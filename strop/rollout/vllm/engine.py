@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from strop.base.randomness import random_key
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.processes.prompts import checked_prompt
+from strop.protocol.trajectory import media_of
+from strop.rollout.replicas.prompt_checks import checked_prompt
 from strop.rollout.requests import generate_one_token
 from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
 from strop.rollout.vllm.config import VllmConfig
@@ -27,7 +27,7 @@ from strop.rollout.vllm.environment import vllm_python
 from strop.rollout.vllm.pictures import SharedPictures
 from strop.rollout.vllm.process import ServerProcess
 from strop.rollout.vllm.target import TIMEOUT_S, VllmTarget
-from strop.trajectory import media_of
+from strop.utils.rng import random_key
 
 HEALTH_TIMEOUT_S = 60.0
 """Within this time a working engine generates one token, even behind a full batch of other requests."""

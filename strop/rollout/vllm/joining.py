@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from strop.engines.media import media_reader
 from strop.engines.model import read_shape, unused_tokens
-from strop.rollout.processes.own_process import own_process
+from strop.engines.multimodal.model_with_media import media_reader
+from strop.rollout.engine_group import Generation, Place
+from strop.rollout.replicas.subprocess_engine import own_process
 from strop.rollout.vllm.engine import Settings, start_vllm
-from strop.workers.generation import Generation, Place
 
 
 async def make_vllm(place: Place) -> Generation:
@@ -32,9 +32,7 @@ async def make_vllm(place: Place) -> Generation:
         architecture=(shape.architectures or [""])[0],
         unused_tokens=unused_tokens(place.model, int(shape.get_text_config().vocab_size)),
     )
-    engine = await start_vllm(
-        place.rollout.vllm, settings, own.held, version=place.version
-    )
+    engine = await start_vllm(place.rollout.vllm, settings, own.held, version=place.version)
     return Generation(
         engine=engine,
         policy=None,

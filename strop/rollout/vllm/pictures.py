@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strop.rollout.processes.bucket import shared_bucket
-from strop.trajectory import Media
+from strop.protocol.trajectory import Media
+from strop.rollout.weight_sync.bucket import shared_bucket
 
 
 @dataclass

@@ -23,8 +23,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from strop.net.background_loop import BackgroundLoop
 from strop.rollout.types import EngineDied
+from strop.utils.background_loop import BackgroundLoop
 
 INSIDE = Path(__file__).parent / "inside"
 MAX_LINE_BYTES = 1 << 30

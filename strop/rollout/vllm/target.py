@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from strop.engines.weights import WeightsMetadata
-from strop.rollout.processes.bucket import shared_bucket
 from strop.rollout.vllm.process import ServerProcess
+from strop.rollout.weight_sync.bucket import shared_bucket
 
 TIMEOUT_S = 600.0
 """Limit of one step of an update, in seconds."""

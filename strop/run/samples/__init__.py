@@ -1,12 +1,9 @@
 """The samples of a run: what the model wrote, with tokens, log-probs and rewards, as Parquet in the run folder.
 
-store.py    SampleStore: a file per step and writer
-columns.py  the columns, and their types
-reading.py  files that somebody else may have written
-rows.py     episodes as rows
-selection.py  which samples of a prompt are good enough, by their scores
-
-Nothing here but rows.py imports torch.
+columns.py    The columns of the sample store, and their types in every file
+reading.py    Files of the sample store, read as if somebody else had written it
+selection.py  Rejection sampling
+store.py      The sample store
 """
 
 from strop.run.samples.columns import COLUMNS, schema_of

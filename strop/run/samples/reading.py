@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strop.base.foreign_files import check_regular, parse_json
-from strop.border import as_number
 from strop.run.errors import RunError
 from strop.run.samples.columns import GROUP_ROWS, JSON_COLUMNS, MAPPINGS, is_message, schema_of
+from strop.utils.safe_read import check_regular, parse_json
+from strop.utils.sanitize import as_number
 
 if TYPE_CHECKING:
     import pyarrow as pa

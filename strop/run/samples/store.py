@@ -16,13 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from strop.base.durable import fsync_path
-from strop.border import storable, storable_text
-from strop.border.text import MAX_CHARS
-from strop.border.values import MAX_ITEMS
 from strop.run.errors import RunError
 from strop.run.samples.columns import COLUMNS, GROUP_ROWS, MAPPINGS, REQUIRED, is_message, schema_of
 from strop.run.samples.reading import read_file
+from strop.utils.atomic_io import fsync_path
+from strop.utils.sanitize import storable, storable_text
+from strop.utils.sanitize.text import MAX_CHARS
+from strop.utils.sanitize.values import MAX_ITEMS
 
 if TYPE_CHECKING:
     import pyarrow as pa

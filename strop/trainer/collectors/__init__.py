@@ -1,14 +1,17 @@
 """Collection of the samples of a step: one Collector, and the strategies it is made of.
 
-collector.py         the steps: rounds of groups that are played at once, or groups in flight, taken as they complete
-make.py              which strategies a configuration asks for
-next_prompts.py      the next prompts, entered in the ledger
-dynamic_sampling.py  GroupFilter: groups that are dropped because they cannot teach (algorithm.filter_groups)
-asynchronous.py      GroupsInFlight: groups in the rollout workers, and what a checkpoint keeps of them; calls.py: the
-                     calls of the workers
-pacing.py            StalenessBound: how many groups are started, and which ones a step takes (rollout.max_staleness)
-lead.py              groups in flight go on in later steps; refill.py: how many are started for those that are dropped
-over_issue.py        a step takes the groups that complete first (rollout.over_issue)
-replayed.py          the recorded order of a run that is repeated
-groups.py            records of groups in flight and of dropped groups
+asynchronous.py      Groups that rollout workers play over several steps
+calls.py             Calls of rollout workers that play groups over several steps
+collector.py         The samples of a step
+dynamic_sampling.py  Dynamic sampling (DAPO)
+group_filter.py      Dynamic sampling
+groups.py            Groups of steps to come, and those of them that a step drops
+lead.py              Groups in flight go on in later steps
+lengths.py           How long the answers to a prompt were at its earlier visits, and which prompts to begin with
+make.py              The collector of a run
+next_prompts.py      The next prompts of a run, entered in its ledger
+over_issue.py        Steps that start more prompts than they train, and do not wait for the slowest
+pacing.py            How far generation may run ahead of training, and which finished groups a step takes
+refill.py            Groups that cannot teach, and those that are begun in their place
+replayed.py          The recorded order in which a run that is repeated took its groups (strop replay)
 """

@@ -13,22 +13,22 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from strop.ahead.in_play import IN_PLAY, in_play_text, read_in_play
-from strop.ahead.saved_group import SavedGroup
-from strop.base.metrics import Metric
 from strop.controller import as_list
 from strop.data.sampler import parse_visit_uid
-from strop.replay.schedule import Spans
+from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.run import RunFolder
+from strop.run.replay_schedule import Spans
 from strop.trainer.collectors.calls import begin, calls, ended
 from strop.trainer.collectors.groups import InFlightGroup
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience
 from strop.trainer.policy_sync import MAX_HEALS
-from strop.trainer.roles import Roles
+from strop.trainer.rollout_batch import Experience
 from strop.trainer.setup import TrainingData
-from strop.trajectory import Prompt
+from strop.trainer.worker_groups import Roles
+from strop.utils.metrics import Metric
+from strop.workers.async_rollout.in_play import IN_PLAY, in_play_text, read_in_play
+from strop.workers.async_rollout.saved_group import SavedGroup
 
 LOOK_S = 0.03
 """Between looks at what has ended, in seconds per rollout worker: a look asks each of them."""

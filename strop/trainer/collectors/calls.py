@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import cast
 
-from strop.ahead.saved_group import SavedGroup
-from strop.ahead.worker import AheadWorker
 from strop.controller import WorkerGroup
 from strop.protocol import DataProto
-from strop.replay.schedule import Spans
+from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
-from strop.trainer.experience import Experience
-from strop.trainer.roles import Roles
-from strop.trajectory import Prompt
+from strop.run.replay_schedule import Spans
+from strop.trainer.rollout_batch import Experience
+from strop.trainer.worker_groups import Roles
+from strop.workers.async_rollout.saved_group import SavedGroup
+from strop.workers.async_rollout.worker import AheadWorker
 
 
 def calls(roles: Roles) -> AheadWorker:

@@ -15,27 +15,27 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from strop.base.metrics import Metric
-from strop.health.staleness import staleness_metrics
-from strop.recipes.answers import greedy_baselines
-from strop.replay.schedule import StepSchedule, write_schedule
+from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.run import Fate, RunFolder
+from strop.run.replay_schedule import StepSchedule, write_schedule
 from strop.trainer.collecting import TooFewGroups, check_failures, training_rows
 from strop.trainer.collectors.asynchronous import AsynchronousGroups
 from strop.trainer.collectors.dynamic_sampling import FILTER, LOWEST_RATE, SURPLUS, GroupFilter
 from strop.trainer.collectors.groups import DroppedGroups, ages
+from strop.trainer.collectors.lengths import Lengths
 from strop.trainer.collectors.next_prompts import NextPrompts
 from strop.trainer.collectors.refill import FILE as SHARE
 from strop.trainer.collectors.refill import Refill
 from strop.trainer.collectors.replayed import RecordedOrder
 from strop.trainer.config import Config
-from strop.trainer.experience import Experience
 from strop.trainer.records import StepRecord
-from strop.trainer.roles import Roles
-from strop.trainer.rounds.lengths import Lengths
-from strop.trainer.stages import Stages
-from strop.trajectory import Prompt
+from strop.trainer.rollout_batch import Experience
+from strop.trainer.staleness_metrics import staleness_metrics
+from strop.trainer.timing import Stages
+from strop.trainer.worker_groups import Roles
+from strop.utils.metrics import Metric
+from strop.workers.estimator_columns import greedy_baselines
 from strop.workers.reports import EpisodeReport
 
 PROMPTS_AHEAD = Metric(

@@ -1,6 +1,6 @@
 """Dynamic sampling (DAPO): groups that cannot teach are dropped, and others sampled in their place.
 
-The rules that judge a group are in strop.trainer.rounds.causes, the settings in strop.trainer.rounds.settings.
+The rules that judge a group are in group_filter.py, the settings in strop.algorithms.dynamic_sampling_config.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from strop.algorithms.stream_functions.groups import sample_groups
-from strop.base.metrics import Metric
+from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
 from strop.data.sampler import PromptSampler, parse_visit_uid
-from strop.trainer.rounds.causes import CAUSES, FAILED, SOLVED, left_out_for
-from strop.trainer.rounds.settings import FilterGroupsConfig
+from strop.trainer.collectors.group_filter import CAUSES, FAILED, SOLVED, left_out_for
+from strop.utils.metrics import Metric
 from strop.workers.reports import EpisodeReport
+from strop.workers.reward_shaping import sample_groups
 
 LOWEST_RATE = 0.1
 """Share of groups that is expected to teach at least, when it is chosen how many are started."""

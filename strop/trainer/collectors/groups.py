@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from strop.base.metrics import Metric
+from strop.protocol.trajectory import Prompt
 from strop.trainer.collectors.dynamic_sampling import SURPLUS
-from strop.trainer.experience import Experience
-from strop.trajectory import Prompt
+from strop.trainer.rollout_batch import Experience
+from strop.utils.metrics import Metric
 
 AGE = Metric("training/off_policy/age_s/{mean,max}", "s", "from the begin of a sample's prompt to its step")
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from strop.protocol.trajectory import Prompt
 from strop.trainer.collectors.asynchronous import AsynchronousGroups
 from strop.trainer.collectors.groups import DroppedGroups
 from strop.trainer.collectors.pacing import StalenessBound
 from strop.trainer.collectors.refill import Refill
-from strop.trajectory import Prompt
 
 
 class Lead:

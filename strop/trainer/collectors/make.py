@@ -6,22 +6,22 @@ import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from strop.replay.schedule import StepSchedule
 from strop.rollout.types import Sampling
 from strop.run import RunFolder
+from strop.run.replay_schedule import StepSchedule
 from strop.trainer.collectors.asynchronous import AsynchronousGroups
 from strop.trainer.collectors.collector import Collector, Pacing
 from strop.trainer.collectors.dynamic_sampling import GroupFilter
 from strop.trainer.collectors.lead import Lead
+from strop.trainer.collectors.lengths import Lengths
 from strop.trainer.collectors.next_prompts import NextPrompts
 from strop.trainer.collectors.over_issue import OverIssue
 from strop.trainer.collectors.pacing import StalenessBound
 from strop.trainer.collectors.refill import Refill
 from strop.trainer.collectors.replayed import RecordedOrder
 from strop.trainer.config import Config
-from strop.trainer.roles import Roles
-from strop.trainer.rounds.lengths import Lengths
 from strop.trainer.setup import TrainingData
+from strop.trainer.worker_groups import Roles
 
 
 def make_collector(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strop.base.metrics import Metric
-from strop.data.drawing import Drawn, draw
+from strop.data.prompt_loader import Drawn, draw
+from strop.protocol.trajectory import Prompt
 from strop.run import Fate, RunFolder
+from strop.trainer.collectors.lengths import Lengths
 from strop.trainer.config import Config
-from strop.trainer.rounds.lengths import Lengths
 from strop.trainer.setup import TrainingData
-from strop.trajectory import Prompt
+from strop.utils.metrics import Metric
 
 OVERLONG_PROMPTS = Metric("training/overlong_prompts", "prompts", "passed over with `data.streaming`")
 

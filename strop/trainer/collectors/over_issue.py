@@ -16,14 +16,14 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from strop.base.metrics import Metric
 from strop.data.sampler import parse_visit_uid
+from strop.protocol.trajectory import Prompt
 from strop.run import Fate, RunFolder
 from strop.trainer.collectors.asynchronous import AsynchronousGroups
 from strop.trainer.collectors.groups import DroppedGroups
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
-from strop.trajectory import Prompt
+from strop.utils.metrics import Metric
 
 SLOWEST = "slowest of a step that began more than it trains"
 """Reason of a sample that is dropped."""

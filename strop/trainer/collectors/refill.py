@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
 from strop.run import CheckpointError
 from strop.trainer.collectors.dynamic_sampling import LOWEST_RATE
-from strop.trainer.rounds.settings import FilterGroupsConfig
 
 FILE = "teaching_share.json"
 _KEPT = 0.5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from strop.replay.schedule import Spans, StepSchedule
 from strop.run import RunError
+from strop.run.replay_schedule import Spans, StepSchedule
 
 
 class RecordedOrder:

@@ -23,9 +23,9 @@ from strop.algorithms.advantages import (
     call_estimator,
     get_adv_estimator_fn,
 )
-from strop.algorithms.declarations import adv_estimator_declaration
 from strop.algorithms.registry import Declaration
-from strop.base.registry import name_of
+from strop.algorithms.specs import adv_estimator_declaration
+from strop.utils.registry import name_of
 
 SHARED_DEFAULTS: Mapping[str, object] = {"norm_by_std": True, "gamma": 0.9, "lam": 0.8}
 """Shared settings unless others are given; below 1, so that a forgotten discount shows."""

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from strop.algorithms.aggregation import BatchTotals, batch_totals, token_weights, weighted_sum
 from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.losses import verl_convention
 from strop.algorithms.losses.terms import PolicyLossTerms, call_loss, call_prepare
-from strop.algorithms.registry import Declaration, verl_convention
+from strop.algorithms.registry import Declaration
 
 RTOL, ATOL = 1e-8, 1e-11
 """Two float64 numbers are taken as equal within these."""
@@ -70,15 +71,14 @@ class ProbedLoss:
         log_probs = batch.columns["log_probs"].clone().requires_grad_()
         columns = {**batch.columns, "log_probs": log_probs}
         if self.declaration.is_user_convention:
-            verl = verl_convention(f"policy loss {self.name!r}")
-            config = verl.loss_config(
+            config = verl_convention.loss_config(
                 AlgorithmConfig(),
                 name=self.name,
                 totals=totals,
                 loss_agg_mode=self.mode,
                 settings=self.settings,
             )
-            loss = verl.call_loss_as_given(
+            loss = verl_convention.call_loss_as_given(
                 self.function, columns=columns, mask=batch.mask, loss_agg_mode=self.mode, config=config
             ).loss
         else:

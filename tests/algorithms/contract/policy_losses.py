@@ -17,11 +17,11 @@ from algorithms.contract.loss_probe import COLUMNS, LossBatch, ProbedLoss, examp
 from algorithms.contract.loss_rules import RULES, Trial
 
 from strop.algorithms.config import AlgorithmConfig
-from strop.algorithms.declarations import LOSS_SHARED_SETTINGS, policy_loss_declaration
 from strop.algorithms.losses.spec import shared_settings
 from strop.algorithms.losses.terms import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 from strop.algorithms.registry import Declaration, check_settings, with_own_settings
-from strop.base.registry import required_parameters
+from strop.algorithms.specs import LOSS_SHARED_SETTINGS, policy_loss_declaration
+from strop.utils.registry import required_parameters
 
 
 def check_policy_loss(

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from strop.checks.preflight.rules import Agreement, Probe, can_teach, examine
-from strop.checks.preflight.tokens import AnswerEnd, TokenFacts, examine_tokens
-from strop.checks.preflight.verdict import Check
 from strop.engines.config import OptimizerConfig
 from strop.rewards import Outcome
+from strop.trainer.preflight.rules import Agreement, Probe, can_teach, examine
+from strop.trainer.preflight.tokens import AnswerEnd, TokenFacts, examine_tokens
+from strop.utils.verdict import Check
 from strop.workers.reports import EpisodeReport
 
 

@@ -18,9 +18,9 @@ import torch
 from rollout.engine_contract.reference_model import ReferenceModel
 from torch import Tensor
 
-from strop.engines.digests.tensors import digest_tensor
-from strop.rollout.sync.target import WeightTarget
+from strop.engines.checksum.tensors import digest_tensor
 from strop.rollout.types import Ability, OnToken, RolloutEngine, Sampling, TokenOutput
+from strop.rollout.weight_sync.target import WeightTarget
 
 TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.bfloat16: 0.3, torch.float16: 0.05}
 """How far a log-prob may be from that of the full forward pass, in nats, by what the engine computes in: rounding in

@@ -9,8 +9,8 @@ import torch
 from rollout.engine_contract.case import EngineCase, Rule
 from torch import Tensor
 
-from strop.base.randomness import random_key
 from strop.rollout.types import Sampling, TokenOutput
+from strop.utils.rng import random_key
 
 LENGTHS = (1, 3, 4, 9, 17)
 """Of prompts that run side by side."""

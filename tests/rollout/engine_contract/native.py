@@ -10,7 +10,7 @@ from rollout.engine_contract.case import Start, StartedEngine
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.rollout.native.engine import NativeEngine
-from strop.rollout.transfer.target import ModuleTarget
+from strop.rollout.weight_sync.model_target import ModuleTarget
 
 
 def native(dtype: str = "float32", engine: type[NativeEngine] = NativeEngine) -> Start:

@@ -13,8 +13,8 @@ from rollout.engine_contract.case import Start, StartedEngine
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.rollout.config import RolloutConfig
-from strop.rollout.processes.filling import loaded
-from strop.workers.generation import Place
+from strop.rollout.engine_group import Place
+from strop.rollout.weight_sync.load_weights import loaded
 
 
 class HasProcesses(Protocol):

@@ -16,8 +16,10 @@ from typing import Any, Literal, get_args
 
 from rollout.engine_process.wire import PURPOSE, EngineAddress, Garbage, Message, Wire, token_of
 
-from strop.net.gate import knock
-from strop.rollout.sync.types import (
+from strop.controller.auth_listener import knock
+from strop.protocol.trajectory import media_of
+from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
+from strop.rollout.weight_sync.types import (
     Endpoint,
     SyncCorrupted,
     SyncError,
@@ -26,8 +28,6 @@ from strop.rollout.sync.types import (
     SyncReport,
     UnverifiedWeights,
 )
-from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
-from strop.trajectory import media_of
 
 CALL_S = 120.0
 """Deadline of what is no request: longer than the engines' own, whose message says more."""

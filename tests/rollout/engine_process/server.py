@@ -16,10 +16,10 @@ from typing import Any
 
 from rollout.engine_process.wire import PURPOSE, EngineAddress, Garbage, Message, Wire, sampling_of, whole
 
-from strop.net.gate import Gate, new_secret
-from strop.rollout.sync.types import Endpoint
-from strop.rollout.transfer.engine import VerifiedEngine
+from strop.controller.auth_listener import Gate, new_secret
 from strop.rollout.types import RolloutEngine
+from strop.rollout.weight_sync.types import Endpoint
+from strop.rollout.weight_sync.verified_engine import VerifiedEngine
 
 _PLAIN = ("pause", "resume", "flush_cache", "wake_up")
 """Methods without arguments and results."""

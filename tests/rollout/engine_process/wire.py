@@ -1,4 +1,4 @@
-"""Frames of JSON between a remote engine and its server, on a connection that has passed a gate (strop.net.gate).
+"""Frames of JSON between a remote engine and its server, on a connection that strop.controller.auth_listener let in.
 
     caller -> server   {"call": n, "do": name, "with": {...}}     a method of the engine
                        {"cancel": n}                              nobody waits for this call any more

@@ -2,7 +2,7 @@
 
 It runs in each of SGLang's model workers, where there is no strop: the digest is loaded from its file. What SGLang
 hands on as named tensors are empty ones, whose names are the JSON of what `shared_bucket` gives
-(strop.rollout.processes.bucket).
+(strop.rollout.weight_sync.bucket).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def load(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
 
 
 def _digest() -> Any:
-    path = Path(__file__).parents[3] / "engines" / "digests" / "tensors.py"
+    path = Path(__file__).parents[3] / "engines" / "checksum" / "tensors.py"
     spec = importlib.util.spec_from_file_location("strop_digest", path)
     assert spec is not None
     assert spec.loader is not None, "a Python file has a loader"

@@ -112,7 +112,7 @@ class SharedMemoryTransfer(WeightTransferEngine[Start, Bucket]):
 
 
 def _digest() -> Any:
-    path = Path(__file__).parents[3] / "engines" / "digests" / "tensors.py"
+    path = Path(__file__).parents[3] / "engines" / "checksum" / "tensors.py"
     spec = importlib.util.spec_from_file_location("strop_digest", path)
     assert spec is not None, "a Python file has a loader"
     assert spec.loader is not None, "a Python file has a loader"

@@ -21,8 +21,8 @@ from aiohttp import web
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from sglang.srt.server_args import SCHEMAS
-from strop.engines.carried.packed import check_packed
 from strop.engines.causal_lm import CausalLM
+from strop.engines.model_support.parity import check_packed
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling
 

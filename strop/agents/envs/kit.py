@@ -1,0 +1,43 @@
+"""The environments of a run, checked before anything is played."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from strop.agents.config import AgentConfig
+from strop.agents.envs.config import ENV_AGENT
+from strop.agents.envs.loading import choose_environment, find_environment
+from strop.agents.kits import Kit
+
+if TYPE_CHECKING:
+    from strop.agents.setup import AgentSetup
+
+
+class EnvironmentKit(Kit):
+    """Gives an episode nothing: env_agent makes the environment of its row itself."""
+
+    def __init__(self, setup: AgentSetup) -> None:
+        """Find the one that the settings name.
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        self._config = setup.config.environment
+        self.load(setup.config)
+
+    @classmethod
+    def load(cls, config: AgentConfig) -> None:
+        """Find the one that the settings name.
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        if name := config.environment.name:
+            find_environment(name)
+
+    def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:
+        """Refuse a row for an environment that there is not, or that it may not name."""
+        if agent == ENV_AGENT:
+            choice = choose_environment(row, name=self._config.name, kwargs=self._config.kwargs, where=where)
+            find_environment(choice.name, is_of_row=choice.is_of_row)

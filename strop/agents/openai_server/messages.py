@@ -1,0 +1,247 @@
+"""Chat messages as clients send them, as they are compared, and as the chat template takes them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strop.agents.openai_server.errors import wrong
+from strop.agents.tools.templates import ChatTemplate
+from strop.utils.sanitize import encodable_value, read_json
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_IMAGE_PARTS = ("image_url", "input_image")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call in a conversation."""
+
+    id: str
+    """As the client knows it."""
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message, whatever form the client gave it."""
+
+    role: str
+    content: str
+    calls: tuple[Call, ...] = ()
+    call_id: str = ""
+    """Of a tool's message: the call that it answers."""
+    parts: tuple[str | bytes, ...] = ()
+    """Texts and encoded images in order, where there are images."""
+
+    @property
+    def images(self) -> tuple[bytes, ...]:
+        """Encoded images, in order."""
+        return tuple(part for part in self.parts if isinstance(part, bytes))
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for messages that say the same: clients strip texts, write JSON anew and give calls other ids."""
+        calls = tuple((call.name, _canonical(call.arguments)) for call in self.calls)
+        return self.role, self.content.strip(), calls, *(hashlib.sha256(one).digest() for one in self.images)
+
+
+Trail = tuple[tuple[Any, ...], ...]
+"""Keys of a conversation."""
+
+
+def trail_of(messages: Sequence[Message]) -> Trail:
+    """The keys of these messages."""
+    return tuple(message.key for message in messages)
+
+
+def read_messages(value: Any, *, param: str = "messages") -> tuple[Message, ...]:
+    """The messages of a request.
+
+    Raises:
+        ApiError: something in them cannot be shown to the model.
+    """
+    value = encodable_value(value)
+    if not isinstance(value, list) or not value:
+        raise wrong(param, "must be a list of messages, each with a role and a content")
+    return tuple(_read_message(one, f"{param}[{number}]") for number, one in enumerate(value))
+
+
+def _read_message(value: Any, where: str) -> Message:
+    if not isinstance(value, Mapping) or value.get("role") not in _ROLES:
+        raise wrong(where, f"must be an object with a role of {', '.join(_ROLES)}")
+    role = _ROLES[str(value["role"])]
+    parts = _parts_of(value.get("content"), f"{where}.content", takes_images=role == "user")
+    content = "".join(part for part in parts if isinstance(part, str))
+    calls = value.get("tool_calls") or []
+    if not isinstance(calls, list) or (calls and role != "assistant"):
+        raise wrong(f"{where}.tool_calls", "must be a list, in a message of the assistant")
+    call_id = value.get("tool_call_id") or ""
+    if role == "tool" and not (isinstance(call_id, str) and call_id):
+        raise wrong(f"{where}.tool_call_id", "a tool's message names the call that it answers")
+    read = tuple(_read_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls))
+    has_images = any(isinstance(part, bytes) for part in parts)
+    return Message(role, content, read, call_id if role == "tool" else "", tuple(parts) if has_images else ())
+
+
+def text_of(content: Any, where: str) -> str:
+    """The text of a content, which may come in parts.
+
+    Raises:
+        ApiError: a part is no text.
+    """
+    return "".join(str(part) for part in _parts_of(content, where, takes_images=False))
+
+
+def _parts_of(content: Any, where: str, *, takes_images: bool) -> list[str | bytes]:
+    """Texts and images of a content; raises as `text_of`."""
+    if content is None:
+        return []
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list):
+        raise wrong(where, "must be a string or a list of parts")
+    parts: list[str | bytes] = []
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in _IMAGE_PARTS and takes_images:
+            parts.append(_image_of(part.get("image_url"), f"{where}[{number}]"))
+            continue
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
+        if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
+            taken = "text and images" if takes_images else "text"
+            raise wrong(f"{where}[{number}]", f"is a part of type {kind!r}; this server takes {taken} here")
+        parts.append(text)
+    return parts
+
+
+def _image_of(value: Any, where: str) -> bytes:
+    """The encoded image of a data: URL."""
+    url = value.get("url") if isinstance(value, Mapping) else value
+    head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
+    if not (head.startswith("data:") and head.endswith(";base64") and comma):
+        raise wrong(
+            where, "must have an image_url that begins with data:image/...;base64, (nothing is fetched)"
+        )
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError:
+        raise wrong(where, "has an image_url that is no base64") from None
+
+
+def _read_call(value: Any, where: str) -> Call:
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise wrong(where, 'must be {"id", "type": "function", "function": {"name", "arguments"}}')
+    arguments = function.get("arguments", "")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    return Call(str(value.get("id") or ""), function["name"], text)
+
+
+def read_tools(value: Any) -> list[dict[str, Any]]:
+    """Schemas of functions, in the form of chat completions; that of responses is read too.
+
+    Raises:
+        ApiError: a tool is none.
+    """
+    tools = []
+    for number, tool in enumerate(encodable_value(value) or []):
+        where = f"tools[{number}]"
+        if not isinstance(tool, Mapping) or tool.get("type") != "function":
+            raise wrong(where, 'must be {"type": "function", ...}; this server runs no tools of its own')
+        function = tool.get("function", {key: one for key, one in tool.items() if key != "type"})
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise wrong(where, "must have a function with a name")
+        kept = {key: one for key, one in function.items() if key != "strict" and one is not None}
+        tools.append({"type": "function", "function": kept})
+    return tools
+
+
+def as_template(
+    messages: Sequence[Message], template: ChatTemplate, written_ids: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The messages in the form of the chat template; texts in them make no control tokens.
+
+    Args:
+        messages: of a conversation, from its beginning or from a message on.
+        template: of the model.
+        written_ids: of calls, as the model wrote them, by the ids that the client knows.
+
+    Raises:
+        ApiError: a tool's message answers a call that there is not.
+    """
+    shaped: list[dict[str, Any]] = []
+    calls: dict[str, tuple[str, str]] = {}
+    results: list[tuple[str, str, str]] = []
+    for message in (*messages, None):
+        if message is not None and message.role == "tool":
+            if message.call_id not in calls:
+                raise wrong(
+                    "messages", f"a tool answers {message.call_id!r}, but no call before it has that id"
+                )
+            results.append((*calls[message.call_id], message.content))
+            continue
+        if results:
+            shaped += template.reply_messages(results)
+            results = []
+        if message is not None:
+            shaped.append(_shaped(message, template, written_ids, calls))
+    return shaped
+
+
+def _shaped(
+    message: Message,
+    template: ChatTemplate,
+    written_ids: Mapping[str, str],
+    known: dict[str, tuple[str, str]],
+) -> dict[str, Any]:
+    """A message that is no tool's; the ids and names of its calls, as the template writes them, become known."""
+    content: str | None = template.as_plain_text(message.content)
+    if message.parts:
+        return {"role": message.role, "content": [_part(part, template) for part in message.parts]}
+    if not message.calls:
+        return {"role": message.role, "content": content}
+    names = [template.as_plain_text(call.name) for call in message.calls]
+    ids = template.call_ids(names, [written_ids.get(call.id) for call in message.calls])
+    for call, written, name in zip(message.calls, ids, names, strict=True):
+        known[call.id] = (written, name)
+    functions = [
+        {
+            "id": written,
+            "type": "function",
+            "function": template.as_plain_message({"name": name, "arguments": _object(call.arguments)}),
+        }
+        for call, written, name in zip(message.calls, ids, names, strict=True)
+    ]
+    return {"role": message.role, "content": content or template.profile.no_content, "tool_calls": functions}
+
+
+def _part(part: str | bytes, template: ChatTemplate) -> dict[str, str]:
+    """A part in the form of the template; pixels are put in its place later."""
+    return (
+        {"type": "text", "text": template.as_plain_text(part)} if isinstance(part, str) else {"type": "image"}
+    )
+
+
+def _object(text: str) -> Any:
+    """The object that templates expect as arguments."""
+    try:
+        value = read_json(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _canonical(text: str) -> str:
+    """JSON written in one way; other text as it is."""
+    try:
+        return json.dumps(read_json(text), sort_keys=True)
+    except ValueError:
+        return text

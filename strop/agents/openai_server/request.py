@@ -1,0 +1,235 @@
+"""Requests as they are read: what is asked, with which options; what is not served is refused by its name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from strop.agents.openai_server.errors import unsupported, wrong
+from strop.agents.openai_server.messages import Message, read_messages, read_tools
+from strop.utils.sanitize import encodable_value, real
+
+MAX_CHOICES = 128
+MAX_PROMPTS = 1024
+"""Of one call of /v1/completions; with several choices of each prompt, the most answers."""
+_MAX_STOPS = 16
+_MAX_STOP_TOKENS = 256
+
+# Parameters that change nothing of the answer.
+_PASSED_OVER = frozenset({
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
+    "prompt_cache_retention", "include", "stream_options",
+})  # fmt: skip
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},), "modalities": (["text"],),
+    "response_format": ({"type": "text"},), "parallel_tool_calls": (True,), "top_logprobs": (0,), "best_of": (1,),
+    "echo": (False,), "suffix": ("",), "background": (False,), "truncation": ("disabled", "auto"),
+    "text": ({}, {"format": {"type": "text"}}), "functions": ([],),
+}  # fmt: skip
+"""Parameters that are served with these values alone, and why others are not."""
+_WHY = {
+    "top_logprobs": "engines report the log-prob of the sampled token alone",
+    "response_format": "answers are sampled freely, as they are trained",
+    "text": "answers are sampled freely, as they are trained",
+    "parallel_tool_calls": "the model decides how many calls it writes",
+}
+_SAMPLING = frozenset(
+    {"model", "temperature", "top_p", "top_k", "seed", "stream", "return_token_ids", "stop_token_ids"}
+)
+_CHAT = _SAMPLING | {
+    "messages", "max_tokens", "max_completion_tokens", "n", "stop", "logprobs", "tools", "tool_choice",
+}  # fmt: skip
+_COMPLETION = _SAMPLING | {"prompt", "max_tokens", "n", "stop", "logprobs"}
+_RESPONSE = _SAMPLING | {
+    "input", "instructions", "max_output_tokens", "previous_response_id", "tools", "tool_choice",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How a call samples; None: as the server does."""
+
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    """Texts before which an answer ends."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end an answer, beside those of the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One call."""
+
+    options: Options
+    messages: tuple[Message, ...] = ()
+    """Of a chat."""
+    tools: tuple[dict[str, Any], ...] = ()
+    reads_calls: bool = False
+    """Calls in the answer are told to the client."""
+    prompts: tuple[str | tuple[int, ...], ...] = ()
+    """Of a completion, each text or token ids; the answers to one are those that it gets alone."""
+    is_chat: bool = True
+    stream: bool = False
+    counts_usage: bool = False
+    """A stream ends with the numbers of tokens."""
+    logprobs: bool = False
+    return_token_ids: bool = False
+
+
+def read_chat(body: Any) -> Ask:
+    """A request of /v1/chat/completions.
+
+    Raises:
+        ApiError: 400, which parameter cannot be served, and why.
+    """
+    given = _given(body, _CHAT)
+    limit = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+    return dataclasses.replace(
+        _asked(given, limit),
+        messages=read_messages(given.get("messages")),
+        logprobs=_flag(given, "logprobs"),
+        **_tools(given),
+    )
+
+
+def read_completion(body: Any) -> Ask:
+    """A request of /v1/completions; raises as `read_chat`."""
+    given = _given(body, _COMPLETION)
+    prompts, logprobs = read_prompts(given.get("prompt")), given.get("logprobs")
+    if logprobs is not None and (type(logprobs) is not int or logprobs != 0):
+        raise unsupported("logprobs", f"{_WHY['top_logprobs']}; use 0")
+    asked = _asked(given, "max_tokens")
+    if asked.options.n * len(prompts) > MAX_PROMPTS:
+        raise wrong(
+            "n", f"is {asked.options.n} for {len(prompts)} prompts; use at most {MAX_PROMPTS} answers"
+        )
+    return dataclasses.replace(asked, prompts=prompts, is_chat=False, logprobs=logprobs is not None)
+
+
+def read_prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
+    """The prompts of a completion: a text or a list of token ids, or a list of these.
+
+    Raises:
+        ApiError: 400, it is neither.
+    """
+    given = encodable_value(given)
+    is_one = isinstance(given, str) or (isinstance(given, list) and given and type(given[0]) is int)
+    several = [given] if is_one else given
+    if not isinstance(several, list) or not 1 <= len(several) <= MAX_PROMPTS:
+        raise wrong("prompt", f"must be a text, a list of token ids, or up to {MAX_PROMPTS} of either")
+    for one in several:
+        is_ids = isinstance(one, list) and all(type(token) is int and token >= 0 for token in one)
+        if not one or not (isinstance(one, str) or is_ids):
+            raise wrong("prompt", "has an entry that is neither a text nor a list of token ids, or is empty")
+    return tuple(one if isinstance(one, str) else tuple(one) for one in several)
+
+
+def read_response(body: Any, messages: tuple[Message, ...]) -> Ask:
+    """A request of /v1/responses, whose messages were read; raises as `read_chat`."""
+    given = _given(body, _RESPONSE)
+    include = body.get("include") or []
+    return dataclasses.replace(
+        _asked(given, "max_output_tokens"),
+        messages=messages,
+        logprobs="message.output_text.logprobs" in include,
+        **_tools(given),
+    )
+
+
+def _given(body: Any, known: frozenset[str]) -> dict[str, Any]:
+    """The parameters that say something; raises where one is not served."""
+    if not isinstance(body, Mapping):
+        raise wrong("body", "must be a JSON object")
+    given = {str(name): value for name, value in body.items() if value is not None}
+    for name, value in given.items():
+        if name in known or name in _PASSED_OVER:
+            continue
+        if name not in _NEUTRAL:
+            raise unsupported(name, f"this server knows {', '.join(sorted(known))}")
+        if value not in _NEUTRAL[name]:
+            served = " or ".join(repr(one) for one in _NEUTRAL[name])
+            raise unsupported(name, _WHY.get(name, f"{str(value)[:60]!r} is not served, {served} is"))
+    return given
+
+
+def _asked(given: Mapping[str, Any], limit: str) -> Ask:
+    """What all kinds of calls have."""
+    stream_options = given.get("stream_options")
+    options = Options(
+        n=_whole(given, "n", 1, MAX_CHOICES) or 1,
+        temperature=_number(given, "temperature", 0, 2),
+        top_p=_number(given, "top_p", 0, 1, above=True),
+        top_k=_whole(given, "top_k", 0),
+        max_tokens=_whole(given, limit, 1),
+        seed=_whole(given, "seed", None),
+        stop=_stops(given.get("stop")),
+        stop_token_ids=_stop_tokens(given.get("stop_token_ids")),
+    )
+    return Ask(
+        options=options,
+        stream=_flag(given, "stream"),
+        counts_usage=isinstance(stream_options, Mapping) and bool(stream_options.get("include_usage")),
+        return_token_ids=_flag(given, "return_token_ids"),
+    )
+
+
+def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of an Ask about tools."""
+    tools = tuple(read_tools(given.get("tools")))
+    choice = given.get("tool_choice", "auto" if tools else "none")
+    if choice not in ("auto", "none"):
+        raise unsupported("tool_choice", f"{str(choice)[:60]!r} needs constrained sampling; use auto or none")
+    return {"tools": tools, "reads_calls": bool(tools) and choice == "auto"}
+
+
+def _flag(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    if not isinstance(value, bool):
+        raise wrong(name, f"is {str(value)[:60]!r}; use true or false")
+    return value
+
+
+def _whole(given: Mapping[str, Any], name: str, least: int | None, most: int | None = None) -> int | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if type(value) is not int or (least is not None and value < least) or (most is not None and value > most):
+        bounds = "" if least is None else f" from {least}" + ("" if most is None else f" to {most}")
+        raise wrong(name, f"is {str(value)[:60]!r}; use a whole number{bounds}")
+    return value
+
+
+def _number(
+    given: Mapping[str, Any], name: str, least: float, most: float, *, above: bool = False
+) -> float | None:
+    if given.get(name) is None:
+        return None
+    value = None if isinstance(given[name], bool | str) else real(given[name])
+    if value is None or not least <= value <= most or (above and value == least):
+        raise wrong(name, f"is {str(given[name])[:60]!r}; use a number from {least:g} to {most:g}")
+    return value
+
+
+def _stop_tokens(value: Any) -> tuple[int, ...]:
+    ids = [] if value is None else value
+    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
+        raise wrong("stop_token_ids", "must be a list of token ids")
+    if len(ids) > _MAX_STOP_TOKENS:
+        raise wrong("stop_token_ids", f"has {len(ids)} tokens; use at most {_MAX_STOP_TOKENS}")
+    return tuple(ids)
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else ([] if value is None else value)
+    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
+        raise wrong("stop", "must be a text, or a list of texts, none of them empty")
+    if len(texts) > _MAX_STOPS:
+        raise wrong("stop", f"has {len(texts)} texts; use at most {_MAX_STOPS}")
+    return tuple(texts)

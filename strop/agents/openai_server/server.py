@@ -1,0 +1,300 @@
+"""The HTTP server: addresses, the token, limits; which session a call belongs to.
+
+A session is named by the address (`/s/NAME/v1/...`), by a suffix of the key (`TOKEN:NAME`), or by the header
+X-Strop-Session, so that a client that knows nothing of sessions has one.
+
+Concurrency: one asyncio loop, that of the engine or of the episodes. A client that goes away cancels its handler, and
+with it what it has asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Protocol
+
+from aiohttp import web
+
+from strop.agents.openai_server.chat import Form
+from strop.agents.openai_server.completion import answer
+from strop.agents.openai_server.errors import ApiError, wrong
+from strop.agents.openai_server.request import Ask, read_chat, read_completion
+from strop.agents.openai_server.responses import ResponseForm, read_conversation
+from strop.agents.openai_server.scoring import read_scoring, scoring_body
+from strop.agents.openai_server.session import Session
+from strop.agents.openai_server.token_source import Sampler
+from strop.utils.sanitize import read_json, usable
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 16 << 20
+MAX_CALLS = 4096
+"""Calls that are served at the same time; the client of one more is told to come again (429)."""
+_SESSION_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+DEFAULT_SESSION = "default"
+_CLOSE_S = 5.0
+
+AnyForm = Form | ResponseForm
+
+
+class Sessions(Protocol):
+    """Which sessions there are."""
+
+    def find(self, name: str) -> tuple[Session, Sampler]:
+        """The session of a name and what samples for it; raises an ApiError where there is none."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Forget a session."""
+        ...
+
+
+class Gateway:
+    """Answers calls of the sessions that there are."""
+
+    def __init__(self, sessions: Sessions, *, token: str | None = None) -> None:
+        """Args:
+        sessions: which ones there are.
+        token: that clients give as their key; None makes one.
+        """
+        self.token = token or secrets.token_urlsafe(24)
+        self._sessions = sessions
+        self._num_calls = 0
+
+    @asynccontextmanager
+    async def serving(self, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+        """Serve while this lasts; gives the address without a path, such as http://127.0.0.1:8000.
+
+        Raises:
+            OSError: the port cannot be had.
+        """
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guarded])
+        for prefix in ("", "/s/{session}"):
+            app.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
+            app.router.add_post(f"{prefix}/v1/completions", self._completion)
+            app.router.add_post(f"{prefix}/v1/responses", self._response)
+            app.router.add_get(f"{prefix}/v1/models", self._models)
+            app.router.add_get(f"{prefix}/v1/models/{{name:.+}}", self._model)
+            app.router.add_post(f"{prefix}/reward", self._reward)
+            app.router.add_get(f"{prefix}/trajectories", self._trajectories)
+        app.router.add_delete("/s/{session}", self._delete)
+        runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, handle_signals=False
+        )
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, host, port)
+            await site.start()
+            bound = runner.addresses[0]
+            shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
+            yield f"http://{shown}:{bound[1]}"
+        finally:
+            await runner.cleanup()
+
+    # ------------------------------------------------------------------ every request
+
+    @web.middleware
+    async def _guarded(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """The token, the number of calls, and errors in OpenAI's form."""
+        try:
+            self._check_token(request)
+            if self._num_calls >= MAX_CALLS:
+                raise ApiError(429, f"{MAX_CALLS} calls are being served; send it again later")
+            self._num_calls += 1
+            try:
+                return await handler(request)
+            finally:
+                self._num_calls -= 1
+        except ApiError as error:
+            return _refusal(error)
+        except web.HTTPRequestEntityTooLarge:
+            return _refusal(ApiError(413, f"the request has more than {MAX_BODY_BYTES} bytes; send less"))
+        except web.HTTPException as refused:
+            return _refusal(ApiError(refused.status, f"{request.method} {request.path}: {refused.reason}"))
+        except Exception:
+            logger.exception("%s %s failed", request.method, request.path)
+            return _refusal(ApiError(500, "the server failed; its log says where"))
+
+    def _check_token(self, request: web.Request) -> None:
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        token, _, _ = key.strip().partition(":")
+        if kind.lower() != "bearer" or not hmac.compare_digest(token.encode(), self.token.encode()):
+            raise ApiError(
+                401,
+                "the key is not the one that this server printed; give it as api_key",
+                code="invalid_api_key",
+            )
+
+    def _session_name(self, request: web.Request) -> str:
+        """The session that a request names, in whatever way."""
+        key = request.headers["Authorization"].partition(" ")[2].strip()
+        places = [
+            request.match_info.get("session"),
+            key.partition(":")[2],
+            request.headers.get("X-Strop-Session"),
+        ]
+        names = {name for name in places if name}
+        if len(names) > 1:
+            raise wrong(
+                "session", f"is {' and '.join(sorted(names))} in the address, the key or the header; use one"
+            )
+        name = names.pop() if names else DEFAULT_SESSION
+        if not _SESSION_NAME.fullmatch(name):
+            raise wrong(
+                "session", f"is {name[:140]!r}; use up to 128 letters, digits, dots, dashes and underscores"
+            )
+        return name
+
+    async def _body(self, request: web.Request) -> Any:
+        try:
+            return read_json(await request.read())
+        except ValueError as error:
+            raise ApiError(400, f"the body is no JSON: {error}", param="body") from None
+
+    # ------------------------------------------------------------------ calls
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        session, sampler = self._sessions.find(self._session_name(request))
+        ask = read_chat(await self._body(request))
+        return await self._answered(request, ask, session, sampler, Form(ask, session.model))
+
+    async def _completion(self, request: web.Request) -> web.StreamResponse:
+        session, sampler = self._sessions.find(self._session_name(request))
+        body = await self._body(request)
+        scoring = read_scoring(body)
+        if scoring is not None:
+            encode = session.model.template.encode
+            asked = [encode(one) if isinstance(one, str) else one for one in scoring.prompts]
+            return web.json_response(scoring_body(scoring, asked, sampler.score(asked), session.model))
+        ask = read_completion(body)
+        return await self._answered(request, ask, session, sampler, Form(ask, session.model))
+
+    async def _response(self, request: web.Request) -> web.StreamResponse:
+        session, sampler = self._sessions.find(self._session_name(request))
+        body = await self._body(request)
+        ask, before = read_conversation(body, session)
+        form = ResponseForm(body, ask, before, session)
+        return await self._answered(request, ask, session, sampler, form)
+
+    async def _answered(
+        self, request: web.Request, ask: Ask, session: Session, sampler: Sampler, form: AnyForm
+    ) -> web.StreamResponse:
+        if not ask.stream:
+            return web.json_response(form.whole(await answer(ask, session, sampler)))
+        return await self._streamed(request, ask, session, sampler, form)
+
+    async def _streamed(
+        self, request: web.Request, ask: Ask, session: Session, sampler: Sampler, form: AnyForm
+    ) -> web.StreamResponse:
+        """The same as server-sent events. An error before the first one is an ordinary answer."""
+        pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
+        work = asyncio.create_task(
+            answer(ask, session, sampler, lambda index, text: pieces.put_nowait((index, text)))
+        )
+        work.add_done_callback(lambda _: pieces.put_nowait(None))
+        stream = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
+        try:
+            piece = await pieces.get()
+            if piece is None:
+                await work  # raises what can still be told with a status
+            await stream.prepare(request)
+            for event in form.begin():
+                await _send(stream, event)
+            while piece is not None:
+                for event in form.piece(*piece):
+                    await _send(stream, event)
+                piece = await pieces.get()
+            try:
+                for event in form.end(await work):
+                    await _send(stream, event)
+                if isinstance(form, Form):
+                    await stream.write(b"data: [DONE]\n\n")
+            except ApiError as error:  # the status is sent
+                await _send(stream, error.body() | {"type": "error", "message": error.message})
+            await stream.write_eof()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        return stream
+
+    async def _models(self, request: web.Request) -> web.Response:
+        session, _ = self._sessions.find(self._session_name(request))
+        return web.json_response({"object": "list", "data": [_model_card(session)]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        session, _ = self._sessions.find(self._session_name(request))
+        name = request.match_info["name"]
+        if name != session.model.name:
+            raise ApiError(
+                404, f"there is no model {name!r}; there is {session.model.name!r}", code="model_not_found"
+            )
+        return web.json_response(_model_card(session))
+
+    # ------------------------------------------------------------------ sessions
+
+    async def _reward(self, request: web.Request) -> web.Response:
+        session, _ = self._sessions.find(self._session_name(request))
+        set_reward(session, await self._body(request))
+        return web.json_response({"reward": session.reward})
+
+    async def _trajectories(self, request: web.Request) -> web.Response:
+        name = self._session_name(request)
+        session, _ = self._sessions.find(name)
+        made = [
+            {
+                "prompt_ids": list(one.prompt_ids),
+                "response_ids": list(one.response_ids),
+                "sampled": list(one.sampled),
+                "log_probs": list(one.log_probs),
+                "versions": list(one.versions),
+                "stop_reason": one.stop_reason,
+            }
+            for one in session.sequences()
+        ]
+        body = {"session": name, "trajectories": made, "reward": session.reward, "calls": session.num_calls}
+        return web.json_response(body | {"forgotten": session.num_forgotten})
+
+    async def _delete(self, request: web.Request) -> web.Response:
+        name = self._session_name(request)
+        self._sessions.find(name)
+        self._sessions.remove(name)
+        return web.json_response({"session": name, "deleted": True})
+
+
+def set_reward(session: Session, given: Any) -> None:
+    """Give a session its reward: a number, or {"reward": number, "parts": {...}}.
+
+    Raises:
+        ApiError: it is none.
+    """
+    parts = given.get("parts", {}) if isinstance(given, Mapping) else {}
+    value = given.get("reward") if isinstance(given, Mapping) else given
+    reward = None if value is None or isinstance(value, str) else usable(value)
+    if reward is None or not isinstance(parts, Mapping):
+        raise wrong(
+            "reward", f'is {str(given)[:80]!r}; give a number, or {{"reward": number, "parts": {{...}}}}'
+        )
+    session.reward, session.reward_parts = reward, {str(name): value for name, value in parts.items()}
+
+
+def _model_card(session: Session) -> dict[str, Any]:
+    return {"id": session.model.name, "object": "model", "created": 0, "owned_by": "strop"}
+
+
+def _refusal(error: ApiError) -> web.Response:
+    return web.json_response(error.body(), status=error.status)
+
+
+async def _send(stream: web.StreamResponse, event: Mapping[str, Any]) -> None:
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    await stream.write(f"{name}data: {json.dumps(event)}\n\n".encode())

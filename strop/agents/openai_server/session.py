@@ -1,0 +1,378 @@
+"""The calls of one session as training sequences, token by token as they were sampled.
+
+A prompt is made of what the session has: an answer that comes back in a later request stands there with the very tokens
+that were sampled, whatever form the client gave it, and only what is new is encoded. A prompt that extends a sequence
+grows it; any other begins a new one: the first call, a context that was rewritten, a second answer to the same prompt.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strop.agents.openai_server.errors import ApiError, wrong
+from strop.agents.openai_server.messages import Message, Trail, as_template, trail_of
+from strop.agents.tools.conversation import CONTINUED
+from strop.agents.tools.formats import ToolParser, parser_for_template
+from strop.agents.tools.images import ImageEncoder
+from strop.agents.tools.parsed_output import AnswerParser
+from strop.agents.tools.templates import ChatTemplate, Reply
+from strop.protocol.trajectory import Media, MediaTokens, Trajectory, media_of
+from strop.rollout.types import TokenOutput
+from strop.utils.chat_template import TemplateRefused
+from strop.utils.chat_template.answers import answer_text
+
+logger = logging.getLogger(__name__)
+
+Tools = Sequence[Mapping[str, Any]]
+MAX_RESPONSES = 1000
+MAX_IMAGES = 256
+"""Read images that a session remembers beside those of the call."""
+
+
+class ChatModel:
+    """What the gateway knows of a model: its name, its tokens, its chat template."""
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,
+        template: ChatTemplate,
+        stop_token_ids: Sequence[int],
+        images: ImageEncoder | None = None,
+        tool_format: str = "auto",
+    ) -> None:
+        """Args:
+        name: that clients see.
+        tokenizer, template, stop_token_ids: of the model.
+        images: puts images into token ids; None where the model takes text alone.
+        tool_format: how the model writes tool calls, agent.tool_format; auto: as the chat template writes them.
+
+        Raises:
+            ValueError: there is no such format.
+        """
+        self.name, self.tokenizer, self.template = name, tokenizer, template
+        self.stop_token_ids = tuple(stop_token_ids)
+        self.images = images
+        self._parser: AnswerParser | None = None
+        self._shows_tools: bool | None = None
+        if tool_format != "auto":
+            self._parser = ToolParser.get_tool_parser(tool_format, tokenizer)
+
+    def parser(self) -> AnswerParser:
+        """Reads tool calls, in the format of the settings or as the chat template writes them.
+
+        Raises:
+            ApiError: the settings name no format, and the template writes no calls, or in a form that is not known.
+        """
+        if self._parser is None:
+            try:
+                self._parser = parser_for_template(self.template.profile.call_example, self.tokenizer)
+            except ValueError as error:
+                raise ApiError(400, f"tools: {error}", param="tools", code="unsupported_parameter") from error
+        if self._shows_tools is None:
+            self._shows_tools = self.template.profile.shows_tools
+            if not self._shows_tools:
+                logger.warning(
+                    "the chat template does not show tool schemas to the model; describe the tools in the system "
+                    "message"
+                )
+        return self._parser
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """The tokens as the text of an answer."""
+        return answer_text(self.tokenizer, token_ids)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the model said in one choice of one call."""
+
+    asked: Trail
+    """The conversation before it."""
+    message: Message
+    """As the client was told it."""
+    token_ids: tuple[int, ...]
+    has_thinking: bool
+
+
+class Session:
+    """Records calls; `sequences` gives what was recorded."""
+
+    def __init__(
+        self, model: ChatModel, *, uid: str, sample_index: int = 0, max_tokens: int | None = None
+    ) -> None:
+        """Args:
+        model: that is called.
+        uid, sample_index: of the trajectories.
+        max_tokens: so many are kept; the oldest sequences are forgotten beyond that. None: all are.
+        """
+        self.model = model
+        self.reward: float | None = None
+        """As the agent told it."""
+        self.reward_parts: dict[str, Any] = {}
+        self.responses: dict[str, tuple[Message, ...]] = {}
+        """Of /v1/responses: the conversation up to each of the last MAX_RESPONSES responses, by its id."""
+        self.num_calls = self.num_forgotten = 0
+        self._uid, self._sample_index, self._max_tokens = uid, sample_index, max_tokens
+        self._sequences: list[Trajectory] = []
+        self._logs: list[list[dict[str, Any]]] = []
+        self._texts: list[str] = []
+        self._answers: dict[tuple[Any, ...], list[Answer]] = {}
+        self._remembered: deque[Answer] = deque()
+        self._by_call: dict[str, Answer] = {}
+        self._written_ids: dict[str, str] = {}
+        self._replies: dict[tuple[Any, ...], Reply] = {}
+        self._ended_at_length = False
+        self._media: dict[bytes, Media] = {}
+
+    # ------------------------------------------------------------------ prompts
+
+    def chat_ids(self, messages: Sequence[Message], tools: Tools) -> tuple[int, ...]:
+        """Tokens of a conversation up to the header of the next answer, sampled answers with their own tokens.
+
+        Raises:
+            ApiError: the chat template refuses it.
+        """
+        if self.model.images is None and any(message.images for message in messages):
+            raise wrong("messages", "have images, and the model takes text alone")
+        found = [
+            (number, answer)
+            for number, message in enumerate(messages)
+            if message.role == "assistant" and (answer := self._find(message, messages[:number])) is not None
+        ]
+        try:
+            return self._with_images(self._joined(messages, found, tools), messages)
+        except TemplateRefused as error:
+            raise ApiError(400, f"messages: {error}", param="messages", code="invalid_value") from error
+
+    def _with_images(self, token_ids: tuple[int, ...], messages: Sequence[Message]) -> tuple[int, ...]:
+        """The ids with those of the images in their places; they were never among the sampled ones."""
+        images = [image for message in messages for image in message.images]
+        encoder = self.model.images
+        if not images or encoder is None:
+            return token_ids
+        try:
+            for image in images:
+                if image not in self._media:
+                    if len(self._media) >= MAX_IMAGES:
+                        self._media = {one: self._media[one] for one in images if one in self._media}
+                    self._media[image] = encoder.read(image)
+            return encoder.expand(token_ids, [self._media[image] for image in images])
+        except ValueError as error:
+            raise wrong("messages", str(error)) from error
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Tokens of a prompt that is text; what the session has of its beginning keeps its tokens."""
+        before = max(
+            (number for number, known in enumerate(self._texts) if known and text.startswith(known)),
+            key=lambda number: len(self._texts[number]),
+            default=None,
+        )
+        encode = self.model.template.encode
+        if before is None:
+            return tuple(encode(text))
+        return (*self._sequences[before].token_ids, *encode(text[len(self._texts[before]) :]))
+
+    def _find(self, message: Message, before: Sequence[Message]) -> Answer | None:
+        """The answer that a message of the assistant repeats."""
+        for call in message.calls:
+            answer = self._by_call.get(call.id)
+            if answer is not None and answer.message.key == message.key:
+                return answer
+        same = self._answers.get(message.key, [])
+        asked = trail_of(before) if len(same) > 1 else ()
+        return next((one for one in reversed(same) if one.asked == asked), same[-1] if same else None)
+
+    def _joined(
+        self, messages: Sequence[Message], found: Sequence[tuple[int, Answer]], tools: Tools
+    ) -> tuple[int, ...]:
+        """Rendered up to the first answer that the template still shows as it was sampled; then answers as they were
+        sampled and replies as the template writes them after an answer."""
+        template = self.model.template
+        ends = [*(number for number, _ in found[1:]), len(messages)][: len(found)]
+        pieces: list[tuple[int, ...]] = []
+        start, thought = (found[0][0] if found else len(messages)), False
+        for (number, answer), end in zip(found, ends, strict=True):
+            thought = thought or answer.has_thinking
+            piece = self._piece(messages[number:end], answer, tools, messages[0].role == "system", thought)
+            pieces.append(piece)
+            if not piece:
+                pieces, start, thought = [], end, False
+        head = as_template(messages[:start], template, self._written_ids)
+        return template.prompt_ids(head, tools) + tuple(token for piece in pieces for token in piece)
+
+    def _piece(
+        self, messages: Sequence[Message], answer: Answer, tools: Tools, has_system: bool, thought: bool
+    ) -> tuple[int, ...]:
+        """An answer and what follows it; empty where the template writes what stands before otherwise by then."""
+        template, profile = self.model.template, self.model.template.profile
+        replies = as_template(messages, template, self._written_ids)[1:]
+        roles = {str(one["role"]) for one in replies}
+        rewrites = profile.rewrites_after_system_at if has_system else profile.rewrites_at
+        forgets = profile.forgets_thinking_at if thought else frozenset()
+        if not replies or replies[0]["role"] == "assistant" or roles & (rewrites | forgets):
+            return ()
+        known = (answer.token_ids[-1], *messages, json.dumps(tools, sort_keys=True))
+        if known not in self._replies:  # each call has those of all earlier turns
+            self._replies[known] = template.reply(
+                replies,
+                call_names=[template.as_plain_text(call.name) for call in answer.message.calls],
+                tools=tools,
+                last_id=answer.token_ids[-1],
+                stop_ids=self._stop_ids(tools),
+            )
+        reply = self._replies[known]
+        return () if reply.ends_otherwise else (*answer.token_ids, *reply.token_ids)
+
+    def _stop_ids(self, tools: Tools) -> frozenset[int]:
+        extra = self.model.parser().stop_token_ids if tools else ()
+        return frozenset([*self.model.stop_token_ids, *extra])
+
+    # ------------------------------------------------------------------ records
+
+    def keep_response(self, identity: str, conversation: tuple[Message, ...]) -> None:
+        """The conversation that a later request of /v1/responses may go on with."""
+        self.responses[identity] = conversation
+        while len(self.responses) > MAX_RESPONSES:
+            self.responses.pop(next(iter(self.responses)))
+
+    def record(
+        self,
+        prompt_ids: Sequence[int],
+        output: TokenOutput,
+        *,
+        message: Message,
+        asked: Sequence[Message] = (),
+        written_ids: Sequence[str | None] = (),
+        has_thinking: bool = False,
+        text: str = "",
+    ) -> None:
+        """What was sampled, exactly.
+
+        Args:
+            prompt_ids: what it continues.
+            output: tokens, log-probs and versions.
+            message: as the client is told it.
+            asked: the conversation before it.
+            written_ids: of its calls, where the model wrote ids.
+            has_thinking: it thought before it answered.
+            text: of a completion: prompt and answer.
+        """
+        self._ended_at_length = output.stop_reason == "length"
+        if not output.token_ids:
+            return
+        prompt, media = tuple(prompt_ids), media_of(prompt_ids)
+        place, length = None, 0
+        for number, known in enumerate(self._sequences):
+            ids = known.token_ids
+            is_begun = len(ids) > length and prompt[: len(ids)] == ids
+            if is_begun and known.media == media[: len(known.media)]:
+                place, length = number, len(ids)
+        if place is None:
+            place = len(self._sequences)
+            empty = Trajectory(
+                uid=self._uid,
+                sample_index=self._sample_index,
+                prompt_ids=prompt,
+                media=media,
+                prompt_messages=tuple({"role": one.role, "content": one.content} for one in asked),
+            )
+            self._sequences.append(empty)
+            self._logs.append([])
+            self._texts.append("")
+            length = len(prompt)
+        added = [dataclasses.replace(one, start=one.start - length) for one in media if one.start >= length]
+        grown = self._sequences[place].with_given(MediaTokens(prompt[length:], added))
+        start = len(grown.response_ids)
+        self._sequences[place] = grown.with_sampled(output.token_ids, output.log_probs, output.versions)
+        self._texts[place] = text
+        self._note(place, message, asked, start=start)
+        if not text:
+            self._remember(message, asked, output, written_ids, has_thinking)
+        self._forget()
+
+    def _remember(
+        self,
+        message: Message,
+        asked: Sequence[Message],
+        output: TokenOutput,
+        written_ids: Sequence[str | None],
+        has_thinking: bool,
+    ) -> None:
+        answer = Answer(
+            asked=trail_of(asked), message=message, token_ids=output.token_ids, has_thinking=has_thinking
+        )
+        self._answers.setdefault(message.key, []).append(answer)
+        self._remembered.append(answer)
+        for call, written in zip(message.calls, written_ids, strict=True):
+            self._by_call[call.id] = answer
+            if written:
+                self._written_ids[call.id] = written
+
+    def _note(self, place: int, message: Message, asked: Sequence[Message], *, start: int) -> None:
+        """For people: who said what, and which response tokens it is."""
+        log, response = self._logs[place], self._sequences[place].response_ids
+        before = log[-1]["tokens"][1] if log else 0
+        replies = [one for one in asked[_last_answer(asked) + 1 :] if log]
+        for reply in replies:
+            log.append({"role": reply.role, "content": reply.content, "tokens": [before, start]})
+        said: dict[str, Any] = {"role": "assistant", "content": message.content}
+        if message.calls:
+            said["tool_calls"] = [{"name": one.name, "arguments": one.arguments} for one in message.calls]
+        log.append({**said, "tokens": [start, len(response)]})
+
+    def _forget(self) -> None:
+        """Make room where there is a limit: for sequences, and for answers that may come back."""
+        if self._max_tokens is None:
+            return
+        while len(self._sequences) > 1 and _size(self._sequences) > self._max_tokens:
+            for kept in (self._sequences, self._logs, self._texts):
+                kept.pop(0)
+            self.num_forgotten += 1
+        while len(self._remembered) > 1 and _size(self._remembered) > self._max_tokens:
+            oldest = self._remembered.popleft()
+            self._answers[oldest.message.key].remove(oldest)
+            for call in oldest.message.calls:
+                self._by_call.pop(call.id, None)
+                self._written_ids.pop(call.id, None)
+            self._replies.clear()
+
+    @property
+    def num_sequences(self) -> int:
+        """So far."""
+        return len(self._sequences)
+
+    def sequences(self) -> tuple[Trajectory, ...]:
+        """The training sequences in the order in which they began; the last one holds what is known of the session."""
+        if not self._sequences:
+            return ()
+        log = [
+            {**entry, "sequence": number} for number, entries in enumerate(self._logs) for entry in entries
+        ]
+        *earlier, last = self._sequences
+        last = dataclasses.replace(
+            last,
+            messages=tuple(log),
+            num_turns=len(log) + 1,
+            reward_score=self.reward,
+            extra={"reward_parts": self.reward_parts} if self.reward_parts else {},
+            numbers={"model_calls": float(self.num_calls)},
+        )
+        reason = "length" if self._ended_at_length else "stop"
+        return (*(one.finish(CONTINUED) for one in earlier), last.finish(reason))
+
+
+def _last_answer(messages: Sequence[Message]) -> int:
+    """Where the last message of the assistant stands; -1 for none."""
+    return max((number for number, one in enumerate(messages) if one.role == "assistant"), default=-1)
+
+
+def _size(kept: Iterable[Trajectory | Answer]) -> int:
+    """Tokens in all of them."""
+    return sum(len(one.token_ids) for one in kept)

@@ -1,0 +1,196 @@
+"""Agents of OpenRLHF: a class with `reset(states)` and `step(states)`, played as its MultiTurnAgentExecutor does.
+
+The text of what the class answers goes behind the model's answer as it is, chat markers included, and is not trained;
+the reward of the episode is the sum of the rewards of its steps. One file of `agent.files` defines the class, by the
+names that it has there: AgentInstance, below AgentInstanceBase, and AgentExecutor, below MultiTurnAgentExecutor.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from strop.agents.context import AgentContext, Generate
+from strop.agents.verl_loops.output import AgentLoopOutput, sequence_of
+from strop.agents.verl_loops.server import ServerManager
+from strop.protocol.trajectory import Prompt, Trajectory
+from strop.utils.registry import required_parameters
+
+NAME = "openrlhf_agent"
+"""Of the agent, for agent.default_agent or a row."""
+_EXECUTORS: list[type[AgentExecutorBase]] = []
+"""Those that files of `agent.files` defined, in order."""
+
+
+class AgentInstanceBase(ABC):
+    """What answers the model in one episode; a new object for each, made without arguments."""
+
+    async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Begin.
+
+        Args:
+            states: observation, the prompt through the chat template as text; label, of the row.
+            kwargs: none.
+
+        Returns:
+            observation, the text that the model continues.
+        """
+        return states
+
+    @abstractmethod
+    async def step(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        """Answer the model.
+
+        Args:
+            states: observation_text, all text before the answer; action_text, the answer with its end of turn; label;
+                sampling_params.
+            kwargs: none.
+
+        Returns:
+            rewards, a number; environment_feedback, the text that follows; done; and if wanted scores, extra_logs
+            (numbers by name), and sampling_params whose max_tokens or stop_token_ids hold from there on.
+        """
+
+
+class AgentExecutorBase:
+    """Says which class answers: `super().__init__(AgentInstance)` in the constructor of a subclass."""
+
+    def __init__(self, agent_instance_cls: type, *args: Any, **kwargs: Any) -> None:
+        self.agent_instance_cls = agent_instance_cls
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "execute" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__} has an `execute` of its own, which strop does not call, since it records every token "
+                f"itself: write the episode as an agent, a class with `run` (docs/agents.md)"
+            )
+        if cls.__module__ != __name__:
+            _EXECUTORS.append(cls)
+
+
+class MultiTurnAgentExecutor(AgentExecutorBase):
+    """The same, as versions of 2026 call it."""
+
+
+async def openrlhf_agent(
+    prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
+) -> Trajectory:
+    """Play one episode.
+
+    Raises:
+        ValueError: no file of agent.files has such a class, or it answered what the sentence says.
+    """
+    if prompt.media:
+        raise ValueError(f"{NAME} shows text alone, and the prompt of row {prompt.row} has images")
+    instance = _instance_class()()
+    server = ServerManager(generate, context)
+    encode = context.template.encode
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return str(context.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
+    asked = decode(prompt.token_ids)
+    begun = await _awaited(instance.reset({"observation": asked, "label": prompt.ground_truth}))
+    text = _text(begun, "observation", "reset")
+    prompt_ids = list(prompt.token_ids) if text == asked else encode(text)
+    if len(prompt_ids) > context.max_prompt_tokens:
+        raise ValueError(
+            f"reset gave an observation of {len(prompt_ids)} tokens, but data.max_prompt_tokens is "
+            f"{context.max_prompt_tokens}"
+        )
+    if text != asked:
+        trajectory = replace(trajectory, prompt_messages=({"role": "user", "content": text},))
+    played = _Played()
+    params = SimpleNamespace(**server.params)
+    reason = ""
+    response_ids: list[int] = []
+    mask: list[int] = []
+    while len(response_ids) < context.sampling.max_tokens:
+        answer = await server.generate(
+            "", prompt_ids=[*prompt_ids, *response_ids], sampling_params=vars(params)
+        )
+        reason = answer.extra_fields["stop_reason"]
+        response_ids += answer.token_ids
+        mask += [1] * len(answer.token_ids)
+        said = decode(answer.token_ids)
+        states = {
+            "observation_text": text,
+            "action_text": said,
+            "label": prompt.ground_truth,
+            "sampling_params": params,
+        }
+        result = await _awaited(instance.step(states))
+        feedback = _text(result, "environment_feedback", "step")
+        played.add(result)
+        if result.get("done") or reason == "aborted":
+            break
+        params = result.get("sampling_params") or params
+        text += said + feedback
+        feedback_ids = encode(feedback)
+        response_ids += feedback_ids
+        mask += [0] * len(feedback_ids)
+    output = AgentLoopOutput(
+        prompt_ids=prompt_ids,
+        response_ids=response_ids,
+        response_mask=mask,
+        reward_score=played.reward,
+        num_turns=2 * len(server.calls),
+        extra_fields={"reward_parts": played.parts},
+    )
+    made = sequence_of(output, trajectory, server.calls, max_tokens=context.sampling.max_tokens)
+    return replace(made, stop_reason="length") if reason == "length" else made
+
+
+class _Played:
+    """What the steps of an episode were worth."""
+
+    def __init__(self) -> None:
+        self.reward = 0.0
+        self.parts: dict[str, float] = {}
+
+    def add(self, result: Mapping[str, Any]) -> None:
+        if "rewards" not in result:
+            raise ValueError(f"step gave no `rewards`; it gave {', '.join(map(str, result)) or 'nothing'}")
+        self.reward += _number(result["rewards"], "rewards")
+        if result.get("scores") is not None:
+            self.parts["scores"] = _number(result["scores"], "scores")
+        for name, value in (result.get("extra_logs") or {}).items():
+            self.parts[str(name)] = _number(value, f"extra_logs[{name!r}]")
+
+
+def _instance_class() -> type[AgentInstanceBase]:
+    if not _EXECUTORS:
+        raise ValueError(
+            f"{NAME} plays the class that a file of agent.files gives to MultiTurnAgentExecutor, and none does: name "
+            f"the file in agent.files, and import both bases from strop.agents in it"
+        )
+    executor: Any = _EXECUTORS[-1]
+    needed = required_parameters(executor)  # of mid-2025: max_steps, llm_engine, hf_tokenizer and others
+    found: type[AgentInstanceBase] = executor(**dict.fromkeys(needed)).agent_instance_cls
+    return found
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _text(result: Any, key: str, method: str) -> str:
+    text = result.get(key) if isinstance(result, Mapping) else None
+    if not isinstance(text, str):
+        raise ValueError(f"{method} gave {result!r:.80}; it must be a dictionary with a text under {key!r}")
+    return text
+
+
+def _number(value: Any, what: str) -> float:
+    """A number, or a tensor with one element."""
+    if hasattr(value, "numel") and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"step gave {value!r:.80} as {what}; it must be one finite number")
+    return float(value)

@@ -1,0 +1,173 @@
+"""Calls marked by control tokens: deepseek, kimi, mistral, gpt_oss."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from strop.agents.tools.formats.calls import Read, ToolSchemas, call_from_object
+from strop.agents.tools.formats.parser import ToolFormat, add_formats
+from strop.agents.tools.formats.scanning import Marks, without_end
+from strop.agents.tools.parsed_output import FunctionCall, MalformedCall
+from strop.utils.sanitize import read_json_at
+
+_DEEPSEEK_BEGIN = "<｜tool▁calls▁begin｜>"
+_DEEPSEEK = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+_KIMI_BEGIN = "<|tool_calls_section_begin|>"
+_KIMI = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?")
+
+_MISTRAL_BEGIN = "[TOOL_CALLS]"
+_MISTRAL_NAMED = re.compile(r"\s*(?P<name>[\w.-]+)(?:\[CALL_ID\](?P<id>\w+))?(?:\[ARGS\])?\s*(?=\{)")
+
+_HARMONY_END = re.compile(r"<\|(?:end|call|return)\|>")
+_HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
+_HARMONY_CHANNEL = re.compile(r"<\|channel\|>(\w+)")
+
+
+def _checked(name: str, arguments: str, identity: str | None = None) -> FunctionCall | MalformedCall:
+    """A call, unless it has no name; what is wrong with its arguments is told when it is carried out."""
+    if not name.strip():
+        return MalformedCall(arguments, "A tool call must name its tool.")
+    return FunctionCall(name.strip(), arguments.strip() or "{}", identity)
+
+
+def _marked_calls(text: str, begin: str, middle: str, end: str) -> Iterator[tuple[str, str | None, str]]:
+    """What stands before and after the middle of every call, and the call as written.
+
+    A call without an end goes to the end of the text. Behind one without a middle, nothing (None) stands after it.
+    """
+    marks = Marks(text)
+    start = marks.find(begin, 0)
+    while start >= 0:
+        head = start + len(begin)
+        divide, close = marks.find(middle, head), marks.find(end, head)
+        stop, after = (close, close + len(end)) if close >= 0 else (len(text), len(text))
+        if 0 <= divide < stop:
+            yield text[head:divide], text[divide + len(middle) : stop], text[start:after]
+        else:
+            yield text[head:stop], None, text[start:after]
+        start = marks.find(begin, after)
+
+
+def read_deepseek(text: str, tools: ToolSchemas) -> Read:
+    """Calls with a type before and fenced JSON after the separator (V3, R1), or a name before it (V3.1)."""
+    content, begun, section = text.partition(_DEEPSEEK_BEGIN)
+    calls: list[FunctionCall | MalformedCall] = []
+    for before, tail, written in _marked_calls(section, *_DEEPSEEK):
+        head = before.strip()
+        if tail is None:
+            calls.append(MalformedCall(written, f"A tool call needs {_DEEPSEEK[1]} before its arguments."))
+        elif head != "function":
+            calls.append(_checked(head, tail))
+        elif (fenced := _fenced(tail)) is not None:
+            calls.append(_checked(*fenced))
+        else:
+            calls.append(MalformedCall(written, "A tool call needs a name and a block of JSON."))
+    if begun and not calls:
+        calls.append(MalformedCall(section, "Tool calls were begun, but there is none."))
+    return content.strip(), calls
+
+
+def _fenced(text: str) -> tuple[str, str] | None:
+    """Name and arguments: a line, and a block of JSON under it that may lack its end."""
+    name, _, block = text.lstrip().partition("\n")
+    opening = next((one for one in ("```json\n", "```\n") if block.startswith(one)), None)
+    if not name or "`" in name or opening is None:
+        return None
+    return name, without_end(block.removeprefix(opening), "\n```")
+
+
+def read_kimi(text: str, tools: ToolSchemas) -> Read:
+    """Calls by id (`functions.NAME:NUMBER`), arguments as JSON."""
+    content, begun, section = text.partition(_KIMI_BEGIN)
+    calls: list[FunctionCall | MalformedCall] = []
+    for before, arguments, written in _marked_calls(section, *_KIMI):
+        identity = before.strip()
+        named = _KIMI_ID.fullmatch(identity)
+        if arguments is None:
+            calls.append(MalformedCall(written, f"A tool call needs {_KIMI[1]} before its arguments."))
+        elif named is None:
+            calls.append(MalformedCall(written, "The id of a tool call must be functions.NAME:NUMBER."))
+        else:
+            calls.append(_checked(named["name"], arguments, identity))
+    if begun and not calls:
+        calls.append(MalformedCall(section, "Tool calls were begun, but there is none."))
+    return content.strip(), calls
+
+
+def read_mistral(text: str, tools: ToolSchemas) -> Read:
+    """`[TOOL_CALLS]` before a JSON list of calls, or before each call as a name and `[ARGS]` with JSON."""
+    content, begun, section = text.partition(_MISTRAL_BEGIN)
+    calls: list[FunctionCall | MalformedCall] = []
+    for part in section.split(_MISTRAL_BEGIN) if begun else ():
+        calls += _mistral_calls(part)
+    return content.strip(), calls
+
+
+def _mistral_calls(part: str) -> list[FunctionCall | MalformedCall]:
+    if part.lstrip().startswith("["):
+        try:
+            values, _ = read_json_at(part.lstrip(), 0)
+        except ValueError as error:
+            return [MalformedCall(part, f"Invalid JSON in tool call: {error}")]
+        return [call_from_object(value, json.dumps(value)) for value in values]
+    named = _MISTRAL_NAMED.match(part)
+    if named is None:
+        return [MalformedCall(part, "After [TOOL_CALLS] must come a JSON list, or a name and its arguments.")]
+    return [_checked(named["name"], part[named.end() :], named["id"])]
+
+
+def split_harmony(text: str) -> tuple[str, str]:
+    """The analysis channel, and the answer without it."""
+    thoughts: list[str] = []
+    kept: list[str] = []
+    for part in text.split("<|start|>"):
+        head, body = _message(part)
+        channel = _HARMONY_CHANNEL.search(head) if body is not None else None
+        is_thought = channel is not None and channel[1] == "analysis" and not _HARMONY_TO.search(part)
+        (thoughts if is_thought else kept).append(body if body is not None and is_thought else part)
+    return "\n".join(thoughts), "<|start|>".join(kept)
+
+
+def _message(part: str) -> tuple[str, str | None]:
+    """What stands before <|message|>, and what behind it up to its end; None where there is no such mark."""
+    head, marked, rest = part.partition("<|message|>")
+    if not marked:
+        return head, None
+    end = _HARMONY_END.search(rest)
+    return head, rest[: end.start()] if end else rest
+
+
+def read_harmony(text: str, tools: ToolSchemas) -> Read:
+    """Messages of the commentary channel with a recipient, `to=functions.NAME`, are calls."""
+    content: list[str] = []
+    calls: list[FunctionCall | MalformedCall] = []
+    for part in text.split("<|start|>"):
+        head, body = _message(part)
+        recipient = _HARMONY_TO.search(head)
+        if body is None:
+            if recipient is not None:
+                calls.append(MalformedCall(part, "A tool call needs <|message|> before its arguments."))
+            elif part.strip() and "<|channel|>" not in part:
+                content.append(part)
+        elif recipient is not None:
+            calls.append(_checked(recipient[1], body))
+        else:
+            content.append(body)
+    return "".join(content).strip(), calls
+
+
+add_formats(
+    ToolFormat(name="deepseek", read=read_deepseek),
+    ToolFormat(name="kimi", read=read_kimi),
+    ToolFormat(name="mistral", read=read_mistral),
+    ToolFormat(
+        name="gpt_oss",
+        read=read_harmony,
+        stop_tokens=("<|call|>", "<|return|>"),
+        thinking=split_harmony,
+    ),
+)

@@ -1,0 +1,97 @@
+"""Functions that may hang, in threads that nobody waits for.
+
+Python code in a thread can be told to end, but one that waits outside of Python cannot. It is a daemon, so it ends with
+the process and not before it. What a model asks for is refused while MAX_STUCK of them hang; what begins and ends an
+episode is not, because a model that makes threads hang must not keep the next episodes from being played.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import ctypes
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from strop.utils.sanitize import described
+
+logger = logging.getLogger(__name__)
+
+MAX_STUCK = 64
+"""Functions that may go on after their deadline, per process; each holds a thread and what it uses."""
+
+T = TypeVar("T")
+_stuck: set[threading.Thread] = set()
+
+
+class TooManyStuckError(RuntimeError):
+    """So many functions run after their deadline that no more are begun."""
+
+
+async def answer_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """The same as call_in_thread, for what is called because of what a model said: it is ended when the wait is.
+
+    Raises:
+        TooManyStuckError: MAX_STUCK functions were left behind and still run.
+    """
+    _stuck.difference_update([thread for thread in _stuck if not thread.is_alive()])
+    if len(_stuck) >= MAX_STUCK:
+        raise TooManyStuckError(
+            f"{len(_stuck)} earlier calls still run after their deadline; no more are begun"
+        )
+    return await _in_thread(functools.partial(function, *args, **kwargs), function, ends=True)
+
+
+async def call_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    """The result of a blocking function; when the wait is cancelled, the thread is left behind."""
+    return await _in_thread(functools.partial(function, *args, **kwargs), function, ends=False)
+
+
+async def _in_thread(call: Callable[[], T], function: Callable[..., T], *, ends: bool) -> T:
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def tell(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]  # T may be None
+
+    def work() -> None:
+        result: T | None = None
+        failure: BaseException | None = None
+        try:
+            result = context.run(call)
+        except StopIteration as error:  # cannot be raised into a future
+            failure = RuntimeError(f"StopIteration: {error}")
+        except BaseException as error:  # noqa: BLE001 (handed to the caller)
+            failure = error if isinstance(error, Exception) else RuntimeError(described(error))
+        try:
+            loop.call_soon_threadsafe(tell, result, failure)
+        except RuntimeError:  # the loop was closed meanwhile; nobody waits
+            return
+
+    thread = threading.Thread(target=work, name=f"tool {getattr(function, '__name__', '?')}", daemon=True)
+    thread.start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if thread.is_alive():
+            if ends:  # a loop in Python would take the time of everybody else for ever
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit)
+                )
+            _stuck.add(thread)
+            if len(_stuck) == MAX_STUCK:
+                logger.warning(
+                    "%d functions of tools or environments run after their deadline (agent.tool_timeout_s), the last "
+                    "one %s; until one of them ends, tools answer with an error, and answers to an environment are "
+                    "worth 0", MAX_STUCK, thread.name,
+                )  # fmt: skip
+        raise

@@ -1,0 +1,113 @@
+"""Advantage estimators in verl's calling convention.
+
+    (token_level_rewards, response_mask, config=None, index=None, **kwargs) -> (advantages, returns)
+
+A function is given by keyword what it has parameters for, as padded tensors [B, R], and a config that is read
+as an object or as a mapping. What it returns is checked here, so that an error names the function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from strop.algorithms.config import AlgorithmConfig
+from strop.algorithms.registry import Declaration
+from strop.algorithms.results import describe
+from strop.algorithms.specs import ADV_SHARED_SETTINGS
+from strop.algorithms.verl_config import VerlConfig, algorithm_fields, call_with_known, parameters_of
+from strop.utils.registry import dotted
+
+
+def adv_config(
+    algorithm: AlgorithmConfig,
+    *,
+    settings: Mapping[str, object] | None = None,
+) -> VerlConfig:
+    """The config that an estimator of verl's convention gets: the keys of AlgorithmConfig, verl's name
+    for the division by the standard deviation, and the user's own settings (algorithm.adv_settings)."""
+    values: dict[str, object] = {**(settings or {}), **algorithm_fields(algorithm)}
+    values["norm_adv_by_std_in_grpo"] = algorithm.norm_adv_by_std
+    return VerlConfig(values)
+
+
+def estimate(
+    function: Callable[..., tuple[Tensor, Tensor]],
+    declaration: Declaration,
+    columns: Mapping[str, Tensor],
+    settings: Mapping[str, object],
+    algorithm: AlgorithmConfig | None,
+    uids: Sequence[str] | None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [B, R] by an estimator of verl's convention; arguments as of
+    `strop.algorithms.advantages.call_estimator`."""
+    if algorithm is None:
+        algorithm = AlgorithmConfig(
+            norm_adv_by_std=bool(settings.get("norm_by_std", True)),
+            gamma=cast(float, settings.get("gamma", 1.0)),
+            lam=cast(float, settings.get("lam", 1.0)),
+        )
+    own = {key: value for key, value in settings.items() if key not in ADV_SHARED_SETTINGS}
+    given_by_name = {"token_level_rewards", "rewards", "response_mask", "group_ids"} - declaration.needs
+    index = np.array(columns["group_ids"].tolist() if uids is None else list(uids), dtype=object)
+    return call_advantage_estimator(
+        function,
+        token_level_rewards=columns["token_level_rewards"],
+        response_mask=columns["response_mask"],
+        index=index,
+        config=adv_config(algorithm, settings=own),
+        extra={key: column for key, column in columns.items() if key not in given_by_name},
+    )
+
+
+def call_advantage_estimator(
+    function: Callable[..., object],
+    *,
+    token_level_rewards: Tensor,
+    response_mask: Tensor,
+    index: object,
+    config: VerlConfig,
+    extra: Mapping[str, object] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Advantages and returns [B, R] of an estimator of verl's convention; 0 outside the mask.
+
+    Args:
+        token_level_rewards: [B, R].
+        response_mask: [B, R], true on tokens the policy sampled; the function gets it as 0 and 1.
+        index: [B], equal for the samples of a prompt (an object array of uids, as verl has it).
+        config: see `adv_config`.
+        extra: further arguments by name: reward_baselines, old_log_probs, sum_pi_squared, rollout_is_weights,
+            batch, non_tensor_batch.
+
+    Raises:
+        ValueError: a result that is not two tensors of the shape [B, R], or an advantage that is not finite.
+    """
+    offered: dict[str, object] = {
+        **(extra or {}),
+        "token_level_rewards": token_level_rewards,
+        "response_mask": response_mask.to(torch.int64),
+        "config": config,
+        "index": index,
+    }
+    with torch.no_grad():
+        result = call_with_known(function, parameters_of(function), offered)
+    wanted = tuple(token_level_rewards.shape)
+    if not (
+        isinstance(result, tuple)
+        and len(result) == 2
+        and all(isinstance(part, Tensor) and tuple(part.shape) == wanted for part in result)
+    ):
+        raise ValueError(
+            f"{dotted(function)} returned {describe(result)}, but an advantage estimator returns (advantages, "
+            f"returns), two tensors of the shape of the rewards, {wanted}"
+        )
+    valid = response_mask.bool()
+    advantages, returns = (torch.where(valid, part, torch.zeros_like(part)) for part in result)
+    bad = int((~torch.isfinite(advantages)).sum())
+    if bad:
+        raise ValueError(f"{dotted(function)} returned {bad} advantages that are NaN or infinite")
+    return advantages, returns

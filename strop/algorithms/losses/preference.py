@@ -1,0 +1,120 @@
+"""Losses of preferences, as functions of one number per conversation.
+
+A policy's number is the log-prob of an answer, a reward model's the score of a conversation. The losses couple the two
+of an example (and kto all of a batch), while passes are cut by tokens and ranks have rows of their own. So a step first
+asks for the numbers of the whole batch; the derivative of the loss by each of them is the weight with which its
+gradient enters the second pass. That is the gradient of the loss itself, however the batch is cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from strop.data.preference_config import PreferConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What is known of n examples of two conversations each; float64."""
+
+    numbers: Tensor
+    """[n, 2]: log-probs of the answers under the policy, or scores."""
+    reference: Tensor
+    """[n, 2]: the same log-probs under the model that the policy began with; zeros for scores."""
+    lengths: Tensor
+    """[n, 2]: tokens of the answers."""
+    margins: Tensor
+    """[n]: by how much a better answer is to win, with loss=reward."""
+    is_good: Tensor
+    """[n]: with loss=kto."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighed:
+    """The loss of a batch, and what follows from it."""
+
+    loss: float
+    """Mean over the examples."""
+    weights: Tensor
+    """[n, 2]: derivative of the loss by each number."""
+    metrics: dict[str, float]
+
+
+def weigh(config: PreferConfig, batch: Batch) -> Weighed:
+    """The loss and its derivative by the numbers of the batch."""
+    numbers = batch.numbers.detach().clone().requires_grad_()
+    terms, metrics = _terms(config, numbers, batch)
+    loss = terms.mean()
+    (weights,) = torch.autograd.grad(loss, numbers)
+    return Weighed(loss=float(loss.detach()), weights=weights, metrics=metrics)
+
+
+def _terms(config: PreferConfig, numbers: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    """The loss of each example [n], differentiable, and numbers of the batch."""
+    if config.loss == "reward":
+        margins = numbers[:, 0] - numbers[:, 1]
+        terms = -F.logsigmoid(margins - batch.margins) + config.center_coef * numbers.sum(1).square()
+        return terms, _seen(numbers.detach())
+    means = numbers / batch.lengths
+    ratios = means if config.loss in ("orpo", "simpo") else numbers - batch.reference
+    if config.loss == "kto":
+        return _kto(config, ratios, batch)
+    logps = numbers.detach().mean(0)
+    seen = _seen(config.beta * ratios.detach())
+    seen |= {"logps/chosen": float(logps[0]), "logps/rejected": float(logps[1])}
+    imitation = -(1.0 if config.loss == "orpo" else config.nll_coef) * means[:, 0]
+    return _of_margins(config, ratios, batch.lengths) + imitation, seen
+
+
+def _of_margins(config: PreferConfig, ratios: Tensor, lengths: Tensor) -> Tensor:
+    """The loss of each comparison [n], of log-ratios to the starting model; with orpo and simpo of mean log-probs."""
+    margins = config.beta * (ratios[:, 0] - ratios[:, 1])
+    if config.loss == "simpo":
+        return -F.logsigmoid(margins - config.simpo_gamma)
+    if config.loss == "orpo":
+        return -config.beta * F.logsigmoid(_log_odds(ratios[:, 0]) - _log_odds(ratios[:, 1]))
+    if config.loss == "hinge":
+        return F.relu(1 - margins)
+    if config.loss == "ipo":
+        means = ratios / lengths
+        return (means[:, 0] - means[:, 1] - 1 / (2 * config.beta)).square()
+    wrong = config.label_smoothing
+    return -(1 - wrong) * F.logsigmoid(margins) - wrong * F.logsigmoid(-margins)
+
+
+def _log_odds(means: Tensor) -> Tensor:
+    """log p / (1 - p) of mean log-probs; a p of 1, where it has no number, counts as the one right below."""
+    means = means.clamp(max=-1e-12)
+    return means - torch.log(-torch.expm1(means))
+
+
+def _kto(config: PreferConfig, ratios: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+    """Good answers rise above, bad ones sink below the distance to the starting model, which itself is not trained:
+    the mean log-ratio of answers to prompts that are not theirs, at least 0."""
+    distance = ratios[:, 1].detach().mean().clamp(min=0)
+    above = config.beta * (ratios[:, 0] - distance)
+    good = config.desirable_weight * (1 - torch.sigmoid(above))
+    bad = config.undesirable_weight * (1 - torch.sigmoid(-above))
+    rewards = config.beta * ratios[:, 0].detach()
+    seen = {"kl": float(distance)}
+    for name, of_kind in (("chosen", batch.is_good), ("rejected", ~batch.is_good)):
+        if bool(of_kind.any()):
+            seen[f"rewards/{name}"] = float(rewards[of_kind].mean())
+            seen[f"logps/{name}"] = float(batch.numbers.detach()[of_kind, 0].mean())
+    if {"rewards/chosen", "rewards/rejected"} <= seen.keys():
+        seen["rewards/margins"] = seen["rewards/chosen"] - seen["rewards/rejected"]
+    return torch.where(batch.is_good, good, bad), seen
+
+
+def _seen(rewards: Tensor) -> dict[str, float]:
+    margins = rewards[:, 0] - rewards[:, 1]
+    return {
+        "rewards/chosen": float(rewards[:, 0].mean()),
+        "rewards/rejected": float(rewards[:, 1].mean()),
+        "rewards/margins": float(margins.mean()),
+        "rewards/accuracies": float((margins.sign() / 2 + 0.5).mean()),
+    }

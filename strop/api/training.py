@@ -1,0 +1,482 @@
+"""strop.train, strop.sft, strop.evaluate: the programs of the commands, called with what is in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import ctypes
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from strop.api.arguments import check_names, named_arguments
+from strop.api.callbacks import Functions
+from strop.api.inputs import Reward, Rows, column_settings, data_files, model_folder, reward_settings
+from strop.api.live_plot import Picture, in_notebook
+from strop.api.results import Result
+from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
+from strop.trainer.config import Config
+from strop.trainer.early_stopping import result_of
+from strop.trainer.fault_tolerance.signals import SignalRequest
+from strop.trainer.loading import load
+from strop.trainer.named_files import check_named_files
+from strop.trainer.start import CONFIG_FILE, Start, resume_run, start_run
+from strop.utils.quiet_libraries import quiet_libraries
+
+T = TypeVar("T")
+Settings = Mapping[str, Any] | Sequence[str]
+"""By key (`{"actor.optim.lr": 1e-6}`), or as on the command line (`["actor.optim.lr=1e-6"]`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GRPO:
+    """The settings that a run of GRPO is most often given; None leaves a setting as it is.
+
+    `strop.train(..., algorithm=strop.GRPO(samples_per_prompt=16))` is `algorithm="grpo"` with these.
+    """
+
+    samples_per_prompt: int | None = None
+    """num_generations in TRL, rollout.n in verl."""
+    prompts_per_step: int | None = None
+    """Prompts of one step; train_batch_size in verl."""
+    learning_rate: float | None = None
+    temperature: float | None = None
+    max_response_tokens: int | None = None
+    kl_coef: float | None = None
+    """Of a KL term in the loss; beta in TRL."""
+    clip: float | None = None
+    """Of the ratio, on both sides of 1; epsilon in TRL."""
+    clip_high: float | None = None
+    """Above 1, where that is another one; epsilon_high in TRL."""
+    scale_rewards: bool | None = None
+    """Divide advantages by the standard deviation of their group."""
+    steps: int | None = None
+    """At most so many; otherwise the data is visited `epochs` times."""
+    epochs: int | None = None
+    seed: int | None = None
+
+    def __new__(cls, **given: Any) -> GRPO:
+        """Refuse names that are not among these, naming the nearest."""
+        check_names("GRPO()", given, _KEYS, elsewhere=_ELSEWHERE)
+        return super().__new__(cls)
+
+    def settings(self) -> dict[str, Any]:
+        """By key of the configuration, what is given."""
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        found = {_KEYS[name]: value for name, value in given.items() if value is not None}
+        if self.kl_coef:
+            found["algorithm.use_kl_loss"] = True
+        return found
+
+
+_KEYS = {
+    "samples_per_prompt": "rollout.samples_per_prompt",
+    "prompts_per_step": "data.prompts_per_step",
+    "learning_rate": "actor.optim.lr",
+    "temperature": "rollout.temperature",
+    "max_response_tokens": "data.max_response_tokens",
+    "kl_coef": "algorithm.kl_loss_coef",
+    "clip": "algorithm.clip_ratio",
+    "clip_high": "algorithm.clip_ratio_high",
+    "scale_rewards": "algorithm.norm_adv_by_std",
+    "steps": "trainer.max_steps",
+    "epochs": "trainer.num_epochs",
+    "seed": "trainer.seed",
+}
+_ELSEWHERE = {
+    "num_generations": "samples_per_prompt",
+    "n": "samples_per_prompt",
+    "train_batch_size": "prompts_per_step",
+    "lr": "learning_rate",
+    "max_completion_length": "max_response_tokens",
+    "beta": "kl_coef",
+    "epsilon": "clip",
+    "epsilon_high": "clip_high",
+    "max_steps": "steps",
+    "num_train_epochs": "epochs",
+    "total_epochs": "epochs",
+}
+"""What TRL and verl call these."""
+
+
+@named_arguments
+@quiet_libraries()
+def train(
+    model: Any = None,
+    rewards: Reward | Sequence[Reward] = (),
+    data: Rows = None,
+    *,
+    val_data: Rows = None,
+    algorithm: str | GRPO = "",
+    reward_weights: Sequence[float] | None = None,
+    tokenizer: Any = None,
+    config: str | Path | None = None,
+    settings: Settings = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    accept_changes: bool = False,
+    force: bool = False,
+    on_step: Callable[[int, Mapping[str, float]], object] | None = None,
+    on_samples: Callable[[int, Sequence[Mapping[str, Any]]], object] | None = None,
+    on_checkpoint: Callable[[int, Path], object] | None = None,
+) -> Result:
+    """Reinforcement learning from rewards: `strop train`, with what is in memory.
+
+    Args:
+        model: a folder, a name on a hub, or a loaded model of transformers.
+        rewards: functions `f(prompts, completions, **columns)` of TRL's form or `compute_score(data_source,
+            solution_str, ground_truth, extra_info)` of verl's, or their files; none: the scorer of the data source.
+        data: rows with the columns of either: files, a datasets.Dataset, a DataFrame, or a list of dictionaries.
+        val_data: rows to validate on.
+        algorithm: name of a preset (`grpo`, `dapo`, `rloo`, ...), or GRPO(...).
+        reward_weights: of each reward in the sum; 1 where not given.
+        tokenizer: of a loaded model, where it does not say where it came from.
+        config: a file of settings, beneath all others.
+        settings: any others, above all.
+        out: the run folder, absent or empty; what is in memory is written to the folder `<out>-inputs` beside it. Not
+            given: one below runs/ with the time in its name.
+        resume: go on with the run in `out`; settings are those that may be given anew.
+        accept_changes: with `resume`, go on although data, models or rewards that the run reads are not what it began
+            with; each change is told.
+        force: start also where the preflight says that nothing would be learned.
+        on_step: called after each step with its number and metrics. A text that it returns ends the run, and is why.
+        on_samples: called after each step with its samples, as `Result.samples` has them.
+        on_checkpoint: called with each checkpoint, when it is whole, and its folder.
+
+    Raises:
+        ConfigError, ValueError, RunError: the sentence says what cannot be used.
+        RunRefused: the preflight says that nothing would be learned.
+    """
+
+    def given(inputs: Path) -> dict[str, Any]:
+        return {
+            **({"algorithm": "grpo" if isinstance(algorithm, GRPO) else algorithm} if algorithm else {}),
+            **_brought(model, tokenizer, {"data.train_files": data, "data.val_files": val_data}, inputs),
+            **column_settings(data),
+            **reward_settings(rewards, reward_weights, inputs),
+            **(algorithm.settings() if isinstance(algorithm, GRPO) else {}),
+        }
+
+    folder = _folder(out, "train")
+    begun = _begun(
+        folder, given, config, settings, kind="train", resume=resume, accept_changes=accept_changes
+    )
+    with begun as start:
+        listeners = Functions(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
+        stop = SignalRequest()
+
+        def work() -> Result:
+            with _carrying_out(start.run) as run, _shown(folder, listeners) as heard:
+                if not start.is_finished:
+                    from strop.trainer.loop import train as train_run  # torch and transformers: seconds
+
+                    train_run(
+                        start.config,
+                        run,
+                        checkpoint=start.checkpoint,
+                        say=_say,
+                        force=force,
+                        stop=stop,
+                        listeners=heard,
+                    )
+                _link_model(run)
+                return _result_of(run)
+
+        with _way_on("train", folder):
+            return _carried_out(work, stop)
+
+
+@named_arguments
+@quiet_libraries()
+def sft(
+    model: Any = None,
+    data: Rows = None,
+    *,
+    val_data: Rows = None,
+    tokenizer: Any = None,
+    config: str | Path | None = None,
+    settings: Settings = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    accept_changes: bool = False,
+) -> Result:
+    """Supervised fine-tuning on conversations: `strop sft`, with what is in memory.
+
+    Args:
+        model, tokenizer, config, settings, out, resume, accept_changes: as for `train`.
+        data: rows with `messages`, or `prompt` and `completion`.
+        val_data: rows to measure the loss on.
+
+    Raises:
+        ConfigError, ValueError, RunError: the sentence says what cannot be used.
+    """
+
+    def given(inputs: Path) -> dict[str, Any]:
+        rows = {"sft.data.train_files": data, "sft.data.val_files": val_data}
+        return _brought(model, tokenizer, rows, inputs)
+
+    folder = _folder(out, "sft")
+    begun = _begun(folder, given, config, settings, kind="sft", resume=resume, accept_changes=accept_changes)
+    with begun as start:
+        stop = SignalRequest()
+
+        def work() -> Result:
+            with _carrying_out(start.run) as run:
+                from strop.trainer.sft.result import sft_result_of  # torch and transformers: seconds
+
+                if not start.is_finished:
+                    from strop.trainer.sft.trainer import fine_tune
+
+                    fine_tune(start.config, run, checkpoint=start.checkpoint, say=_say, stop=stop)
+                _link_model(run)
+                done = sft_result_of(run)
+            return Result(
+                run=done.run, steps=done.steps, seconds=done.seconds, loss=done.loss, val_loss=done.val_loss
+            )
+
+        with _way_on("sft", folder):
+            return _carried_out(work, stop)
+
+
+@named_arguments
+@quiet_libraries()
+def evaluate(
+    model: Any = None,
+    data: Rows = None,
+    *,
+    rewards: Reward | Sequence[Reward] = (),
+    reward_weights: Sequence[float] | None = None,
+    tokenizer: Any = None,
+    config: str | Path | None = None,
+    settings: Settings = (),
+) -> Result:
+    """The pass rate of a model on a dataset: `strop eval`, with what is in memory.
+
+    Args:
+        model: as for `train`; also a run folder, whose settings are used beneath all others.
+        data, rewards, reward_weights, tokenizer, config, settings: as for `train`.
+
+    Returns:
+        pass_rate_start and pass_rate_final are both that of the model; samples() has the answers.
+
+    Raises:
+        ConfigError, ValueError: the sentence says what cannot be used.
+    """
+    with tempfile.TemporaryDirectory(prefix="strop-evaluate-") as name:
+        given: dict[str, Any] = {}
+        if isinstance(model, str | Path) and is_run(Path(model)):
+            config = Path(model) / CONFIG_FILE if config is None else config
+            given |= {"model.path": str(Path(model) / MODEL_FOLDER), "resources.runtime": "inline"}
+            given |= {"resources.ranks": 1, "resources.nodes": 1, "resources.apart": {}}
+            model = None
+        given |= _brought(model, tokenizer, {"data.val_files": data}, Path(name)) | column_settings(data)
+        given |= reward_settings(rewards, reward_weights, Path(name))
+        overrides = [*map(override_of, given.items()), *overrides_of(settings)]
+        loaded = load(config, overrides=overrides, in_shell=False)
+        check_named_files(loaded, "eval")
+        from strop.evaluation.evaluate import evaluate as evaluate_model  # torch and transformers: seconds
+
+        found = _carried_out(lambda: evaluate_model(loaded, say=_say), SignalRequest())
+    rate = found.total.pass_rate
+    return Result(
+        run=None,
+        seconds=found.seconds,
+        pass_rate_start=rate,
+        pass_rate_final=rate,
+        reward_start=found.total.mean_reward,
+        reward_final=found.total.mean_reward,
+        interval=found.total.interval(),
+        answers=found.answers,
+    )
+
+
+def override_of(setting: tuple[str, object]) -> str:
+    """A key and its value as on the command line."""
+    key, value = setting
+    return f"{key}={_in_words(value)}"
+
+
+def overrides_of(settings: Settings) -> list[str]:
+    """Settings as on the command line."""
+    return list(map(override_of, settings.items())) if isinstance(settings, Mapping) else list(settings)
+
+
+def _in_words(value: object) -> str:
+    """A value in the grammar of overrides."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_in_words(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(map(_in_words, value)) + "]"
+    text = str(value)
+    if text.isidentifier() and text not in ("null", "true", "false"):
+        return text
+    # Backslashes are doubled where they stand before a quote, the last one included.
+    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+
+
+def _folder(out: str | Path | None, kind: str) -> Path:
+    return (
+        Path(out).expanduser()
+        if out is not None
+        else Path("runs") / f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}"
+    )
+
+
+def _brought(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path) -> dict[str, Any]:
+    """The settings of a model and of rows, by their keys, for what is given of it."""
+    found: dict[str, Any] = {} if model is None else {"model.path": model_folder(model, tokenizer, inputs)}
+    for key, some in rows.items():
+        if some is not None:
+            found[key] = data_files(some, "val_data" if "val" in key and len(rows) > 1 else "data", inputs)
+    return found
+
+
+@contextlib.contextmanager
+def _begun(
+    folder: Path,
+    given: Callable[[Path], Mapping[str, Any]],
+    config: str | Path | None,
+    settings: Settings,
+    *,
+    kind: str,
+    resume: bool,
+    accept_changes: bool,
+) -> Iterator[Start]:
+    """The run in this folder, begun or continued. Where it is refused, nothing is left beside its folder.
+
+    Args:
+        folder: of the run.
+        given: what the caller brought as settings; it writes files into the folder that it is called with.
+        config, settings, resume, accept_changes: of the caller.
+        kind: of the command.
+    """
+    if resume:
+        yield resume_run(
+            folder,
+            overrides=overrides_of(settings),
+            say=_say,
+            accept_changes=accept_changes,
+            in_shell=False,
+        )
+        return
+    if is_run(folder):  # before its inputs are written over
+        raise RunError(f"{folder} already holds a run: go on with it by resume=True, or choose another out")
+    inputs = folder.with_name(f"{folder.name}-inputs")
+    is_new = not inputs.exists()
+    try:
+        brought = given(inputs)
+        overrides = [*map(override_of, brought.items()), *overrides_of(settings)]
+        loaded: Config = load(config, overrides=overrides, in_shell=False)
+        _say(f"run folder: {folder}")
+        yield start_run(folder, loaded, command=["strop", kind], say=_say)
+    finally:
+        if is_new and not is_run(folder):
+            shutil.rmtree(inputs, ignore_errors=True)
+
+
+def _say(line: str) -> None:
+    """For the person who watches."""
+    sys.stderr.write(f"{line}\n")
+
+
+@contextlib.contextmanager
+def _carrying_out(run: RunFolder) -> Iterator[RunFolder]:
+    """Close the run at the end; one that failed before it had begun is removed, and its folder can be used again."""
+    with run:
+        try:
+            yield run
+        except Exception as error:
+            run.remove_unbegun(error)
+            raise
+
+
+@contextlib.contextmanager
+def _shown(folder: Path, listeners: Functions) -> Iterator[Functions]:
+    """The listeners, and a picture where the caller is a notebook."""
+    if not in_notebook():
+        yield listeners
+        return
+    picture = Picture(folder)
+    try:
+        yield listeners.joined(picture.add)
+    finally:
+        picture.draw()
+
+
+def _link_model(run: RunFolder) -> None:
+    with contextlib.suppress(OSError):  # a file system without links
+        run.link_model()
+
+
+def _result_of(run: RunFolder) -> Result:
+    done = result_of(run)
+    return Result(
+        run=done.run,
+        steps=done.steps,
+        seconds=done.seconds,
+        pass_rate_start=done.pass_rate_start,
+        pass_rate_final=done.pass_rate_final,
+        reward_start=done.reward_start,
+        reward_final=done.reward_final,
+        interval=done.interval_final,
+    )
+
+
+@contextlib.contextmanager
+def _way_on(function: str, folder: Path) -> Iterator[None]:
+    """How to go on, where it is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say(f"interrupted; go on with {function}(out={str(folder)!r}, resume=True)")
+        raise
+
+
+def _carried_out(work: Callable[[], T], stop: SignalRequest) -> T:
+    """What the work returns. Where this thread has an event loop, as in a notebook, the work has a thread of its own.
+
+    An interrupt then lets the step that runs come to its end and be saved; a second one, or one outside of a step, ends
+    the work where it is.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return work()
+    thread: list[int] = []
+
+    def in_thread() -> T:
+        thread.append(threading.get_ident())
+        return work()
+
+    with ThreadPoolExecutor(1, thread_name_prefix="strop") as threads:
+        future = threads.submit(contextvars.copy_context().run, in_thread)
+        while True:
+            try:
+                return future.result()
+            except KeyboardInterrupt:
+                if future.done():
+                    raise
+                if stop.is_in_step and not stop.number:
+                    _say("this step comes to its end and is saved first; the same again ends the run at once")
+                elif thread:
+                    _interrupt(thread[0])
+                stop.number = signal.SIGINT
+
+
+def _interrupt(thread: int) -> None:
+    """As a signal does in the main thread: a KeyboardInterrupt where the thread is."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(KeyboardInterrupt))

@@ -1,0 +1,118 @@
+"""The functions that `strop check loss` and `strop check estimator` name: found, given their settings, checked."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
+from strop.algorithms.losses import POLICY_LOSS_REGISTRY
+from strop.algorithms.specs import check_adv_settings
+from strop.cli.check_functions.estimators import SHARED_DEFAULTS, check_adv_estimator
+from strop.cli.check_functions.findings import Finding
+from strop.cli.check_functions.policy_losses import check_policy_loss
+from strop.config.overrides import parse_override
+from strop.utils.terminal import UsageError
+from strop.utils.user_files import load_user_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is checked."""
+
+    shown: str
+    """As it was written."""
+    target: Any
+    """A registered name, or a function."""
+    file: Path | None
+    """Where it was defined; None for one that comes with strop."""
+
+
+def check_loss(name: str, words: Sequence[str]) -> list[Finding]:
+    """`strop check loss NAME key=value ...`."""
+    subject = find_subject(name, POLICY_LOSS_REGISTRY)
+    settings = settings_in(words)
+    return _findings(subject, lambda: check_policy_loss(subject.target, settings=settings))
+
+
+def check_estimator(name: str, words: Sequence[str]) -> list[Finding]:
+    """`strop check estimator NAME key=value ...`."""
+    subject = find_subject(name, ADV_ESTIMATOR_REGISTRY)
+    settings = settings_in(words)
+    if isinstance(subject.target, str):
+        own = {key: value for key, value in settings.items() if key not in SHARED_DEFAULTS}
+        check_adv_settings(subject.target, own)
+    else:
+        _check_parameters(subject, settings)
+    return _findings(subject, lambda: check_adv_estimator(subject.target, settings=settings))
+
+
+def _check_parameters(subject: Subject, settings: Mapping[str, object]) -> None:
+    """Refuse settings that a function would never see."""
+    parameters = inspect.signature(subject.target).parameters
+    if parameters.keys() & {"config", "kwargs"}:
+        return
+    lost = sorted(settings.keys() - parameters.keys())
+    if lost:
+        raise ValueError(
+            f"{subject.shown} has no setting {lost[0]!r}; its parameters are {', '.join(parameters)}"
+        )
+
+
+def _findings(subject: Subject, check: Callable[[], list[Finding]]) -> list[Finding]:
+    """What a check finds; an error that the user's own file raised is one of the findings."""
+    try:
+        return check()
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if subject.file and Path(frame.filename) == subject.file]
+        if not own:
+            raise
+        where = f"{own[-1].filename}, line {own[-1].lineno}"
+        return [Finding("it runs", f"{subject.shown} raised {type(error).__name__}: {error} ({where})")]
+
+
+def settings_in(words: Sequence[str]) -> dict[str, object]:
+    """Settings that are written as key=value.
+
+    Raises:
+        UsageError: a word is none.
+    """
+    settings = {}
+    for word in words:
+        override = parse_override(word)
+        if override.kind != "set" or "." in override.key:
+            raise UsageError(f"{word!r} is no setting of a function; write its name alone, as in delta=0.3")
+        settings[override.key] = override.value
+    return settings
+
+
+def find_subject(name: str, registry: Any) -> Subject:
+    """The function that FILE.py:NAME or a name that comes with strop stands for.
+
+    Raises:
+        ValueError: there is no such name, the file cannot be imported, or has no such function.
+    """
+    file, colon, inside = name.rpartition(":")
+    if not colon:
+        if name.endswith(".py"):
+            raise UsageError(f"{name!r} names no function; write {name}:NAME")
+        return Subject(shown=name, target=name, file=None)
+    module = load_user_file(file, setting="algorithm.extensions")
+    path = Path(file).expanduser().resolve()
+    registered = [key for key, function in registry.items() if function.__module__ == module.__name__]
+    if inside in registered:
+        return Subject(shown=name, target=inside, file=path)
+    functions = {
+        key: value
+        for key, value in vars(module).items()
+        if callable(value) and getattr(value, "__module__", "") == module.__name__
+    }
+    if inside not in functions:
+        known = sorted({*registered, *functions})
+        raise ValueError(f"{file} has no function {inside!r}; it has {', '.join(known) or 'none'}")
+    return Subject(shown=name, target=functions[inside], file=path)

@@ -1,0 +1,32 @@
+"""Commands of `strop`, one module each: `add_arguments(parser)` and `run(args) -> int`.
+
+check.py         `strop check`
+compare.py       `strop compare`
+config.py        `strop config`
+data.py          `strop data`
+data_check.py    `strop data check`
+data_index.py    `strop data index`
+data_prepare.py  `strop data prepare`
+doctor.py        `strop doctor`
+dpo.py           `strop dpo`
+engine.py        `strop engine`
+env.py           `strop env check`
+eval.py          `strop eval`
+export.py        `strop export`
+generate.py      `strop generate`
+migrate.py       `strop migrate`
+prefer.py        `strop prefer`
+push.py          `strop push`
+quickstart.py    `strop quickstart`
+replay.py        `strop replay`
+reward.py        `strop reward check`
+reward_model.py  `strop reward-model`
+sandbox.py       `strop sandbox check`
+score.py         `strop score`
+serve.py         `strop serve`
+sft.py           `strop sft`
+sweep.py         `strop sweep`
+track.py         `strop track`
+train.py         `strop train`
+view.py          `strop view`
+"""

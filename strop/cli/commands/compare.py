@@ -1,0 +1,294 @@
+"""`strop compare`: whether a model is better than another on the same prompts."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.cli.commands.eval import READS, progress_bar, settings_of
+from strop.cli.settings import add_accept_argument, add_trust_argument, is_setting
+from strop.evaluation.checkpoints import WORDS, has_step, points_of
+from strop.evaluation.models import HELP, with_model
+from strop.evaluation.sets import add_data_argument, data_of
+from strop.utils.quiet_libraries import quiet_models
+from strop.utils.safe_read import lines_of, open_regular, parse_json
+from strop.utils.sanitize import finite
+from strop.utils.terminal import UsageError, plain, print_json, print_plain, say
+
+if TYPE_CHECKING:
+    from strop.evaluation.models import ModelSource
+    from strop.evaluation.paired_test import PairedComparison
+
+SUMMARY = "whether a model is better than another on the same prompts, and how sure that is"
+EPILOG = """\
+examples:
+  strop compare runs/first runs/second --data test.parquet
+  strop compare runs/first@20 runs/first@best
+  strop compare models/smollm2 runs/first --config config.yaml eval.temperature=1.0 eval.samples_per_prompt=8
+  strop eval models/smollm2 --config config.yaml --out before.jsonl
+  strop compare before.jsonl runs/first --config config.yaml
+
+Every model answers the same prompts with the same settings: those of --config, else of the first run named; a .jsonl
+file holds answers of `strop eval --out`. The difference is the later model's pass rate less the first one's (of mean
+rewards, where nothing says which answers pass), with a 95 % interval of a bootstrap over prompts; p is the chance of
+one as large if neither were better. With several models each is compared with the first.
+"""
+ANSWERS = ".jsonl"
+SURE = 0.05
+"""A difference is one where p is below it and the interval lies on one side of 0: with few prompts that differ, the
+interval alone is too narrow."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """What a model was worth on each prompt."""
+
+    name: str
+    passed: Mapping[str, Sequence[bool | None]]
+    """By prompt, of each answer; None where nothing decides that."""
+    scores: Mapping[str, Sequence[float]]
+    """By prompt, of the answers that could be scored."""
+    texts: Mapping[str, str]
+    """The prompts themselves."""
+
+    @property
+    def has_rate(self) -> bool:
+        """Of each answer something decides whether it passes."""
+        return all(one is not None for some in self.passed.values() for one in some)
+
+    def rate(self, prompt: str) -> float:
+        """Share of the answers to it that passed."""
+        return sum(map(bool, self.passed[prompt])) / len(self.passed[prompt])
+
+    def mean_reward(self, prompt: str) -> float | None:
+        """Of the answers to it; None where none could be scored."""
+        scores = self.scores.get(prompt, ())
+        return sum(scores) / len(scores) if scores else None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL_OR_RUN",
+        help=f"two or more: {HELP}; {WORDS}; or a {ANSWERS} file; then key=value",
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML file with settings (default: those of the first run)"
+    )
+    add_data_argument(parser)
+    add_trust_argument(parser)
+    add_accept_argument(parser)
+    parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    names = [word for word in args.models if not is_setting(word)]
+    args.overrides = [word for word in args.models if is_setting(word)]
+    if len(names) < 2 and not any(map(has_step, names)):
+        raise UsageError(
+            "two models are compared: name both, for example `strop compare runs/first runs/second`"
+        )
+    if (args.config or args.overrides or args.data) and all(map(_is_file_of_answers, names)):
+        raise UsageError(
+            "the answers are all there: settings, --config and --data would do nothing; leave them out"
+        )
+    with data_of(args):
+        return _run(args, names)
+
+
+def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
+    from strop.evaluation.paired_test import compare_paired
+
+    found = _answered(args, names)
+    if len(found) < 2:
+        raise UsageError(f"{names[0]} is one model alone: name another one to compare it with")
+    prompts = _same_prompts(found)
+    are_rates = all(one.has_rate for one in found)
+    if not are_rates:
+        prompts = [prompt for prompt in prompts if all(one.mean_reward(prompt) is not None for one in found)]
+        if not prompts:
+            raise ValueError("there is no prompt of which each model has an answer that could be scored")
+    values = [
+        [one.rate(prompt) if are_rates else one.mean_reward(prompt) or 0.0 for prompt in prompts]
+        for one in found
+    ]
+    compared = [compare_paired(values[0], others, are_rates=are_rates) for others in values[1:]]
+    models = [
+        _record(one, by_prompt, prompts, are_rates) for one, by_prompt in zip(found, values, strict=True)
+    ]
+    if args.json:
+        others = [
+            {"model": one.name, **dataclasses.asdict(result)}
+            for one, result in zip(found[1:], compared, strict=True)
+        ]
+        print_json({"models": models, **dataclasses.asdict(compared[-1]), "comparisons": others})
+    else:
+        _show(models, compared)
+    return 0
+
+
+def _record(one: Answers, values: Sequence[float], prompts: Sequence[str], are_rates: bool) -> dict[str, Any]:
+    """A model's own number, with its interval."""
+    from strop.algorithms.intervals import clustered_interval, mean_interval
+
+    mean = sum(values) / len(values)
+    if not are_rates:
+        low, high = mean_interval(values, [1] * len(values)) or (None, None)
+        return {"model": one.name, "pass_rate": None, "mean_reward": mean, "low": low, "high": high}
+    passed = [one.passed[prompt] for prompt in prompts]
+    low, high = clustered_interval(
+        [float(sum(map(bool, some))) for some in passed], [len(some) for some in passed]
+    )
+    return {"model": one.name, "pass_rate": mean, "low": low, "high": high}
+
+
+def _answered(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
+    """The answers of each, played now or read."""
+    if all(map(_is_file_of_answers, names)):
+        return [read_answers(Path(name)) for name in names]
+    from strop.evaluation.evaluate import evaluate
+
+    asked: list[tuple[str, ModelSource | None]] = []
+    for name in names:
+        if _is_file_of_answers(name):
+            asked.append((name, None))
+        else:
+            asked += [(point.name, point.source) for point in points_of(name)]
+    first = next(
+        (source.config for _, source in asked if source is not None and source.config is not None), None
+    )
+    settings = settings_of(args, first, command="compare", reads=READS)
+    quiet_models()
+    found = []
+    for name, source in asked:
+        if source is None:
+            found.append(read_answers(Path(name)))
+            continue
+        with progress_bar(name) as show:
+            evaluation = evaluate(with_model(settings, source, args), say=say, on_progress=show)
+        found.append(answers_of(name, evaluation.answers, name))
+    return found
+
+
+def _is_file_of_answers(name: str) -> bool:
+    return name.endswith(ANSWERS) and Path(name).is_file()
+
+
+def read_answers(path: Path) -> Answers:
+    """What `strop eval --out` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    rows = []
+    with open_regular(path) as file:
+        for number, line in enumerate(lines_of(file, path), start=1):
+            try:
+                row = parse_json(line)
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} of {path} is no answer of `strop eval --out`")
+            rows.append(row)
+    return answers_of(path.name, rows, str(path))
+
+
+def answers_of(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Answers:
+    """Answers by prompt.
+
+    Raises:
+        ValueError: a row has no id, or does not say whether it passed and has no score.
+    """
+    passed: dict[str, list[bool | None]] = defaultdict(list)
+    scores: dict[str, list[float]] = defaultdict(list)
+    texts: dict[str, str] = {}
+    for row in rows:
+        sample, is_right, score = row.get("id"), row.get("passed"), finite(row.get("score"))
+        is_known = isinstance(is_right, bool) or (is_right is None and score is not None)
+        if not isinstance(sample, str) or not is_known:
+            raise ValueError(f"an answer in {where} has no id, or does not say whether it passed (`passed`)")
+        prompt = sample.rpartition("/")[0] or sample
+        passed[prompt].append(is_right)
+        scores[prompt] += [] if score is None else [score]
+        texts[prompt] = repr(row.get("prompt"))
+    return Answers(name=name, passed=passed, scores=scores, texts=texts)
+
+
+def _same_prompts(found: Sequence[Answers]) -> list[str]:
+    """The prompts that all have answered.
+
+    Raises:
+        ValueError: they are not the same.
+    """
+    first = found[0]
+    for other in found[1:]:
+        differing = [prompt for prompt in first.texts if other.texts.get(prompt) != first.texts[prompt]]
+        if differing or len(other.texts) != len(first.texts):
+            example = f"; {differing[0]} is another one" if differing else ""
+            raise ValueError(
+                f"{first.name} and {other.name} were not asked the same: {len(first.texts)} and {len(other.texts)} "
+                f"prompts{example}. Let both answer the same data"
+            )
+    if not first.texts:
+        raise ValueError("there is no answer to compare")
+    return list(first.texts)
+
+
+def _show(models: Sequence[Mapping[str, Any]], compared: Sequence[PairedComparison]) -> None:
+    names = [plain(one["model"], is_one_line=True) for one in models]
+    are_rates = models[0]["pass_rate"] is not None
+    for name, one in zip(names, models, strict=True):
+        if are_rates:
+            interval = f"95 % interval {100 * one['low']:.1f} to {100 * one['high']:.1f}"
+            shown = f"pass rate {100 * one['pass_rate']:.1f} % ({interval})"
+        else:
+            shown = f"mean reward {one['mean_reward']:.4g}"
+            if one["low"] is not None:
+                shown += f" (95 % interval {one['low']:.4g} to {one['high']:.4g})"
+        print_plain(f"{name:<{max(map(len, names))}}  {shown}")
+    if not are_rates:
+        print_plain("no pass rates: nothing says which answers pass, so mean rewards are compared")
+    for name, result in zip(names[1:], compared, strict=True):
+        numbers = [_shown(value, are_rates, "+") for value in (result.difference, result.low, result.high)]
+        print_plain(
+            f"{name} less {names[0]}: {numbers[0]}{' points' if are_rates else ''} (95 % interval {numbers[1]} to "
+            f"{numbers[2]}), p = {result.p_value:.3g}, on {result.num_prompts} prompts of which {result.num_differing} "
+            f"differ"
+        )
+        print_plain(
+            _how_sure(result, better=name if result.difference > 0 else names[0], are_rates=are_rates)
+        )
+
+
+def _shown(value: float, is_rate: bool, sign: str = "") -> str:
+    """A difference in points of a pass rate, or in units of the reward."""
+    return format(100 * value, f"{sign}.1f") if is_rate else format(value, f"{sign}.4g")
+
+
+def _how_sure(result: PairedComparison, *, better: str, are_rates: bool) -> str:
+    is_beyond_zero = result.low > 0 or result.high < 0
+    if is_beyond_zero and result.p_value < SURE:
+        return f"  the interval does not hold 0: {better} is better on prompts of this kind"
+    if result.detectable is None:
+        return "  no two prompts tell them apart"
+    needed = (
+        ""
+        if result.prompts_needed is None
+        else f"; to see the difference found takes about {result.prompts_needed}"
+    )
+    shown = f"{_shown(result.detectable, are_rates)}{' points' if are_rates else ''} with a chance of 80 %"
+    why = (
+        f" (the interval does not hold 0, but p is not below {SURE:g}: few prompts differ)"
+        if is_beyond_zero
+        else ""
+    )
+    return f"  not told apart{why}: this many prompts show a difference of {shown}{needed}"

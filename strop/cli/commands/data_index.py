@@ -1,0 +1,31 @@
+"""`strop data index`: the search index of a corpus of one's own."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from strop.agents.tools.search_index import build_index
+from strop.cli.commands.data import Action
+from strop.utils.terminal import UsageError, plain, print_json, print_plain
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the index of a corpus."""
+    if len(args.words) != 1 or args.overrides or not args.out:
+        raise UsageError(
+            "index takes one corpus and --out FILE: strop data index corpus.jsonl --out index.sqlite"
+        )
+    count = build_index(Path(args.words[0]), Path(args.out))
+    if args.json:
+        print_json({"index": args.out, "passages": count})
+    else:
+        print_plain(f"{plain(args.out)}: {count} passages")
+    return 0
+
+
+ACTION = Action(
+    summary="CORPUS: the index that the search tool reads, of a file with a passage per line",
+    carry_out=run,
+    options=("out",),
+)

@@ -1,0 +1,194 @@
+"""`strop config explain`: all about a key, in the words of the tree of settings and of the registries behind some."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import strop
+from strop.cli.explain.keys import Explanation, explain, papers_in
+from strop.utils.terminal import UsageError, print_json, print_plain
+
+_WIDTH = 100
+REGISTRY_KEYS = {
+    "algorithm.adv_estimator": "advantage estimator",
+    "algorithm.adv_settings": "advantage estimator",
+    "algorithm.policy_loss": "policy loss",
+    "algorithm.loss_settings": "policy loss",
+    "algorithm.filter_groups.filter": "filter",
+    "algorithm.reward_shaping": "reward shaping",
+    "algorithm.shaping_settings": "reward shaping",
+    "data.sampler": "sampler",
+}
+"""Keys whose values are registered functions, or the settings of such."""
+_REGISTERED_BY = {
+    "advantage estimator": "strop.algorithms.advantages.registration",
+    "policy loss": "strop.algorithms.losses.terms",
+}
+"""The module whose decorators register the built-in functions of a kind."""
+
+PACKAGE = Path(strop.__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registered:
+    """A function that a key can name."""
+
+    name: str
+    """As it is registered."""
+    summary: str
+    """First line of its docstring."""
+    papers: tuple[str, ...]
+    """That its docstring names."""
+    settings: Mapping[str, Any]
+    """Settings of its own with their defaults."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """A key with all that is known of it."""
+
+    key: Explanation
+    """From the configuration's own tree."""
+    functions: tuple[Registered, ...]
+    """What it can name; empty for most keys."""
+
+    def record(self) -> dict[str, Any]:
+        """As one JSON object."""
+        return {**asdict(self.key), "functions": [asdict(one) for one in self.functions]}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the action."""
+    if len(args.overrides) != 1:
+        raise UsageError(
+            "`strop config explain` takes one key, for example algorithm.clip_ratio_high; `strop config show` "
+            "lists all"
+        )
+    explained = explain_key(args.overrides[0])
+    if args.json:
+        print_json(explained.record())
+    else:
+        print_plain("\n".join(explained_lines(explained)))
+    return 0
+
+
+def explain_key(key: str) -> Explained:
+    """The explanation of a full key.
+
+    Raises:
+        ValueError: there is no such key; the message names the nearest one.
+    """
+    from strop.trainer.config import Config
+
+    explanation = explain(Config, key)
+    return Explained(key=explanation, functions=tuple(_registered(explanation.key)))
+
+
+def explained_lines(explained: Explained) -> Iterator[str]:
+    """The explanation as text."""
+    key = explained.key
+    yield key.key
+    if key.doc:
+        yield _filled(key.doc)
+    yield f"  type: {key.type}"
+    if key.type != "section":
+        yield f"  default: {_json(key.default)}"
+    if key.choices:
+        yield f"  choices: {', '.join(key.choices)}"
+    if key.papers:
+        yield f"  paper: {'; '.join(key.papers)}"
+    if key.below:
+        yield "  keys:"
+        width = max(len(doc.key) for doc in key.below)
+        for doc in key.below:
+            text = textwrap.shorten(f"{_json(doc.default)}: {doc.doc}", _WIDTH, placeholder=" …")
+            yield f"    {doc.key:<{width}}  {text}"
+    if key.presets:
+        yield _filled(f"presets: {_presets(key)}")
+    if explained.functions:
+        yield from _functions(explained)
+    if key.type != "section":
+        yield f"  defined in: {key.defined_in}"
+
+
+def _presets(key: Explanation) -> str:
+    if key.type == "section":
+        return ", ".join(key.presets)
+    return ", ".join(f"{name}: {_json(value)}" for name, value in key.presets.items())
+
+
+def _functions(explained: Explained) -> Iterator[str]:
+    is_about_settings = explained.key.key.endswith("_settings")
+    yield "  settings by name:" if is_about_settings else "  names:"
+    for one in explained.functions:
+        settings = ", ".join(f"{name}={_json(default)}" for name, default in one.settings.items())
+        if is_about_settings:
+            if settings:
+                yield f"    {one.name}: {settings}"
+            continue
+        papers = f" ({'; '.join(one.papers)})" if one.papers else ""
+        yield _filled(f"{one.name}: {one.summary}{papers}", indent="    ")
+
+
+def _registered(key: str) -> Iterator[Registered]:
+    kind = REGISTRY_KEYS.get(key)
+    if kind is None:
+        return
+    from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS, Declaration
+    from strop.algorithms.specs import ADV_DECLARATIONS, LOSS_DECLARATIONS
+    from strop.data.curriculum import SAMPLERS
+
+    tables = (ADV_DECLARATIONS, LOSS_DECLARATIONS, FILTERS.declarations, REWARD_SHAPINGS.declarations)
+    samplers = dict.fromkeys(SAMPLERS, Declaration())  # they have no settings
+    table = next((one for one in tables if one.kind == kind), samplers)
+    docs = {name: inspect.getdoc(function) or "" for name, function in SAMPLERS.items()}
+    if kind in _REGISTERED_BY:
+        docs = dict(_documented(_REGISTERED_BY[kind]))
+    for name, declaration in sorted(table.items()):
+        text = docs.get(name, "")
+        yield Registered(
+            name=name,
+            summary=text.split("\n")[0].rstrip("."),
+            papers=papers_in(text),
+            settings={one: default for one, default in declaration.own.items() if default is not None},
+        )
+
+
+def _documented(registered_by: str) -> Iterator[tuple[str, str]]:
+    """Names that functions implement by the decorators of a module, with the docstring of each. Read from the source:
+    importing it takes seconds."""
+    for path in (PACKAGE / "algorithms").rglob("*.py"):
+        source = path.read_text(encoding="utf-8")
+        if f"from {registered_by} import" not in source:
+            continue
+        functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+        for function in functions:
+            for decorator in function.decorator_list:
+                match decorator:
+                    case ast.Call(func=ast.Name(id="implements" | "implements_outcome"), args=names):
+                        for name in names:
+                            assert isinstance(name, ast.Constant), "names stand in the decorator"
+                            yield str(name.value), ast.get_docstring(function) or ""
+
+
+def _filled(text: str, indent: str = "  ") -> str:
+    return textwrap.fill(
+        text,
+        width=_WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,85 @@
+"""Everything there is to say about one key of a configuration."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from strop.config.docs import FieldDoc, describe, field_texts
+from strop.config.layers import Layers
+from strop.config.schema import Key, current_key, locate
+from strop.config.sources import preset_layers, preset_names, preset_sections
+from strop.utils.field_types import literals, type_name, union_members
+
+_PAPER = re.compile(r"(?:([A-Z][\w-]+(?: et al\.)? \d{4}), )?(arXiv:\d{4}\.\d{4,5})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What a key means and where it matters."""
+
+    key: str
+    """The full key; of an entry of a free dict, the key of that dict."""
+    type: str
+    """Its type in words, bounds included; `section` for a section."""
+    default: Any
+    """The plain default value; None for a section."""
+    doc: str
+    """The text under the field."""
+    choices: tuple[str, ...]
+    """The values it takes, where they are a closed list."""
+    below: tuple[FieldDoc, ...]
+    """The keys of a section; empty for a value."""
+    presets: dict[str, Any]
+    """Presets that set it, and to which value; of a section, its presets with all they set."""
+    defined_in: str
+    """The class that has the field, dotted."""
+    papers: tuple[str, ...]
+    """Papers that the text under the field names."""
+
+
+def explain(root: type, key: str) -> Explanation:
+    """The explanation of a full key of the tree of `root`.
+
+    Raises:
+        ValueError: there is no such key; the message names the nearest one.
+    """
+    found = locate(root, current_key(key))[0]
+    docs = {doc.key: doc for doc in describe(root)}
+    doc = field_texts(found.owner).get(found.key.rpartition(".")[2], "")
+    return Explanation(
+        key=found.key,
+        type=type_name(found.hint),
+        default=None if found.is_section else docs[found.key].default,
+        doc=doc,
+        choices=_choices(found.hint),
+        below=tuple(one for one in docs.values() if one.key.startswith(f"{found.key}.")),
+        presets=_presets(root, found),
+        defined_in=f"{found.owner.__module__}.{found.owner.__qualname__}",
+        papers=papers_in(doc),
+    )
+
+
+def papers_in(text: str) -> tuple[str, ...]:
+    """`Shao et al. 2024, arXiv:2402.03300` for every paper that a text names so; the number alone where it stands
+    alone."""
+    found = _PAPER.findall(" ".join(text.split()))
+    return tuple(dict.fromkeys(", ".join(part for part in paper if part) for paper in found))
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    words = tuple(map(str, literals(hint)))
+    return (*words, "true", "false") if bool in union_members(hint) else words
+
+
+def _presets(root: type, wanted: Key) -> dict[str, Any]:
+    """Presets that set a key, or anything below a section."""
+    found: dict[str, Any] = {}
+    for section in preset_sections():
+        for name in preset_names(section):
+            values = Layers(root, preset_layers(section, name)).values
+            below = {key: value for key, value in values.items() if key.startswith(f"{wanted.key}.")}
+            if below or wanted.key in values:
+                found[f"{section}={name}"] = values.get(wanted.key, below)
+    return found

@@ -1,0 +1,481 @@
+"""The settings in a Python script that trains with TRL: keyword arguments, read from its syntax and never executed.
+
+Read are literal values, and names that the script gives one literal value. What else stands there (a call, a
+computation, an argument of the command line) is reported as it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.compat.migrate.python_values import copied_functions, literal
+from strop.compat.migrate.shell_words import Word
+from strop.compat.migrate.source import Found
+from strop.compat.migrate.trl_loop import COMMANDS, KINDS
+
+CONFIGS = tuple(f"{kind}Config" for kind in KINDS)
+TRAINERS = {
+    "GRPOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "RLOOTrainer": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "SFTTrainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "PPOTrainer": (
+        "args",
+        "processing_class",
+        "model",
+        "ref_model",
+        "reward_model",
+        "train_dataset",
+        "value_model",
+    ),
+    "DPOTrainer": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "KTOTrainer": ("model", "ref_model", "args"),
+    "RewardTrainer": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+}
+"""Trainers, and the names of their arguments by position."""
+OTHER_TRAINERS: Mapping[str, str] = {
+    "ORPOTrainer": "write `strop dpo` with prefer.loss=orpo",
+    "CPOTrainer": "with loss_type=simpo it is `strop dpo` with prefer.loss=simpo, else there is no counterpart",
+    "GKDTrainer": (
+        "with lmbda=1 it is `strop train` with algorithm=on_policy_distillation; with lmbda=0 and beta=0, on fixed "
+        "answers, `strop generate --top-logprobs` and `strop sft` with sft.distillation.coef; answers of both kinds in "
+        "one run have no counterpart"
+    ),
+    "BCOTrainer": "",
+    "OnlineDPOTrainer": "",
+}
+"""Trainers whose arguments are not translated, and what to write instead; empty where there is no counterpart."""
+
+_JOINED = ("concatenate_datasets", "interleave_datasets")
+_LONGEST_CHAIN = 50
+"""Steps that are followed from a data set back to where it is loaded."""
+_MODELS = ("model", "ref_model", "reward_model", "value_model", "policy", "ref_policy")
+_PLACED = ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "requires_grad_")
+"""What is called on a model that was loaded, and does not make it another one."""
+_MODEL_NAMES = ("pretrained_model_name_or_path", "model_name")
+_DATA = {"train_dataset": "train_files", "eval_dataset": "val_files"}
+_WHY, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """What a script sets."""
+
+    found: tuple[Found, ...]
+    kind: str
+    """Of strop.compat.migrate.trl_loop.KINDS."""
+    processes: int | None = None
+    """With how many it is started; None where nothing says so."""
+    counted_in: str = ""
+    """File of accelerate that says it and is not there; empty where there is none."""
+    copied: str = ""
+    """Text of the file for its reward functions; empty where they are loaded from where they are."""
+    folder: Word | None = None
+    """Where a launch script has changed to before the training; None where it has not."""
+
+
+def read_calls(
+    path: Path, variables: Mapping[str, str] | None = None, *, rewards: Path | None = None
+) -> Script:
+    """The settings of the one training in a script.
+
+    Args:
+        path: of the script.
+        variables: values of environment variables that it asks for.
+        rewards: the file that its reward functions may be copied into, where the script itself cannot be loaded.
+
+    Raises:
+        ValueError: it is no Python, or trains nothing that strop knows, or several things.
+        OSError: it cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        tree = ast.parse(text, filename=str(path))
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
+        raise ValueError(f"{path}{line} is not Python: {getattr(error, 'msg', error)}") from error
+    reader = _Reader(tree, text, path, variables or {}, rewards)
+    kinds = {name.removesuffix("Trainer").removesuffix("Config") for name, _ in reader.calls}
+    others = sorted(
+        {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & OTHER_TRAINERS.keys()
+    )
+    if not kinds:
+        known = ", ".join(TRAINERS)
+        why = (OTHER_TRAINERS[others[0]] or "there is no counterpart here") if others else ""
+        instead = f"it uses {others[0]}, which is not translated: {why}; " if others else ""
+        raise ValueError(f"{path} makes no trainer that strop knows: {instead}known are {known}")
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{path} trains in several ways ({', '.join(sorted(kinds))}): copy the one to migrate into a file of "
+            f"its own"
+        )
+    return Script(found=tuple(reader.settings()), kind=kinds.pop(), copied=reader.copied)
+
+
+class _Reader:
+    """A parsed script and the names in it."""
+
+    def __init__(
+        self,
+        tree: ast.Module,
+        text: str,
+        path: Path,
+        variables: Mapping[str, str],
+        rewards: Path | None,
+    ) -> None:
+        self.tree, self.text, self.path = tree, text, path
+        self.variables, self.rewards = variables, rewards
+        self.copied = ""
+        self.asked: list[str] = []
+        """Names of its reward functions."""
+        self.assigned: dict[str, list[ast.expr]] = {}
+        self.bodies = {
+            id(statement): id(node)
+            for node in (tree, *(node for node in ast.walk(tree) if isinstance(node, _FUNCTIONS)))
+            for statement in node.body
+        }
+        """For each statement that no condition or loop governs, the module or function it stands in."""
+        self.certain: dict[str, list[tuple[int, ast.expr]]] = {}
+        """Names that are assigned several times, but only by such statements of one body, with their last lines."""
+        self.imported: dict[str, tuple[str, str]] = {}
+        self.functions = {
+            node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        self.parameters: dict[str, ast.expr] = {}
+        """What the parameters of a function stand for whose call is followed."""
+        scopes: dict[str, set[int | None]] = {}
+        for node in ast.walk(tree):
+            self._note(node)
+            if isinstance(node, ast.Assign) and (name := _assigned(node)):
+                scopes.setdefault(name, set()).add(self.bodies.get(id(node)))
+                self.certain.setdefault(name, []).append((node.end_lineno or node.lineno, node.value))
+        self.certain = {
+            name: values
+            for name, values in self.certain.items()
+            if len(scopes[name]) == 1 and None not in scopes[name]
+        }
+        self.calls = [
+            (_name(node.func), node)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and _name(node.func) in (*CONFIGS, *TRAINERS)
+        ]
+        self.arguments = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and _name(node.func) == "TrainingArguments"
+        ]
+        """What trainers of 2023 and 2024 were given in place of a configuration of their own."""
+
+    def settings(self) -> Iterator[Found]:
+        """Every argument of the configuration, of the trainer and of an adapter, in the order of their lines."""
+        adapters = [
+            ("LoraConfig", node)
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Call) and _is_adapter(node)
+        ]
+        kind = next((name.removesuffix("Trainer") for name, _ in self.calls if name in TRAINERS), "")
+        older = [(f"{kind}Config", node) for node in self.arguments if kind]
+        for _, call in older:
+            yield from self._assumed(f"{kind}Config", call)
+        for name, call in sorted((*self.calls, *older, *adapters), key=lambda pair: pair[1].lineno):
+            for position, node in enumerate([] if name == "LoraConfig" else call.args):
+                names = TRAINERS.get(name, ("output_dir",))
+                argument = names[position] if position < len(names) else f"argument {position + 1}"
+                yield self._setting(name, argument, node)
+                yield from self._how_loaded(name, argument, node)
+            for keyword in call.keywords:
+                if keyword.arg is None:
+                    yield Found(
+                        key=f"{name}.**", value=ast.unparse(keyword.value), place=self._place(keyword.value),
+                        problem="settings from a dictionary cannot be read: write them as keyword arguments",
+                    )  # fmt: skip
+                else:
+                    yield self._setting(name, keyword.arg, keyword.value)
+                    yield from self._how_loaded(name, keyword.arg, keyword.value)
+
+    def _assumed(self, name: str, call: ast.Call) -> Iterator[Found]:
+        """What TrainingArguments assumes otherwise than the configurations of TRL."""
+        given = {keyword.arg for keyword in call.keywords}
+        for argument, value in (("learning_rate", 5e-5), ("gradient_checkpointing", False)):
+            if argument not in given:
+                place = f"{self._place(call)}, what TrainingArguments assumes"
+                yield Found(key=f"{name}.{argument}", value=value, place=place)
+
+    def _note(self, node: ast.AST) -> None:
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=[ast.Name(id=name), *_])], value=ast.Call() as value):
+                self.assigned.setdefault(name, []).append(
+                    value
+                )  # model, tokenizer = ....from_pretrained(...)
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self.assigned.setdefault(name, []).append(value)
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                self.assigned.setdefault(name, []).append(value)
+            case ast.ImportFrom(module=str(module), names=names):
+                for alias in names:
+                    self.imported[alias.asname or alias.name] = (module, alias.name)
+
+    def _setting(self, name: str, argument: str, node: ast.expr) -> Found:
+        key, place = f"{name}.{argument}", self._place(node)
+        if argument == "reward_funcs":
+            return Found(key=key, value=self._rewards(node), place=place)
+        node = self._model(node) if argument in _MODELS else self._followed(node)
+        if argument in ("args", "config", "peft_config") and isinstance(node, ast.Call | ast.Name):
+            return Found(key=key, value=ast.unparse(node), place=place)
+        if argument in _DATA:
+            self.parameters = {}
+            dataset = self._dataset(node)
+            self.parameters = {}
+            if dataset is not None:
+                return Found(key=key, value=dataset, place=place)
+        if (
+            argument in _MODELS
+            and isinstance(node, ast.Call)
+            and _name(node.func) == "from_pretrained"
+            and (named := [*node.args, *(one.value for one in node.keywords if one.arg in _MODEL_NAMES)])
+        ):
+            node = self._followed(named[0])
+        try:
+            return Found(key=key, value=self._literal(node), place=place)
+        except ValueError:
+            text, way_out = ast.unparse(node), _WAY_OUT
+            if argument in _DATA:
+                section = COMMANDS.get(name.removesuffix("Trainer"), "")
+                ours = f"{section}.data.{_DATA[argument]}".removeprefix(".")
+                way_out = f"write load_dataset(...) with the values themselves, or set {ours}"
+            return Found(key=key, value=text, place=place, unresolved=(text,), why=_WHY, way_out=way_out)
+
+    def _model(self, node: ast.expr) -> ast.expr:
+        """The expression that loads a model, below what only places it or puts an adapter on it."""
+        for _ in range(_LONGEST_CHAIN):
+            match node := self._followed(node):
+                case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method in _PLACED:
+                    node = inner
+                case ast.Call(args=[inner, *_]) if _name(node.func) in (
+                    "get_peft_model",
+                    "prepare_model_for_kbit_training",
+                ):
+                    node = inner
+                case _:
+                    break
+        return node
+
+    def _how_loaded(self, name: str, argument: str, node: ast.expr) -> Iterator[Found]:
+        """What `from_pretrained` of the policy is told beside the folder, as arguments of TRL's own loading."""
+        made = self._model(node)
+        if argument != "model" or not isinstance(made, ast.Call) or _name(made.func) != "from_pretrained":
+            return
+        told: dict[str, Any] = {}
+        for keyword in made.keywords:
+            if keyword.arg is not None and keyword.arg not in (*_MODEL_NAMES, "num_labels"):
+                try:
+                    told[keyword.arg] = self._literal(keyword.value)
+                except ValueError:
+                    told[keyword.arg] = ast.unparse(keyword.value)
+        if told:
+            key = f"{name.removesuffix('Trainer')}Config.model_init_kwargs"
+            yield Found(key=key, value=told, place=self._place(made), written="from_pretrained")
+
+    def _followed(self, node: ast.expr) -> ast.expr:
+        """What a name stands for: its one value, or of several, one after the other, the last one above."""
+        for _ in range(5):
+            if isinstance(node, ast.Name) and node.id in self.parameters:
+                node = self.parameters[node.id]
+                continue
+            if isinstance(node, ast.Attribute) and (given := self._argument(node)) is not None:
+                node = given
+                continue
+            if not isinstance(node, ast.Name):
+                break
+            values = self.assigned.get(node.id, [])
+            if len(values) > 1:
+                above = [value for line, value in self.certain.get(node.id, ()) if line < node.lineno]
+                values = above[-1:]
+            if len(values) != 1:
+                break
+            node = values[0]
+        return node
+
+    def _literal(self, node: ast.expr) -> Any:
+        """The value of an expression of literals, names that stand for them, and environment variables with a default.
+
+        Raises:
+            ValueError: it has none that is known.
+        """
+        return literal(node, self._followed, self.variables)
+
+    def _argument(self, node: ast.Attribute) -> ast.expr | None:
+        """What `args.name` stands for, where args is a configuration that the script makes."""
+        made = self._followed(node.value) if isinstance(node.value, ast.Name) else node.value
+        if not isinstance(made, ast.Call) or _name(made.func) not in CONFIGS:
+            return None
+        return next((keyword.value for keyword in made.keywords if keyword.arg == node.attr), None)
+
+    def _dataset(self, node: ast.expr) -> dict[str, Any] | None:
+        """The literal arguments of load_dataset(...), and what is done to its rows afterwards; None for others."""
+        steps: list[str] = []
+        chosen = None  # of the splits that are loaded together
+        for _ in range(_LONGEST_CHAIN):
+            node = self._followed(node)
+            match node:
+                case ast.Subscript(value=inner, slice=which):
+                    node, chosen = inner, self._text_of(which) or chosen
+                case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method != "load_dataset":
+                    steps.insert(0, method)
+                    node, chosen = inner, None if method == "train_test_split" else chosen
+                case ast.Call() if _name(node.func) == "load_dataset":
+                    break
+                case ast.Call(args=[parts, *_]) if _name(node.func) in (*_JOINED, "get_dataset"):
+                    return self._joined(node, parts, steps)
+                case ast.Call(func=ast.Name(id=called)) if called in self.functions:
+                    returned = self._returned(called, node)
+                    if returned is None:
+                        return None
+                    node = returned
+                case _:
+                    return None
+        if not isinstance(node, ast.Call):
+            return None
+        try:
+            arguments = [self._literal(argument) for argument in node.args]
+            named = {
+                keyword.arg: self._literal(keyword.value)
+                for keyword in node.keywords
+                if keyword.arg in ("path", "name", "data_files", "split")
+            }
+        except ValueError:
+            return None
+        positional = dict(zip(("path", "name"), arguments, strict=False))
+        named = {**positional, **named}
+        return {
+            "path": named.get("path"),
+            "name": named.get("name"),
+            "data_files": named.get("data_files"),
+            "split": named.get("split") or chosen,
+            "steps": steps,
+        }
+
+    def _text_of(self, node: ast.expr) -> str | None:
+        try:
+            value = self._literal(node)
+        except ValueError:
+            return None
+        return value if isinstance(value, str) else None
+
+    def _returned(self, name: str, call: ast.Call) -> ast.expr | None:
+        """What a function of the script returns, where it has one `return`; its parameters stand for what the call
+        gives them."""
+        function = self.functions[name]
+        returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
+        names = [one.arg for one in function.args.args]
+        defaults = function.args.defaults
+        if len(returns) != 1 or returns[0].value is None or len(call.args) > len(names):
+            return None
+        self.parameters |= dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        self.parameters |= dict(zip(names, call.args, strict=False))
+        self.parameters |= {one.arg: one.value for one in call.keywords if one.arg is not None}
+        return returns[0].value
+
+    def _joined(self, node: ast.Call, parts: ast.expr, steps: list[str]) -> dict[str, Any] | None:
+        """Several data sets in one: put one behind the other, or drawn from with probabilities; None for others."""
+        parts = self._followed(parts)
+        if isinstance(parts, ast.Call) and _name(parts.func) == "DatasetMixtureConfig":
+            given = [one.value for one in parts.keywords if one.arg == "datasets"] or parts.args[:1]
+            parts = self._followed(given[0]) if given else parts
+        if not isinstance(parts, ast.List | ast.Tuple):
+            return None
+        sets = [self._part(self._followed(part)) for part in parts.elts]
+        if any(one is None or "parts" in one for one in sets):
+            return None
+        found = [{**one, "steps": [*one["steps"], *steps]} for one in sets if one is not None]
+        if _name(node.func) != "interleave_datasets":
+            return {"parts": found}
+        named = [one.value for one in node.keywords if one.arg == "probabilities"] or node.args[1:2]
+        try:
+            shares = self._literal(named[0]) if named else None
+        except ValueError:
+            return None
+        return {"parts": found, "shares": list(shares or [1.0] * len(found))}
+
+    def _part(self, node: ast.expr) -> dict[str, Any] | None:
+        """One of several data sets: as another one, or TRL's DatasetConfig(path=..., ...)."""
+        if not isinstance(node, ast.Call) or _name(node.func) != "DatasetConfig":
+            return self._dataset(node)
+        names = ("path", "name", "data_dir", "data_files", "split")
+        try:
+            given = dict(zip(names, (self._literal(one) for one in node.args), strict=False))
+            given |= {one.arg: self._literal(one.value) for one in node.keywords if one.arg in names}
+        except ValueError:
+            return None
+        return {"name": None, "data_files": None, "split": "train", **given, "steps": []}
+
+    def _rewards(self, node: ast.expr) -> list[dict[str, Any]]:
+        node = self._followed(node)
+        items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
+        self.asked = [one.id for one in items if isinstance(one, ast.Name) and one.id in self.functions]
+        return [self._reward(item) for item in items]
+
+    def _reward(self, node: ast.expr) -> dict[str, Any]:
+        """Where a reward comes from."""
+        if isinstance(node, ast.Name) and node.id in self.imported:
+            module, name = self.imported[node.id]
+            return {"from": "module", "module": module, "name": name, "folder": str(self.path.parent)}
+        if isinstance(node, ast.Name) and node.id in self.functions:
+            why_not = self._why_not_loaded()
+            if why_not and self.rewards is not None:
+                self.copied = copied_functions(self.tree, self.text, self.asked)
+            if self.copied:
+                return {"from": "copy", "path": str(self.rewards), "name": node.id}
+            return {"from": "script", "path": str(self.path), "name": node.id, "why_not": why_not}
+        followed = self._followed(node)
+        if isinstance(followed, ast.Constant) and isinstance(followed.value, str):
+            return {"from": "model", "path": followed.value}
+        return {"from": "expression", "text": ast.unparse(node)}
+
+    def _why_not_loaded(self) -> str:
+        """Why the script cannot be loaded for a function in it: it would start the training, or needs TRL."""
+        run = [
+            node
+            for node in self.tree.body
+            if not isinstance(node, (*_FUNCTIONS, ast.ClassDef)) and not _is_main_guard(node)
+        ]
+        calls = {_name(inner.func) for node in run for inner in ast.walk(node) if isinstance(inner, ast.Call)}
+        if calls & {*TRAINERS, *self.functions, "train"}:
+            return "would start the training in it"
+        imports = [node for node in run if isinstance(node, ast.ImportFrom) and node.module]
+        modules = {str(node.module) for node in imports}
+        modules |= {alias.name for node in run if isinstance(node, ast.Import) for alias in node.names}
+        needs_trl = "trl" in {module.partition(".")[0] for module in modules}
+        return "needs trl, which it imports" if needs_trl else ""
+
+    def _place(self, node: ast.AST) -> str:
+        return f"{self.path.name}, line {getattr(node, 'lineno', 0)}"
+
+
+def _assigned(node: ast.Assign) -> str:
+    """The name that an assignment gives something to, or the first of several that a call gives something to."""
+    target = node.targets[0]
+    if isinstance(target, ast.Tuple) and target.elts and isinstance(node.value, ast.Call):
+        target = target.elts[0]
+    return target.id if isinstance(target, ast.Name) else ""
+
+
+def _is_adapter(node: ast.Call) -> bool:
+    """LoraConfig(...), or what has its arguments: FastLanguageModel.get_peft_model(model, r=...)."""
+    name = _name(node.func)
+    return name == "LoraConfig" or (name == "get_peft_model" and any(one.arg == "r" for one in node.keywords))
+
+
+def _name(node: ast.expr) -> str:
+    """The last part of a dotted name; "" for other expressions."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and "__name__" in ast.unparse(node.test)

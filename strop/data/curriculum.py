@@ -1,0 +1,283 @@
+"""Orders of rows by what came of them, and orders of a user's own: functions that see results, or classes.
+
+A sampler is a pure function, called with what it has parameters for:
+
+    order(rows, results, *, epoch, seed) -> the same rows, in the order of their visits
+
+`results` holds what came of the rows so far (`RowResult`, by row number; rows that were never scored are not in
+it). It is recorded by the trainer and part of every checkpoint, so a resumed run goes on in the same order.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strop.data.sampler import ORDERS, Rows, parse_visit_uid, shuffled
+from strop.utils.registry import Registry, dotted, required_parameters
+
+if TYPE_CHECKING:
+    from strop.protocol import DataProto
+    from strop.workers.reports import EpisodeReport
+
+Sampler = Callable[..., Rows]
+"""See the module."""
+F = TypeVar("F", bound=Sampler)
+
+OFFERED = ("rows", "results", "epoch", "seed")
+"""What a sampler is given, by keyword, where it has a parameter of the name."""
+
+SAMPLERS: Registry[Sampler] = Registry("sampler")
+
+UNKNOWN_PASS_RATE = 0.5
+"""Of a row that was never scored: in the middle between easy and hard."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowResult:
+    """What came of a row of the training data at its last visit."""
+
+    visits: int
+    """Visits with at least one scored sample, over the whole run."""
+    mean_score: float
+    """Mean score of the samples of the last one."""
+    pass_rate: float
+    """Share of them that passed; their mean score where nothing decides which samples pass."""
+    last_step: int
+    """When that was."""
+
+
+class SamplerObject(Protocol):
+    """A sampler that is a class, made once per run."""
+
+    @property
+    def learns(self) -> bool:
+        """It wants to be shown steps."""
+
+    def positions(self) -> list[int]:
+        """The order of the next epoch, as positions in the rows."""
+
+    def update(self, batch: DataProto) -> None:
+        """Show it a step."""
+
+    def state(self) -> dict[str, Any]:
+        """For the manifest of a checkpoint, as JSON has it."""
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from such a state."""
+
+
+def register_sampler(name: str) -> Callable[[F], F]:
+    """A decorator that makes a function, or a class in verl's form (`SamplerObject`), available as
+    data.sampler=name.
+
+    Raises:
+        ValueError: the name is taken, the function requires something that nobody gives it, or the class has a state
+            that no checkpoint can hold.
+    """
+
+    def add(function: F) -> F:
+        if isinstance(function, type):
+            _form_of_classes(name).check(name, function)
+            SAMPLERS.register(name)(function)
+            return function
+        required = required_parameters(function)
+        unknown = [parameter for parameter in required if parameter not in OFFERED]
+        if unknown or "rows" not in required:
+            raise ValueError(
+                f"sampler {name!r}: {dotted(function)} has the parameters {', '.join(required) or 'none'}, but a "
+                f"sampler is order(rows, results, *, epoch, seed); results, epoch and seed may be left out"
+            )
+        SAMPLERS.register(name)(function)
+        return function
+
+    return add
+
+
+def _form_of_classes(name: str) -> Any:
+    from strop.data.sampler_class import VerlSampler  # torch: seconds
+
+    return VerlSampler
+
+
+class ResultsOrder:
+    """The order of one sampler in a run, where it follows from results or is a user's own."""
+
+    def __init__(self, name: str, rows: Sequence[int], data: Any) -> None:
+        """Args:
+        name: of the sampler.
+        rows: row numbers of the training prompts.
+        data: the section data.
+
+        Raises:
+            ValueError: there is no such sampler.
+        """
+        function: Any = SAMPLERS[name]
+        self._name, self._rows = name, np.asarray(rows, dtype=np.int64)
+        self._results: dict[int, RowResult] = {}
+        self._object: SamplerObject | None = None
+        if isinstance(function, type):
+            self._object = _form_of_classes(name)(name, function, rows, data)
+        self.sees_results = sees_results(name)
+
+    @property
+    def wants_batch(self) -> bool:
+        """It is a class that is shown steps."""
+        return self._object is not None and self._object.learns
+
+    def check_growth(self) -> None:
+        """Refuse rows beside those it was made with.
+
+        Raises:
+            ValueError: it is a class.
+        """
+        if self._object is not None:
+            raise ValueError(
+                f"data.sampler={self._name} is a class that was made with the rows there were at the start, and rows "
+                f"were added: use another sampler with data.datagen or on_batch_end"
+            )
+
+    def order(self, rows: NDArray[np.int64], *, epoch: int, seed: int) -> NDArray[np.int64]:
+        """The rows of an epoch, by the results that are known now.
+
+        Raises:
+            ValueError: what the user's own gave is no order of them.
+        """
+        if self._object is None:
+            return ordered_rows(self._name, rows, self._results, epoch=epoch, seed=seed)
+        return self._rows[checked_order(self._name, np.arange(len(self._rows)), self._object.positions())]
+
+    def record(self, step: int, reports: Sequence[EpisodeReport], batch: DataProto | None) -> None:
+        """What came of the samples of a step."""
+        if self._object is not None and batch is not None:
+            self._object.update(batch)
+        for row, result in row_results(reports, step=step).items():
+            before = self._results[row].visits if row in self._results else 0
+            self._results[row] = replace(result, visits=before + result.visits)
+
+    def state(self) -> dict[str, Any]:
+        """What the next order depends on, for the manifest of a checkpoint."""
+        if not self.sees_results and self._object is None:
+            return {}
+        own = None if self._object is None else self._object.state()
+        results = {str(row): list(astuple(result)) for row, result in sorted(self._results.items())}
+        return {"results": results, "own": own}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from such a state."""
+        self._results = {
+            int(row): RowResult(visits=int(visits), mean_score=score, pass_rate=rate, last_step=int(step))
+            for row, (visits, score, rate, step) in state["results"].items()
+        }
+        if self._object is not None:
+            self._object.restore(state["own"])
+
+
+def row_results(reports: Sequence[EpisodeReport], *, step: int) -> dict[int, RowResult]:
+    """What came of each row that was visited in a step, with one visit each; rows without a scored sample are left
+    out. Of a row that was visited twice, in two epochs, the later visit counts."""
+    scored: dict[str, list[EpisodeReport]] = {}
+    for report in reports:
+        if report.score is not None:
+            scored.setdefault(report.uid, []).append(report)
+    results: dict[int, RowResult] = {}
+    for uid, samples in scored.items():
+        _, row = parse_visit_uid(uid)
+        mean_score = sum(sample.score or 0.0 for sample in samples) / len(samples)
+        verdicts = [sample.passes for sample in samples]
+        results[row] = RowResult(
+            visits=results[row].visits + 1 if row in results else 1,
+            mean_score=mean_score,
+            pass_rate=mean_score if None in verdicts else sum(map(bool, verdicts)) / len(samples),
+            last_step=step,
+        )
+    return results
+
+
+def sees_results(name: str) -> bool:
+    """The sampler has a parameter for results, or is a class with a method `update`.
+
+    Raises:
+        ValueError: there is no such sampler.
+    """
+    function = SAMPLERS[name]
+    if isinstance(function, type):
+        return hasattr(function, "update")
+    return "results" in inspect.signature(function).parameters
+
+
+def ordered_rows(
+    name: str, rows: NDArray[np.int64], results: Mapping[int, RowResult], *, epoch: int, seed: int
+) -> NDArray[np.int64]:
+    """The rows in the order that the sampler gives them: [rows] int64.
+
+    A sampler that sees results gets a list of rows, and a copy of the results; another one the array, which is a tenth
+    as large.
+
+    Raises:
+        ValueError: there is no such sampler, or it returned something else than these rows.
+    """
+    function = SAMPLERS[name]
+    parameters = inspect.signature(function).parameters
+    offered: dict[str, object] = {"rows": rows, "epoch": epoch, "seed": seed}
+    if "results" in parameters:
+        offered |= {"rows": rows.tolist(), "results": dict(results)}
+    given: object = function(**{key: value for key, value in offered.items() if key in parameters})
+    return checked_order(name, rows, given)
+
+
+def checked_order(name: str, rows: NDArray[np.int64], given: object) -> NDArray[np.int64]:
+    """What a sampler returned, if it is an order of these rows.
+
+    Raises:
+        ValueError: it is none.
+    """
+    function = SAMPLERS[name]
+    if not isinstance(given, Sequence | np.ndarray):
+        raise ValueError(
+            f"sampler {name!r}: {dotted(function)} returned a {type(given).__name__}, but a sampler returns a "
+            f"sequence with the {len(rows)} rows"
+        )
+    numbers = np.asarray(given)
+    if numbers.dtype.kind not in "iu" or not np.array_equal(np.sort(numbers, axis=None), np.sort(rows)):
+        strange = np.setdiff1d(numbers, rows).tolist()
+        what = f", among them {strange[0]!r}, which is none of them" if strange else ""
+        raise ValueError(
+            f"sampler {name!r}: {dotted(function)} returned {numbers.size} entries{what}, but a sampler returns each "
+            f"of the {len(rows)} rows once; use algorithm.filter_groups to leave prompts out"
+        )
+    return numbers.astype(np.int64)
+
+
+for _name, _order in ORDERS.items():
+    register_sampler(_name)(_order)
+
+
+@register_sampler("easy_first")
+def easy_first(rows: Rows, results: Mapping[int, RowResult], *, epoch: int, seed: int) -> Rows:
+    """Rows that passed most often at their last visit first, shuffled where equal."""
+    return sorted(shuffled(rows, epoch=epoch, seed=seed).tolist(), key=lambda row: -_pass_rate(results, row))
+
+
+@register_sampler("hard_first")
+def hard_first(rows: Rows, results: Mapping[int, RowResult], *, epoch: int, seed: int) -> Rows:
+    """Rows that passed least often at their last visit first, shuffled where equal."""
+    return sorted(shuffled(rows, epoch=epoch, seed=seed).tolist(), key=lambda row: _pass_rate(results, row))
+
+
+@register_sampler("near_half")
+def near_half(rows: Rows, results: Mapping[int, RowResult], *, epoch: int, seed: int) -> Rows:
+    """Rows first of which about half of the samples passed at their last visit, which teach most, and rows that were
+    never scored; shuffled where equal."""
+    return sorted(
+        shuffled(rows, epoch=epoch, seed=seed).tolist(), key=lambda row: abs(_pass_rate(results, row) - 0.5)
+    )
+
+
+def _pass_rate(results: Mapping[int, RowResult], row: int) -> float:
+    return results[row].pass_rate if row in results else UNKNOWN_PASS_RATE

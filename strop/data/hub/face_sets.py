@@ -1,0 +1,105 @@
+"""Data sets of the Hugging Face hub at one commit.
+
+`datasets` prepares a set once per commit and keeps it. Without a network it takes the newest set that it has prepared,
+whichever commit is asked for; what is opened here is of the commit that is named, or nothing is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from strop.data.hub.face import FaceData
+from strop.data.hub.remote import Refused, Unreachable
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def resolved(name: str, revision: str, say: Callable[[str], object]) -> str:
+    """The commit of a branch or tag (empty: the main one); the hub is asked where it can be.
+
+    Raises:
+        Refused: the hub has no such set or revision, or is not asked and its cache does not say.
+        Unreachable: it does not answer, and its cache does not say.
+    """
+    if _COMMIT.fullmatch(revision):
+        return revision
+    remote = FaceData(name)
+    if not remote.is_offline:
+        try:
+            listing = remote.list(revision)
+        except Unreachable as error:
+            commit = _kept(remote, name, revision)
+            if not commit:
+                raise
+            say(f"{error}; of the data set {name}, commit {commit} is used, which the cache has")
+            return commit
+        remote.note(revision, listing)
+        return listing.revision
+    commit = _kept(remote, name, revision)
+    if not commit:
+        raise Refused(
+            f"HF_HUB_OFFLINE is set, and the cache does not say which commit {revision or 'the newest'} is: read it "
+            f"once without, or write #COMMIT after the entry"
+        )
+    return commit
+
+
+def open_at(name: str, config: str | None, split: str, commit: str) -> Any:
+    """The `datasets.Dataset` of a split at a commit.
+
+    Raises:
+        ValueError: neither the hub gives this commit, nor is it among what was prepared.
+        Exception: what `datasets` raises.
+    """
+    datasets: Any = importlib.import_module("datasets")
+    try:
+        builder = datasets.load_dataset_builder(name, config, revision=commit)
+    except Exception:  # the client and its HTTP library raise errors of their own kinds
+        builder = None
+        if not _prepared(name, config or "*", commit):
+            raise
+    if builder is None or builder.hash != commit:
+        builder = _from_cache(name, config, commit)
+    builder.download_and_prepare()
+    return builder.as_dataset(split=split)
+
+
+def _from_cache(name: str, config: str | None, commit: str) -> Any:
+    found = _prepared(name, config or "*", commit)
+    if len(found) > 1:
+        names = ", ".join(folder.parts[-3] for folder in found)
+        raise ValueError(f"the cache has the configurations {names} of it: name one of them")
+    if not found:
+        raise ValueError(f"the hub was not reached, and the cache has it at other commits than {commit}")
+    config_name, version, _ = found[0].parts[-3:]
+    cache: Any = importlib.import_module("datasets.packaged_modules.cache.cache")
+    return cache.Cache(
+        dataset_name=name.rpartition("/")[2],
+        repo_id=name,
+        config_name=config_name,
+        version=version,
+        hash=commit,
+    )
+
+
+def _prepared(name: str, config: str, commit: str) -> list[Path]:
+    """Folders CONFIG/VERSION/COMMIT that `datasets` has prepared; the one that was made last is the last."""
+    settings: Any = importlib.import_module("datasets.config")
+    naming: Any = importlib.import_module("datasets.naming")
+    *owner, last = name.split("/")
+    root = Path(settings.HF_DATASETS_CACHE) / "___".join([*owner, naming.camelcase_to_snakecase(last)])
+    found = [path for path in root.glob(f"{config}/*/{commit}") if (path / "dataset_info.json").is_file()]
+    return sorted(found, key=lambda path: path.stat().st_mtime)
+
+
+def _kept(remote: FaceData, name: str, revision: str) -> str:
+    """The commit by the caches: that which was noted, else the one that was prepared last; empty without any."""
+    noted = remote.noted(revision)
+    if noted or revision not in ("", "main"):
+        return noted
+    commits = [path.name for path in _prepared(name, "*", "*") if _COMMIT.fullmatch(path.name)]
+    return commits[-1] if commits else ""

@@ -1,0 +1,221 @@
+"""Where rows come from when not from a local file: data sets of hubs, and URLs.
+
+    hub:openai/gsm8k:main@test     owner/name, then optionally :config, @split (train by default) and #revision
+    modelscope:ORG/NAME@test       the same at ModelScope
+    s3://bucket/train.parquet      any URL that fsspec knows; file:// and memory:// too
+
+What a URL names is fetched once into the cache folder, under a key made of the URL and of what the store says
+about the contents (size, etag, time of change), so a changed file is fetched again. A fetch ends with one
+rename: a reader sees all of it or nothing, also when two processes fetch at the same time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from strop.data.cache import cache_folder, size_of, use
+from strop.data.hub import face_sets, scope_sets
+from strop.data.hub.remote import Refused, Unreachable
+from strop.data.hub.stores import (
+    get_file,
+    inside,
+    key_of,
+    listing_of,
+    meant_by,
+    name_below,
+    open_store,
+    reason,
+    way_out,
+)
+from strop.data.hub.waiting import SILENCE_S, while_heard
+from strop.utils.remote_path import HUBS
+from strop.utils.trust import ask, may_run
+
+logger = logging.getLogger(__name__)
+
+_HUB = re.compile(
+    r"(?P<hub>hub:|modelscope:)(?P<name>[\w.-]+(?:/[\w.-]+)?)(?::(?P<config>[^:@#]+))?(?:@(?P<split>[^@#]+))?"
+    r"(?:#(?P<revision>\w[\w./-]*))?",
+    re.ASCII,
+)
+
+_FILE_SETTINGS = ("*data.train_files", "*data.val_files")
+"""Settings that name files with rows, in whatever section."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubSource:
+    """One split of a data set of the hub."""
+
+    hub: str
+    """`hub:` or `modelscope:`."""
+    name: str
+    """`owner/name`; at the Hugging Face hub also `name`, for those without an owner."""
+    config: str | None
+    """Which of its configurations; None: its only one."""
+    split: str
+    """Which of its splits."""
+    revision: str = ""
+    """Branch, tag or commit; empty: the newest. At ModelScope also a state of one, BRANCH/files-HASH."""
+
+
+def _ask(entry: str) -> None:
+    """Pass the door, which is open where the user has named the files."""
+    if not any(map(may_run, _FILE_SETTINGS)):
+        ask("data files", entry)
+
+
+def parse_hub(entry: str) -> HubSource:
+    """The parts of `hub:owner/name[:config][@split][#revision]`, or of `modelscope:` and the same.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    match = _HUB.fullmatch(entry)
+    prefix = next((one for one in HUBS if entry.startswith(one)), HUBS[0])
+    if match is None or (prefix == "modelscope:" and "/" not in match["name"]):
+        raise ValueError(
+            f"data entry {entry!r} names no data set of the hub; write {prefix}owner/name, then optionally "
+            f":config, @split and #revision, for example {prefix}openai/gsm8k:main@test"
+        )
+    return HubSource(
+        hub=prefix,
+        name=match["name"],
+        config=match["config"],
+        split=match["split"] or "train",
+        revision=match["revision"] or "",
+    )
+
+
+def commit_of(entry: str, say: Callable[[str], object]) -> str:
+    """The commit that an entry of a hub stands for now; at ModelScope, the state of its files, which are fetched.
+
+    Args:
+        entry: of data.train_files or of another such setting.
+        say: hears when the hub is not asked, or does not answer, and its cache says which commit it is.
+
+    Raises:
+        ValueError: the entry has another form, or nobody knows.
+        UntrustedCode: received settings name it.
+    """
+    source = parse_hub(entry)
+    _ask(entry)
+    try:
+        if source.hub == "modelscope:":
+            return scope_sets.resolved(source.name, source.revision, say)
+        return face_sets.resolved(source.name, source.revision, say)
+    except (Refused, Unreachable) as error:
+        where = "ModelScope" if source.hub == "modelscope:" else "the hub"
+        raise ValueError(f"data entry {entry!r} cannot be read from {where}: {error}") from error
+
+
+def open_hub(entry: str) -> Any:
+    """The `datasets.Dataset` of a split of a hub data set.
+
+    That of the Hugging Face hub is downloaded by `datasets`, which keeps it in its own cache.
+
+    Raises:
+        ValueError: the entry has another form, or `datasets` cannot read it, with its reason.
+    """
+    source = parse_hub(entry)
+    _ask(entry)
+    if source.hub == "modelscope:":
+        return _open_scope(entry, source)
+    datasets: Any = importlib.import_module("datasets")  # heavy, and only some entries need it
+    try:
+        if source.revision:
+            commit = face_sets.resolved(source.name, source.revision, logger.info)
+            return face_sets.open_at(source.name, source.config, source.split, commit)
+        return datasets.load_dataset(source.name, source.config, split=source.split)
+    except Exception as error:
+        # The hub's client, its HTTP library and the readers of formats raise errors of their own kinds.
+        raise ValueError(
+            f"data entry {entry!r} cannot be read from the hub ({reason(error)}); check name, config and "
+            f"split, or download it where there is a network (hf download {source.name} --repo-type dataset "
+            f"--local-dir DIR) and name DIR@{source.split}"
+        ) from error
+
+
+def _open_scope(entry: str, source: HubSource) -> Any:
+    try:
+        return scope_sets.open_at(source.name, source.config, source.split, source.revision, logger.info)
+    except (Refused, Unreachable) as error:
+        raise ValueError(f"data entry {entry!r} cannot be read from ModelScope: {error}") from error
+    except Exception as error:  # the readers of formats raise errors of their own kinds
+        raise ValueError(
+            f"data entry {entry!r} cannot be read by datasets ({reason(error)}); check config and split, or name "
+            f"files of it"
+        ) from error
+
+
+def fetch(
+    url: str, suffixes: tuple[str, ...], cache_dir: str | Path = "", *, silence_s: float = SILENCE_S
+) -> Path:
+    """A local copy of what a URL names: a file, or a folder with the files in it that end as wanted.
+
+    Args:
+        url: of any kind that fsspec knows.
+        suffixes: of the files that are taken from a folder.
+        cache_dir: where copies are kept; empty means the default.
+        silence_s: how long the store may take to answer, and to send the next bytes of a file, in seconds.
+
+    Raises:
+        ValueError: the kind of URL is unknown or needs a package, nothing is there, or the store failed or went
+            silent.
+    """
+    _ask(url)
+    try:
+        system, path = open_store(url)
+        is_folder, found = while_heard(lambda: listing_of(system, path), lambda: 0, silence_s)
+        wanted = {name_below(path, name): name for name in found if _is_wanted(name, suffixes, is_folder)}
+        if not wanted:
+            raise FileNotFoundError(f"the folder holds no {', '.join(suffixes)} files")
+        key = key_of(url, {local: found[name] for local, name in wanted.items()})
+        folder = cache_folder(cache_dir) / "files" / key
+        if not folder.is_dir():
+            _fetch_into(folder, system, wanted, found, silence_s)
+        use(folder)
+    except Exception as error:
+        # Every store has its own client with its own kinds of errors.
+        error = meant_by(error)
+        raise ValueError(
+            f"data entry {url!r} cannot be fetched ({reason(error)}); {way_out(error)}"
+        ) from error
+    return folder if is_folder else folder / next(iter(wanted))
+
+
+def _is_wanted(name: str, suffixes: tuple[str, ...], is_in_folder: bool) -> bool:
+    return not is_in_folder or name.endswith(suffixes)
+
+
+def _fetch_into(
+    folder: Path,
+    system: Any,
+    wanted: Mapping[str, str],
+    infos: Mapping[str, Mapping[str, Any]],
+    silence_s: float,
+) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix="fetching-", dir=folder.parent))
+    try:
+        for local, name in wanted.items():
+            target = inside(staging, local)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            get = partial(get_file, system, name, target, name=local, stated=infos[name].get("size"))
+            while_heard(get, partial(size_of, staging), silence_s)
+        try:
+            staging.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process was first, with the same contents
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,39 @@
+"""The rows of the epochs of a run, with what its settings say of data sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from strop.config.sections import where_on
+from strop.data.config import DataConfig
+from strop.data.mixture import by_entry, weighted_epochs, weights_of_sources
+from strop.data.prompts import PromptDataset
+from strop.data.readers import read_rows
+
+
+def rows_of_epochs(
+    prompts: PromptDataset, data: DataConfig, num_epochs: int | None, seed: int
+) -> tuple[Callable[[int], list[int]] | None, int | None]:
+    """As `weighted_epochs`, with what data.source_weights or data.source_shares say of training rows; all rows, and as
+    many epochs, where neither is set.
+
+    Args:
+        prompts: of training.
+        data: settings.
+        num_epochs: None for no end.
+        seed: of the run.
+
+    Raises:
+        ValueError: a name is no source, a source has no share, or no row would ever be visited.
+    """
+    settings = data
+    names = {**settings.source_weights, **settings.source_shares}
+    if not names:
+        return None, num_epochs
+    data_sources: Mapping[int, str] = prompts.data_sources
+    if where_on(data.dataset_class) is None:
+        data_sources = by_entry(
+            data_sources, names, data.train_files, lambda entry: len(read_rows([entry], data.cache_dir))
+        )
+    weights = weights_of_sources(data_sources, settings.source_weights, settings.source_shares)
+    return weighted_epochs(data_sources, weights, num_epochs, seed)

@@ -1,0 +1,267 @@
+"""Rows as answers to the same prompt, tokenised.
+
+Every example has two conversations: the better and the other answer; with loss=kto, the answer and another row's answer
+to the same prompt, by which the distance to the starting model is estimated.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strop.data.bad_rows import BadRows, null_in
+from strop.data.chat import (
+    Chat,
+    control_token_ids,
+    encode,
+    from_json_text,
+    render,
+    require_chat_template,
+    to_chat,
+    to_messages,
+)
+from strop.data.media import has_media
+from strop.data.preference_config import Loss, PreferDataConfig
+from strop.data.sft.answer_ends import AnswerEnds
+from strop.data.sft.conversations import tokenize_chat
+from strop.data.sft.stored_conversation import SftExample
+
+Messages = tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Two conversations with the same prompt."""
+
+    row: int
+    """Row number in the files, before any filter."""
+    pair: tuple[SftExample, SftExample]
+    margin: float = 0.0
+    """With loss=reward: how much better the first one is."""
+    is_good: bool = True
+    """With loss=kto: what the row says of the first one."""
+    has_empty: bool = False
+    """Whether an answer of the row has no text: it is trained to end at once."""
+
+
+class PreferenceDataset:
+    """Tokenised comparisons of at most `config.max_tokens` tokens a side; longer ones are dropped and counted."""
+
+    has_media = False
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        tokenizer: Any,
+        config: PreferDataConfig,
+        *,
+        loss: Loss,
+        split: str = "train",
+    ) -> None:
+        """Read all rows.
+
+        Args:
+            rows: from `read_rows`.
+            tokenizer: with a chat template.
+            config: column names, the longest conversation, and variables for the template.
+            loss: which kind of rows there are.
+            split: word for the rows in messages.
+
+        Raises:
+            ValueError: a row is malformed; or none is left.
+        """
+        require_chat_template(tokenizer)
+        if not rows:
+            raise ValueError(f"{split} data has no rows; check prefer.data.{split}_files")
+        self._tokenizer, self._config, self._loss, self._split = tokenizer, config, loss, split
+        self._control = control_token_ids(tokenizer)
+        self._num_rows = len(rows)
+        bad = BadRows(split, len(rows), files=f"prefer.data.{split}_files")
+        made = self._rated(rows, bad) if loss == "kto" else self._all_compared(rows, bad)
+        limit = config.max_tokens + (loss == "reward")  # one more is read behind a scored one
+        self._examples = [one for one in made if max(len(side.token_ids) for side in one.pair) <= limit]
+        self.ends = AnswerEnds(tokenizer)
+        for side in (side for one in self._examples for side in one.pair if loss != "reward"):
+            self.ends.add(side.token_ids, side.loss_mask)
+        if not self._examples:
+            raise ValueError(
+                f"no {split} comparison is left: all {len(rows)} have an answer with more than prefer.data.max_tokens="
+                f"{config.max_tokens} tokens, prompt included; raise it"
+            )
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> Compared:
+        return self._examples[index]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest conversation."""
+        return max(len(side.token_ids) for one in self._examples for side in one.pair)
+
+    def report(self) -> str:
+        """One line: how many comparisons, how long, how many dropped."""
+        lengths = [len(side.token_ids) for one in self._examples for side in one.pair]
+        what = "answers" if self._loss == "kto" else "comparisons"
+        line = (
+            f"{self._split}: {len(self)} {what}, conversations of {min(lengths)} to {max(lengths)} tokens (median "
+            f"{statistics.median_low(lengths)})"
+        )
+        if self._loss == "kto":
+            line += f", {sum(one.is_good for one in self._examples)} of them good"
+        if empty := sum(one.has_empty for one in self._examples):
+            line += f"; {empty} with an empty answer"
+        if dropped := self._num_rows - len(self):
+            share = 100 * dropped / self._num_rows
+            line += f"; dropped {dropped} ({share:.1f} %) longer than prefer.data.max_tokens={self._config.max_tokens}"
+        if warning := self.ends.warning():
+            line += f"; {warning}"
+        return line
+
+    def _all_compared(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[Compared]:
+        made = []
+        for number, row in enumerate(rows):
+            with bad.reading(f"{self._split} row {number}"):
+                made.append(self._compared(number, row))
+        bad.check()
+        return made
+
+    def _compared(self, number: int, row: Mapping[str, Any]) -> Compared:
+        config, where = self._config, f"{self._split} row {number}"
+        if empty := null_in(row, (config.chosen_key, config.rejected_key)):
+            raise ValueError(
+                f"{where} has {empty}, so there is nothing to compare: give the answer, or remove the row"
+            )
+        for key in (config.chosen_key, config.rejected_key):
+            if row.get(key) is None:
+                raise ValueError(
+                    f"{where} has no {key!r}; columns found: {', '.join(row)}. Map them with prefer.data.chosen_key "
+                    f"and prefer.data.rejected_key"
+                )
+        prompt, chosen, rejected = self._parts(row, where)
+        sides = [self._tokenized(row, prompt, answer, number, where) for answer in (chosen, rejected)]
+        if sides[0].token_ids == sides[1].token_ids:
+            raise ValueError(f"{where} compares an answer with itself; remove the row")
+        has_empty = not all(
+            answer[-1].get("content") or answer[-1].get("tool_calls") for answer in (chosen, rejected)
+        )
+        margin = self._margin(row, where) if self._loss == "reward" else 0.0
+        return Compared(row=number, pair=(sides[0], sides[1]), margin=margin, has_empty=has_empty)
+
+    def _margin(self, row: Mapping[str, Any], where: str) -> float:
+        key = self._config.margin_key
+        margin = row.get(key)
+        if margin is None:
+            return 0.0
+        if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+            raise ValueError(
+                f"{where} has the margin {margin!r} in {key!r}; write a finite number, or leave it out"
+            )
+        return float(margin)
+
+    def _parts(self, row: Mapping[str, Any], where: str) -> tuple[Messages, Messages, Messages]:
+        """Prompt, better and other answer."""
+        config = self._config
+        keys = (config.chosen_key, config.rejected_key)
+        chosen, rejected = (self._read(row, key, "assistant", where) for key in keys)
+        if chosen[0]["role"] == rejected[0]["role"] == "assistant":
+            return self._prompt(row, where), chosen, rejected
+        shared = 0
+        while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+            shared += 1
+        rest = (chosen[shared:], rejected[shared:])
+        if shared == 0 or not all(one and one[0]["role"] == "assistant" for one in rest):
+            raise ValueError(
+                f"{where}: the two answers are no conversations that begin alike and go on with an assistant message "
+                f"each; give the prompt in {config.prompt_key!r} and the answers alone"
+            )
+        return chosen[:shared], *rest
+
+    def _prompt(self, row: Mapping[str, Any], where: str) -> Messages:
+        key = self._config.prompt_key
+        if empty := null_in(row, (key,)):
+            raise ValueError(
+                f"{where} has {empty}, and its answers are no whole conversations: give the prompt, or remove the row"
+            )
+        if row.get(key) is None:
+            raise ValueError(
+                f"{where} has no {key!r}, and its answers are no whole conversations; columns found: {', '.join(row)}. "
+                f"Map it with prefer.data.prompt_key"
+            )
+        return self._read(row, key, "user", where)
+
+    def _read(self, row: Mapping[str, Any], key: str, role: str, where: str) -> Messages:
+        """Messages of a column."""
+        how = self._config.json_messages
+        value = from_json_text(row[key], how, where=where, key=key, setting="prefer.data.json_messages")
+        return to_messages(value, role=role, where=where, key=key)
+
+    def _rated(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[Compared]:
+        """Each answer, and beside it the next row's, as if it had been given to this prompt."""
+        config, read = self._config, []
+        for number, row in enumerate(rows):
+            where = f"{self._split} row {number}"
+            with bad.reading(where):
+                read.append(self._one_rated(row, where))
+        bad.check()
+        if len(read) < 2:
+            raise ValueError(f"{self._split} data has one row; prefer.loss=kto sets rows against each other")
+        made = []
+        for number, (row, (prompt, answer, label)) in enumerate(zip(rows, read, strict=True)):
+            where = f"{self._split} row {number}"
+            other = read[(number + 1) % len(read)][1]
+            sides: list[SftExample] = []
+            with bad.reading(where):
+                sides = [self._tokenized(row, prompt, one, number, where) for one in (answer, other)]
+            if not sides:
+                continue
+            made.append(
+                Compared(
+                    row=number,
+                    pair=(sides[0], _within(sides[1], config.max_tokens)),
+                    is_good=label,
+                    has_empty=not (answer[-1].get("content") or answer[-1].get("tool_calls")),
+                )
+            )
+        bad.check()
+        return made
+
+    def _one_rated(self, row: Mapping[str, Any], where: str) -> tuple[Messages, Messages, bool]:
+        """Prompt, answer and label of a row."""
+        key, label_key = self._config.completion_key, self._config.label_key
+        if empty := null_in(row, (key, label_key)):
+            raise ValueError(f"{where} has {empty}: give the answer and true or false, or remove the row")
+        label = row.get(label_key)
+        if not isinstance(label, bool) or row.get(key) is None:
+            raise ValueError(
+                f"{where} needs an answer in {key!r} and true or false in {label_key!r}; columns found: "
+                f"{', '.join(row)}. Map them with prefer.data.completion_key and prefer.data.label_key"
+            )
+        answer = self._read(row, key, "assistant", where)
+        return self._prompt(row, where), answer, label
+
+    def _tokenized(
+        self, row: Mapping[str, Any], prompt: Messages, answer: Messages, number: int, where: str
+    ) -> SftExample:
+        if has_media(row, (*prompt, *answer)):
+            raise ValueError(f"{where} has images or videos, which training on preferences does not take")
+        chat: Chat = to_chat(row, (*prompt, *answer), options=self._config.chat_template_kwargs, where=where)
+        if self._loss == "reward":  # the text as a reward model is given it in a run
+            ids = encode(self._tokenizer, render(self._tokenizer, chat, add_generation_prompt=False))
+            # The score of a conversation is the number of the place behind it.
+            return SftExample(row=number, token_ids=(*ids, 0), loss_mask=(*(False for _ in ids), True))
+        ids, mask = tokenize_chat(self._tokenizer, chat, first_trained=len(prompt), control_ids=self._control)
+        return SftExample(row=number, token_ids=tuple(ids), loss_mask=tuple(mask))
+
+
+def _within(example: SftExample, limit: int) -> SftExample:
+    """The beginning, where something of it is an answer; else the whole, which drops the row."""
+    if len(example.token_ids) <= limit or not any(example.loss_mask[:limit]):
+        return example
+    return SftExample(
+        row=example.row, token_ids=example.token_ids[:limit], loss_mask=example.loss_mask[:limit]
+    )

@@ -1,0 +1,284 @@
+"""The rows of a fine-tuning as token ids with masks: conversations through the chat template, or recorded tokens."""
+
+from __future__ import annotations
+
+import statistics
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from strop.data.bad_rows import BadRows, null_in
+from strop.data.chat import (
+    Chat,
+    control_token_ids,
+    from_json_text,
+    require_chat_template,
+    to_chat,
+    to_messages,
+)
+from strop.data.media import MEDIA_COLUMNS, content_parts, media_reader
+from strop.data.rows import value_inside
+from strop.data.sft.answer_ends import AnswerEnds
+from strop.data.sft.config import SftDataConfig
+from strop.data.sft.conversations import tokenize_chat
+from strop.data.sft.rows import chosen_rows, has_tokens
+from strop.data.sft.stored_conversation import Kept, SftExample, cut, with_images
+from strop.data.sft.token_rows import check_text, token_examples
+
+_COMPARED = 16
+"""Rows with tokens whose text is compared with them."""
+
+
+class SftDataset:
+    """Tokenised conversations of at most `config.max_tokens` tokens; longer ones are dropped or cut, and counted.
+
+    Rows hold the tokens themselves (`strop.data.sft.token_rows`); or `messages`, or `prompt` and `completion` (each a
+    string or a list of messages), and may then hold `tools` and `enable_thinking` for the template. Assistant messages
+    of `messages` are trained as `config.trained_turns` or the messages themselves say, and every one of a completion,
+    tool calls included; assistant messages in a prompt are not, and neither is what tools answered.
+
+    Args:
+        rows: from `read_sft_rows`.
+        tokenizer: with a chat template, unless all rows hold tokens.
+        config: column names, the longest conversation, which rows are kept, and variables for the template.
+        split: word for the rows in messages.
+        sources: of each row, for `sources`; not given: their column `data_source`.
+
+    Raises:
+        ValueError: a column is missing, a row is malformed or without an assistant turn, the tokenizer has no
+            chat template or one that is not append-only at a turn, recorded tokens are those of another tokenizer, one
+            conversation is too long with truncation=error, or none is left.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        tokenizer: PreTrainedTokenizerBase,
+        config: SftDataConfig,
+        *,
+        split: str = "train",
+        sources: Sequence[str] | None = None,
+    ) -> None:
+        if not rows:
+            raise ValueError(f"{split} data has no rows; check sft.data.{split}_files")
+        self.split = split
+        self._config, self._tokenizer = config, tokenizer
+        self._control = control_token_ids(tokenizer)
+        self._num_rows = len(rows)
+        self._num_cut = self._num_dropped = 0
+        self.ends = AnswerEnds(tokenizer)
+        self._examples: list[Kept] = []
+        self._sources: list[str] = []
+        chosen = chosen_rows(rows, config, split=split)
+        self._num_chosen = len(chosen)
+        self._check_tokens(rows, chosen)
+        shortest: int | None = None
+        bad = BadRows(split, len(rows), files=f"sft.data.{split}_files")
+        for number in chosen:
+            source = sources[number] if sources is not None else str(rows[number].get("data_source") or "")
+            with bad.reading(self._where(number)):
+                for whole in self._tokenized(number, rows[number]):
+                    shortest = len(whole.ids) if shortest is None else min(shortest, len(whole.ids))
+                    self._add(whole, source)
+        bad.check()
+        if not self._examples:
+            raise ValueError(
+                f"no {split} conversation is left: all {len(chosen)} are longer than "
+                f"sft.data.max_tokens={config.max_tokens}; the shortest has {shortest} tokens, so raise it to at "
+                f"least {shortest}"
+            )
+
+    def _check_tokens(self, rows: Sequence[Mapping[str, Any]], chosen: Sequence[int]) -> None:
+        """A template, where one is needed, and tokens of this very tokenizer, where rows hold some."""
+        of_tokens = [number for number in chosen if has_tokens(rows[number])]
+        if len(of_tokens) < len(chosen):
+            require_chat_template(self._tokenizer)
+        for number in of_tokens[:_COMPARED]:
+            check_text(self._tokenizer, rows[number], self._where(number))
+
+    def _where(self, number: int) -> str:
+        return f"{self.split} row {number}"
+
+    def _tokenized(self, number: int, row: Mapping[str, Any]) -> Iterator[Kept]:
+        """What a row is as tokens: one conversation, or every training sequence of a sample."""
+        if has_tokens(row):
+            yield from token_examples(row, number, where=self._where(number), num_ids=len(self._tokenizer))
+            return
+        chat, first_trained, trained = self._to_chat(number, row)
+        images = None
+        if chat.media:
+            images = media_reader(chat.where).row_media(self._tokenizer, chat.media, chat.where)
+        ids, mask = tokenize_chat(
+            self._tokenizer, chat, first_trained=first_trained, trained=trained, control_ids=self._control
+        )
+        whole = Kept(number, array("i", ids), bytes(mask))
+        yield whole if images is None else with_images(whole, images)
+
+    def _add(self, whole: Kept, source: str) -> None:
+        """The conversation, or what is kept of one that is too long."""
+        kept: Kept | None = whole
+        limit, side = self._config.max_tokens, self._config.truncation
+        if len(whole.ids) > limit:
+            if side == "error":
+                raise ValueError(
+                    f"{self._where(whole.row)} has {len(whole.ids)} tokens, over sft.data.max_tokens={limit}: raise "
+                    f"that, or say with sft.data.truncation what becomes of such rows (drop, left, right)"
+                )
+            kept = None if side == "drop" else cut(whole, limit, side)
+            self._num_cut += kept is not None
+            self._num_dropped += kept is None
+        if kept is not None:
+            self.ends.add(kept.ids, kept.mask)
+            self._examples.append(kept)
+            self._sources.append(source)
+
+    @property
+    def num_filtered(self) -> int:
+        """Conversations dropped because they were too long."""
+        return self._num_dropped
+
+    @property
+    def sources(self) -> dict[int, str]:
+        """Where each example is from."""
+        return dict(enumerate(self._sources))
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: int) -> SftExample:
+        return self._examples[index].example()
+
+    @property
+    def has_media(self) -> bool:
+        """A conversation has images."""
+        return any(kept.media for kept in self._examples)
+
+    @property
+    def top_k(self) -> int:
+        """How many tokens a teacher's word has in each place, in every example; 0 where there is none.
+
+        Raises:
+            ValueError: some examples have fewer than others, or none.
+        """
+        counts = {
+            0 if kept.teacher is None else kept.teacher.ids.shape[1]: kept.row for kept in self._examples
+        }
+        if len(counts) > 1:
+            some = ", ".join(f"row {row} has {count}" for count, row in sorted(counts.items())[:2])
+            raise ValueError(
+                f"{self.split} rows differ in how many tokens of the teacher they have in each place: {some}; log the "
+                f"same number for all, or split the file"
+            )
+        return next(iter(counts))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest conversation."""
+        return max(len(kept.ids) for kept in self._examples)
+
+    def report(self) -> str:
+        """One line: how many conversations, how long, how many dropped, and turns that never end."""
+        lengths = [len(kept.ids) for kept in self._examples]
+        num_trained = sum(sum(kept.mask) for kept in self._examples)
+        line = (
+            f"{self.split}: {len(self)} conversations of {min(lengths)} to {max(lengths)} tokens (median "
+            f"{statistics.median_low(lengths)}), {num_trained} of {sum(lengths)} tokens trained"
+        )
+        if self._config.keep.is_on:
+            line += f"; {self._num_chosen} of {self._num_rows} rows kept by their scores"
+        counts = {"dropped": self._num_dropped, f"cut ({self._config.truncation})": self._num_cut}
+        if said := [f"{what} {n} ({100 * n / self._num_chosen:.1f} %)" for what, n in counts.items() if n]:
+            line += f"; {', '.join(said)} longer than sft.data.max_tokens={self._config.max_tokens}"
+        if warning := self.ends.warning():
+            line += f"; {warning}"
+        return line
+
+    def _to_chat(self, number: int, row: Mapping[str, Any]) -> tuple[Chat, int, Sequence[int] | None]:
+        """The row's conversation, the number of its first message that may be trained, and which of those are; None:
+        all."""
+        config, where = self._config, self._where(number)
+        messages, first_trained = self._messages(row, where)
+        trained = self._trained(messages, first_trained, where)
+        messages = tuple(
+            {key: value for key, value in message.items() if key != config.trained_key}
+            for message in messages
+        )
+        options, columns = config.chat_template_kwargs, {**MEDIA_COLUMNS, "image": config.image_key}
+        chat = to_chat(row, messages, options=options, where=where, media_columns=columns)
+        if any(part.get("type") == "video" for message in chat.messages for part in content_parts(message)):
+            raise ValueError(f"{where} has videos, which fine-tuning does not take; use images")
+        return chat, first_trained, trained
+
+    def _messages(self, row: Mapping[str, Any], where: str) -> tuple[tuple[dict[str, Any], ...], int]:
+        """All messages, and the number of the first one that may be trained."""
+        config = self._config
+        messages_key, prompt_key, completion_key = (
+            config.messages_key,
+            config.prompt_key,
+            config.completion_key,
+        )
+        if row.get(messages_key) is not None:
+            messages = self._read(row[messages_key], role="user", where=where, key=messages_key)
+            first_trained = 0
+        elif (asked := value_inside(row, prompt_key)) is not None and (
+            answer := value_inside(row, completion_key)
+        ) is not None:
+            prompt = self._read(asked, role="user", where=where, key=prompt_key)
+            completion = self._read(answer, role="assistant", where=where, key=completion_key)
+            messages, first_trained = prompt + completion, len(prompt)
+        elif empty := null_in(row, (messages_key, prompt_key, completion_key)):
+            raise ValueError(
+                f"{where} has {empty}, so there is nothing to imitate: give the text, or remove the row"
+            )
+        else:
+            raise ValueError(
+                f"{where} has neither {messages_key!r} nor both {prompt_key!r} and {completion_key!r}; "
+                f"columns found: {', '.join(row)}. Map them with sft.data.messages_key, or sft.data.prompt_key and "
+                f"sft.data.completion_key"
+            )
+        if not any(message["role"] == "assistant" for message in messages[max(first_trained, 1) :]):
+            raise ValueError(
+                f"{where} has no assistant message to train on, after a first one of another role (roles: "
+                f"{', '.join(message['role'] for message in messages)}); add the answer, or remove the row"
+            )
+        return messages, first_trained
+
+    def _read(self, value: object, *, role: str, where: str, key: str) -> tuple[dict[str, Any], ...]:
+        """Messages of a column."""
+        how = self._config.json_messages
+        value = from_json_text(value, how, where=where, key=key, setting="sft.data.json_messages")
+        return to_messages(value, role=role, where=where, key=key)
+
+    def _trained(
+        self, messages: Sequence[Mapping[str, Any]], first_trained: int, where: str
+    ) -> Sequence[int] | None:
+        """Numbers of the messages that are trained, where not all are that may be.
+
+        Raises:
+            ValueError: a message says something else than yes or no, one of another role says yes, or all say no.
+        """
+        key = self._config.trained_key
+        answers = [
+            number
+            for number, message in enumerate(messages)
+            if message["role"] == "assistant" and number >= max(first_trained, 1)
+        ]
+        if not any(key in message for message in messages):
+            return answers[-1:] if self._config.trained_turns == "last" and not first_trained else None
+        for number, message in enumerate(messages):
+            value = message.get(key, 0)
+            if value not in (0, 1):
+                raise ValueError(
+                    f"{where}: message {number + 1} has {key}={value!r:.40}; write true or false, 1 or 0"
+                )
+            if value and number not in answers and number >= first_trained:
+                raise ValueError(
+                    f"{where}: message {number + 1} ({message['role']}) has {key}={value!r}, but only what the "
+                    f"assistant says in answer to something is trained: remove it there"
+                )
+        trained = [number for number in answers if messages[number].get(key, True)]
+        if not trained:
+            raise ValueError(f"{where}: no message is trained, all say {key}=0; remove the row")
+        return trained

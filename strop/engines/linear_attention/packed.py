@@ -1,0 +1,203 @@
+"""Layers that carry a state from token to token (linear attention), on packed rows and in the native engine.
+
+Such a layer has no keys to gather: each sequence of a row is given to the layer's own function by itself, the tokens
+that it continues before it. In training these are computed again for every sample of a prompt; in rollout the state
+behind them is kept (states.py).
+
+Source: Yang et al. 2024, arXiv:2412.06464 (gated delta rule), as Qwen3-Next has it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from strop.engines.attention import AttentionContext, AttentionForm, PackedAttention, Segment, gather
+from strop.engines.linear_attention.layers import States
+
+CARRIED = frozenset({"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"})
+"""Model types whose layers of this kind keep a convolution's last inputs and a matrix for each head, and ask for them
+in the way of `LayerState`."""
+LINEAR = "linear_attention"
+
+
+class LayerState:
+    """What one layer has kept of sequences, in the form in which layers of transformers ask for it.
+
+    The layer is a part of a model; its number there, `layer_idx`, is of no matter.
+    """
+
+    def __init__(self, convolution: Tensor | None = None, matrix: Tensor | None = None) -> None:
+        """Args:
+        convolution: [B, C, K], the last inputs of the convolution; None where nothing came before.
+        matrix: [B, H, Dk, Dv], the state behind the last token. Given tensors are written to.
+        """
+        self.convolution, self.matrix = convolution, matrix
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """Both parts, after the layer has run."""
+        assert self.convolution is not None, "the layer has kept its inputs"
+        assert self.matrix is not None, "the layer has kept its state"
+        return self.convolution, self.matrix
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The last inputs of the convolution."""
+        return self.convolution
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """The state behind the last token."""
+        return self.matrix
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Earlier states are not kept."""
+        return False
+
+    def update_conv_state(self, inputs: Tensor, layer_idx: int, *, conv_kernel_size: int, **_: Any) -> Tensor:
+        """Inputs [B, C, T] behind the last ones, of which the last ones are kept."""
+        joined = inputs if self.convolution is None else torch.cat([self.convolution, inputs], dim=-1)
+        missing = max(0, conv_kernel_size - joined.shape[-1])
+        self.convolution = F.pad(joined, (missing, 0))[..., -conv_kernel_size:].clone()
+        return joined
+
+    def update_recurrent_state(self, matrix: Tensor, layer_idx: int, **_: Any) -> Tensor:
+        """Keep the state behind the last token."""
+        if self.matrix is None:
+            self.matrix = matrix
+        else:
+            self.matrix.copy_(matrix)
+        return self.matrix
+
+
+Run = Callable[[Tensor, LayerState | None], Tensor]
+"""The layer on sequences [B, T, D] behind a state: [B, T, D]."""
+
+
+def recurrent_layers(module: Any) -> list[nn.Module]:
+    """The parts of a model that carry a state, in the order of its layers; none in most models."""
+    text = module.config.get_text_config()
+    if text.model_type not in CARRIED:
+        return []
+    return [part for part in module.modules() if _carries_state(part)]
+
+
+def attend_apart(module: Any) -> int:
+    """Let layers that carry a state take packed rows from the context of a forward call; how many there are.
+
+    Without a context they compute what they did.
+    """
+    layers = recurrent_layers(module)
+    for number, part in enumerate(layers):
+        if "strop_context" not in inspect.signature(part.forward).parameters:
+            part.forward = partial(_forward, number, part.forward)
+    return len(layers)
+
+
+class Context:
+    """Attention, and layers that carry a state, each numbered among its own kind."""
+
+    def __init__(self, attention: AttentionContext, numbers: Mapping[int, int]) -> None:
+        """Args:
+        attention: of the layers that attend.
+        numbers: of a layer of the model among those.
+        """
+        self._attention, self._numbers = attention, numbers
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """As `AttentionContext.attend`."""
+        return self._attention.attend(self._numbers[layer], query, key, value, form)
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """Output [N, D] of a layer that carries a state, for tokens [N, D].
+
+        Args:
+            layer: number among the layers of this kind.
+            run: the layer.
+            hidden: its input.
+        """
+        raise NotImplementedError
+
+
+class PackedContext(Context):
+    """A packed row: each segment by itself, behind what it continues."""
+
+    _attention: PackedAttention
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """As `Context.recur`."""
+        outputs = []
+        for bucket in self._attention.buckets:
+            b, q, k = bucket.shape
+            index = bucket.query_index if bucket.key_index is None else bucket.key_index
+            out = run(gather(hidden, index).view(b, k, -1), None)  # padding is behind all tokens
+            if bucket.key_index is not None:
+                at_query = bucket.prefix + torch.arange(q)[None]  # [b, q]
+                rows = (at_query.clamp(max=k - 1) + k * torch.arange(b)[:, None]).flatten()
+                out = gather(out.reshape(b * k, -1), rows.to(out.device))
+            outputs.append(out.reshape(b * q, -1))
+        return self._attention.joined(outputs)
+
+
+class PieceContext(Context):
+    """Pieces of sequences, of which each goes on from a state and leaves one."""
+
+    def __init__(
+        self,
+        attention: AttentionContext,
+        numbers: Mapping[int, int],
+        segments: Sequence[Segment],
+        before: Sequence[States],
+    ) -> None:
+        """Args:
+        attention, numbers: as of `Context`.
+        segments: the pieces of the row.
+        before: of each piece, what it continues; empty where nothing came before.
+        """
+        super().__init__(attention, numbers)
+        self._segments, self._before = segments, before
+        self._behind: list[list[tuple[Tensor, Tensor]]] = [[] for _ in segments]
+
+    def recur(self, layer: int, run: Run, hidden: Tensor) -> Tensor:
+        """As `Context.recur`, of each piece by itself; the states behind them are kept."""
+        outputs = []
+        for piece, before, behind in zip(self._segments, self._before, self._behind, strict=True):
+            assert layer == len(behind), "layers run in order, each once"
+            state = LayerState(*(part.clone() for part in before[layer])) if before else LayerState()
+            outputs.append(run(hidden[None, piece.start : piece.start + piece.length], state)[0])
+            behind.append(state.kept())
+        return torch.cat(outputs)
+
+    def states(self, piece: int) -> States:
+        """The states behind a piece."""
+        return tuple(self._behind[piece])
+
+
+def _carries_state(part: nn.Module) -> bool:
+    return type(part).__name__.endswith("GatedDeltaNet")
+
+
+def _forward(
+    number: int,
+    own: Callable[..., Tensor],
+    hidden_states: Tensor,
+    cache_params: Any = None,
+    attention_mask: Tensor | None = None,
+    *,
+    strop_context: Any = None,
+    strop_positions: Tensor | None = None,
+    **rest: Any,
+) -> Tensor:
+    """The forward call of a layer: as it is without a context, by the sequences of the context with one."""
+    if strop_context is None:
+        return own(hidden_states, cache_params=cache_params, attention_mask=attention_mask, **rest)
+
+    def run(sequences: Tensor, state: LayerState | None) -> Tensor:
+        return own(sequences, cache_params=state, attention_mask=None)
+
+    output: Tensor = strop_context.recur(number, run, hidden_states[0])
+    return output.unsqueeze(0)

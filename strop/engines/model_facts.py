@@ -1,0 +1,87 @@
+"""What the configuration of a model says about it, beside what the model is.
+
+A server, and plain transformers, believe config.json: a model that is saved with a configuration of another one is
+another one there.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoConfig
+
+from strop.engines.multimodal.model_with_media import language_model_class
+
+logger = logging.getLogger(__name__)
+
+
+def settle_config(module: Any, source: str) -> None:
+    """Let the configuration of a loaded language model say whether its head is its embedding, and how many rows it has.
+
+    transformers does not tie what a file has in two versions, whatever the configuration says, and leaves the latter.
+
+    Args:
+        module: a causal language model of transformers, just loaded.
+        source: its folder, for what is said.
+    """
+    head, embedding = module.get_output_embeddings(), module.get_input_embeddings()
+    if head is None or embedding is None:  # a value model
+        return
+    is_tied = head.weight is embedding.weight
+    if says_tied(module.config) and not is_tied:
+        logger.warning(
+            "%s says that head and embedding are one (tie_word_embeddings), and its files hold two that differ: the "
+            "model is trained and saved with two, and with tie_word_embeddings=false",
+            source,
+        )
+    for config in (module.config, module.config.get_text_config()):
+        if hasattr(config, "tie_word_embeddings"):
+            config.tie_word_embeddings = is_tied
+        if hasattr(config, "vocab_size"):
+            config.vocab_size = embedding.weight.shape[0]
+
+
+def says_tied(config: Any) -> bool:
+    """Whether a configuration, or the one of its language model, says that head and embedding are one."""
+    return any(getattr(one, "tie_word_embeddings", False) for one in (config, config.get_text_config()))
+
+
+def check_saved(folder: Path) -> None:
+    """Compare config.json of a saved language model with the files beside it: as many numbers as it describes.
+
+    That sees another number of layers, of rows and of experts, and a head that is tied in one of the two alone. A model
+    whose class is in its folder is left out: its code would run.
+
+    Raises:
+        ValueError: they are of two models.
+    """
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if getattr(config, "auto_map", None):
+        return
+    auto_class = language_model_class(config)
+    try:
+        with torch.device("meta"):
+            module = auto_class.from_config(config)
+        module.tie_weights()
+    except (NotImplementedError, RuntimeError) as error:  # its constructor needs numbers
+        logger.warning("what was saved in %s is not compared with its config.json: %s", folder, error)
+        return
+    own = dict(module.named_parameters(remove_duplicate=False))
+    buffers = [one for name, one in module.state_dict().items() if name not in own]
+    described = sum(one.numel() for one in [*module.parameters(), *buffers])
+    held = sum(_numbers(file) for file in sorted(folder.glob("*.safetensors")))
+    if described != held:
+        raise ValueError(
+            f"{folder / 'config.json'} describes a model of {described:,} numbers, and the files beside it hold "
+            f"{held:,}: another program would run another model. The class of this model saves something else than it "
+            f"is made of"
+        )
+
+
+def _numbers(file: Path) -> int:
+    with safe_open(file, framework="pt") as opened:
+        return sum(torch.Size(opened.get_slice(name).get_shape()).numel() for name in opened.keys())  # noqa: SIM118

@@ -1,0 +1,117 @@
+"""What a user changes about a model folder without writing into it: settings, chat template, modules of their own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from strop.engines.config import ModelConfig
+from strop.engines.float64 import use_exact
+from strop.utils.field_types import nearest
+from strop.utils.safe_read import read_text
+from strop.utils.trust import ask
+
+__all__ = ["import_external", "overridden", "template_text", "use_exact"]
+
+_REFUSED = {
+    "attn_implementation": "set model.attn_implementation",
+    "model_type": "it names another kind of model",
+    "architectures": "it names another kind of model",
+    "auto_map": "it names code: model.trust_remote_code runs that of the folder",
+    "dtype": "set model.dtype",
+    "torch_dtype": "set model.dtype",
+}
+_MAX_TEMPLATE_BYTES = 2**20
+
+
+def overridden(
+    given: Mapping[str, Any], known: Mapping[str, Any], override: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The content of config.json with model.override_config on top.
+
+    Args:
+        given: content of config.json.
+        known: every setting that this kind of model has, with its value.
+        override: what is changed; sections of settings are changed key by key.
+
+    Raises:
+        ValueError: there is no such setting, or its value is of another kind; the sentence names the nearest.
+    """
+    return _merged(given, known, override, "model.override_config")
+
+
+def _merged(
+    given: Mapping[str, Any], known: Mapping[str, Any], override: Mapping[str, Any], where: str
+) -> dict[str, Any]:
+    merged = dict(given)
+    for name, value in override.items():
+        key = f"{where}.{name}"
+        if name.lstrip("_") in _REFUSED:
+            raise ValueError(f"{key} cannot be set: {_REFUSED[name.lstrip('_')]}")
+        if name not in known:
+            near = nearest(name, known)
+            meant = f"; the nearest is {near}" if near else f"; it has {', '.join(sorted(known)[:12])} …"
+            raise ValueError(f"{key}: this model's config.json has no such setting{meant}")
+        before = known[name]
+        if isinstance(before, Mapping) and isinstance(value, Mapping) and name.endswith("_config"):
+            value = _merged(given.get(name) or {}, before, value, key)
+        elif not _fits(value, before):
+            raise ValueError(
+                f"{key} is {value!r}, but in this model it is {before!r}: give a value of that kind"
+            )
+        merged[name] = value
+    return merged
+
+
+def _fits(value: Any, before: Any) -> bool:
+    """Whether a value is of the kind of another; what is not set may become anything, and the other way round."""
+    if value is None or before is None:
+        return True
+    if isinstance(value, bool) or isinstance(before, bool):
+        return isinstance(value, bool) and isinstance(before, bool)
+    numbers = (int, float)
+    if isinstance(before, int) and isinstance(value, float):
+        return value.is_integer()
+    for kinds in (numbers, str, Mapping, (list, tuple)):
+        if isinstance(before, kinds):
+            return isinstance(value, kinds)
+    return True
+
+
+def template_text(chosen: str) -> str:
+    """The text of model.chat_template: itself, or what is in the file that it names.
+
+    Raises:
+        ValueError: it is neither a template nor a file.
+    """
+    if "{" in chosen:
+        return chosen
+    path = Path(chosen).expanduser()
+    if not path.is_file():
+        raise ValueError(
+            f"model.chat_template is {chosen!r}, which is no file; give one, or the template itself, which has {{{{ "
+            f"and }}}} or {{% and %}}"
+        )
+    try:
+        return read_text(path, limit=_MAX_TEMPLATE_BYTES)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model.chat_template is {chosen!r}, which cannot be read: {error}") from error
+
+
+def import_external(config: ModelConfig) -> None:
+    """Import model.external_lib, which may register classes of models with transformers.
+
+    Raises:
+        ValueError: it cannot be imported.
+        UntrustedCode: received settings name it.
+    """
+    ask("model.external_lib", f"{config.external_lib} (imported)")
+    try:
+        importlib.import_module(config.external_lib)
+    except Exception as error:  # a user's module raises what it likes
+        raise ValueError(
+            f"model.external_lib {config.external_lib!r} cannot be imported ({type(error).__name__}: {error}); name a "
+            f"module of an installed package, or of a folder in PYTHONPATH"
+        ) from error

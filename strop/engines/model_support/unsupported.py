@@ -1,0 +1,145 @@
+"""Model families that packed computation does not carry: refused by name, from a configuration alone.
+
+The list here spares a person the loading of a large model; it decides nothing else. What passes it is still compared
+with its own forward pass when it is loaded (packed.py), models with code of their own included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import AutoModelForSequenceClassification
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CTC_MAPPING_NAMES,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+)
+
+from strop.engines.linear_attention.layers import ATTENTION
+from strop.engines.linear_attention.packed import CARRIED, LINEAR
+
+_STATE = (
+    "has layers ({kinds}) that carry a state from token to token, which packed sequences and the rollout's cache of "
+    "keys and values do not have"
+)
+_OWN_ATTENTION = (
+    "computes attention in code of its own and not through the attention interface of transformers, where packed "
+    "sequences come in"
+)
+_NOT_HANDED_ON = (
+    "does not hand the arguments of its forward call on to its attention, as packed attention needs"
+)
+_CHOSEN_KEYS = "chooses by an index which earlier tokens a query sees, which packed attention does not have"
+_COMPRESSED = "attends to compressed runs of earlier tokens, which packed attention does not have"
+_HEARS = "has a part that hears, and sound is given to no model here (docs/multimodal.md#sound)"
+_AUDIO_PARTS = ("audio_config", "audio_encoder", "audio_encoder_config", "talker_config")
+"""Parts of configurations that read or make sound."""
+_BIDIRECTIONAL = "looks at later tokens too (use_bidirectional_attention), so it cannot generate"
+
+_NAMED = {
+    "deepseek_v32": _CHOSEN_KEYS,
+    "glm_moe_dsa": _CHOSEN_KEYS,
+    "deepseek_v4": _COMPRESSED,
+    "diffllama": "attends twice in each layer, and subtracts",
+    "doge": "weighs earlier tokens by its own masks of values, which packed attention does not have",
+    "nemotron": _NOT_HANDED_ON,
+    "phimoe": (
+        "draws experts at random in training mode, and whose setting of that noise changes its routing without noise "
+        "too"
+    ),
+    "stablelm": _NOT_HANDED_ON,
+}
+"""Model type -> what it does."""
+_CODE_OF_IMAGES = "reads images by code that lies beside its weights, and transformers has no class for it"
+_WITHOUT_CLASS = {
+    "internvl_chat": f"{_CODE_OF_IMAGES}; use its form for transformers, a folder whose name ends with -hf",
+    "kimi_vl": _CODE_OF_IMAGES,
+}
+"""Model type in config.json -> what it does; none of that code is run."""
+
+
+def check_type(settings: Mapping[str, Any], path: str) -> None:
+    """Refuse settings of a model that transformers knows nothing of, and that is known not to be carried.
+
+    Args:
+        settings: of config.json.
+        path: of its folder, for the sentence.
+
+    Raises:
+        ValueError: the sentence names the type and says what it does.
+    """
+    reason = _WITHOUT_CLASS.get(str(settings.get("model_type")))
+    if reason:
+        raise ValueError(
+            f"model folder {path!r} is a {settings['model_type']}, which {reason}; docs/models.md lists what runs"
+        )
+
+
+def check_family(config: Any, auto_class: Any, path: str) -> None:
+    """Refuse a configuration whose architecture packed computation is known not to carry.
+
+    Args:
+        config: as transformers reads it.
+        auto_class: of transformers, which would load the model.
+        path: of its folder, for the sentence.
+
+    Raises:
+        ValueError: the sentence names the architecture and says what it does.
+    """
+    model_class = auto_class._model_mapping.get(type(config), None)
+    if isinstance(model_class, tuple | list):
+        model_class = model_class[0]
+    reason = _reason(config, model_class, is_value_model=auto_class is AutoModelForSequenceClassification)
+    if reason:
+        name = config.model_type if model_class is None else model_class.__name__
+        raise ValueError(
+            f"model folder {path!r} is a {name}, which {reason}; choose another architecture (docs/models.md lists "
+            f"them)"
+        )
+
+
+def _hears(config: Any) -> bool:
+    """Whether a model reads sound, or makes it: Qwen2-Audio, Qwen2.5-Omni, Gemma 3n, Whisper and others."""
+    of_sound = config.model_type in {
+        *MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+        *MODEL_FOR_CTC_MAPPING_NAMES,
+        *MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
+    }
+    return of_sound or any(getattr(config, name, None) is not None for name in _AUDIO_PARTS)
+
+
+def _missing(config: Any, *, is_value_model: bool) -> str:
+    """Why transformers has no class for a configuration; empty where the folder's own code may bring one."""
+    if getattr(config, "auto_map", None):
+        return ""
+    if is_value_model:
+        return (
+            "transformers has in no form with a head of one number (sequence classification), as critics and reward "
+            "models have"
+        )
+    if hasattr(config, "vision_config"):
+        return "reads images in a way that is not known here (docs/multimodal.md lists the families that are)"
+    return "transformers does not have as a causal language model"
+
+
+def _reason(config: Any, model_class: Any, *, is_value_model: bool) -> str:
+    """Why not; empty for a family that is carried, or that nothing is known of."""
+    if _hears(config):
+        return _HEARS
+    text = config.get_text_config()
+    named = _NAMED.get(text.model_type) or _NAMED.get(config.model_type)
+    if named:
+        return named
+    if getattr(text, "use_bidirectional_attention", None) in (True, "all"):
+        return _BIDIRECTIONAL
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if text.model_type in CARRIED:
+        kinds -= {LINEAR}
+    if others := sorted(kinds - ATTENTION):
+        return _STATE.format(kinds=", ".join(others))
+    if model_class is None:
+        return _missing(config, is_value_model=is_value_model)
+    if model_class._is_stateful and not kinds and text.model_type not in CARRIED:
+        return _STATE.format(kinds="recurrent")
+    return "" if model_class._supports_attention_backend or model_class._is_stateful else _OWN_ATTENTION

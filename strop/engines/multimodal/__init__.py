@@ -1,0 +1,20 @@
+"""Images and videos: what rows and tools give, put into token ids and into the forward pass of a model.
+
+families.py          Which models read images, and how
+image_reader.py      Pictures in files, with Pillow
+inputs.py            Models with images and videos, as the engines ask for them
+kimi.py              Images of Kimi K2.5
+llama4_canvas.py     Images of Llama 4
+model_with_media.py  Models that take media beside tokens, by the package that knows them
+                     (strop.engines.multimodal.vl_model)
+patch_grids.py       Models that read a picture as a grid of patches of its own shape
+pixels.py            Images and videos into the pixels that a vision tower takes
+placeholders.py      Images and videos in token ids
+probe.py             A vision-language model on packed prompts with images, compared with its own forward pass on each
+                     alone
+sources.py           Images and videos as rows and tools give them
+tiling.py            Models that read a picture as square tiles of one size, each with as many tokens
+video_reader.py      Videos as files
+video_settings.py    How a model of the Qwen-VL family reads videos
+vl_model.py          What a vision-language model needs beside token ids, as far as all families have it in common
+"""

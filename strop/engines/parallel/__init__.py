@@ -1,0 +1,10 @@
+"""One model over several ranks, or partly on the host.
+
+ranks.py             Parallel: this process among those that hold one model, and what they exchange
+process_group.py     the process group, joined and left
+fsdp.py              parameters sharded with FSDP2, and gathered for generation
+ulysses.py           sequence parallelism: one packed row over several ranks
+balance.py           rows per rank, of near-equal load
+sharded_saving.py    the parts of a checkpoint that each rank writes and reads
+offload.py           parameters, optimizer state and activations on the host
+"""

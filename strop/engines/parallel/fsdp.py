@@ -1,0 +1,142 @@
+"""A model's parameters sharded over ranks with FSDP2, and gathered for generation.
+
+Each decoder layer is a unit that is gathered before its forward pass and freed after it; embeddings, final norm
+and head form the root's unit. Gradients are added up over ranks, never averaged: a loss is a sum of weighted
+terms of tokens (algorithms/aggregation.py), so the sum over ranks is the gradient of the whole batch.
+
+Concurrency: sharding, forward and backward passes and `full_parameters` are collectives: every rank calls them
+in the same order. Inside `full_parameters` forward passes talk to nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+
+from strop.engines.causal_lm import HALF, CausalLM
+from strop.engines.config import EngineConfig
+from strop.engines.parallel.ranks import Parallel
+from strop.engines.parallel.ulysses import check_sequence_parallel
+
+T = TypeVar("T")
+
+
+class _Root(nn.Module):
+    """Runs a function as its forward pass."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, function: Callable[[], T]) -> T:
+        return function()
+
+
+def shard(model: CausalLM, parallel: Parallel, config: EngineConfig) -> None:
+    """Shard the parameters over the mesh, layer by layer.
+
+    A layer goes to the device, and all but this rank's share of it is freed, before the next one does.
+    Parameters become DTensors under the same names.
+
+    Raises:
+        ValueError: the model is sharded already, its layers are in an unknown place, or its sequences cannot be
+            divided over parallel.sp_size ranks.
+    """
+    if model.is_sharded:
+        raise ValueError("the model is sharded already; load it again for another engine")
+    if parallel.sp_size > 1:
+        check_sequence_parallel(model.config, parallel.sp_size, parallel.world_size)
+    precision, placement = MixedPrecisionPolicy(), OffloadPolicy()
+    if model.compute_dtype in HALF:
+        precision = MixedPrecisionPolicy(param_dtype=model.compute_dtype, reduce_dtype=torch.float32)
+    if config.offload == "all":
+        placement = CPUOffloadPolicy(pin_memory=parallel.device.type != "cpu")
+    root = _Root(model.module)
+    for part, reshard_after_forward in [
+        *((layer, config.reshard_after_forward) for layer in model.layers),
+        (root, False),  # its backward pass comes first, so it would be gathered again at once
+    ]:
+        fully_shard(
+            part,
+            mesh=parallel.mesh,
+            reshard_after_forward=reshard_after_forward,
+            mp_policy=precision,
+            offload_policy=placement,
+        )
+    model.root = root
+    for unit in sharded_units(model):
+        unit.set_gradient_divide_factor(1.0)
+        unit.set_force_sum_reduction_for_comms(True)
+    model.device = parallel.device
+    model.run(lambda: None)  # the first pass through the root tells the units which one it is
+    reshard(model)
+
+
+def sharded_units(model: CausalLM) -> list[FSDPModule]:
+    """The units that are gathered together, root first."""
+    assert model.root is not None, "the model is sharded"
+    return [part for part in model.root.modules() if isinstance(part, FSDPModule)]
+
+
+def reshard(model: CausalLM) -> None:
+    """Free what a forward pass without a backward pass left gathered; `named_parameters` gives the shards again."""
+    for unit in sharded_units(model):
+        unit.reshard()
+
+
+def sync_gradients(model: CausalLM, *, is_last: bool, each: bool, keep_parameters: bool) -> None:
+    """Whether the next backward pass adds the gradients of all ranks up.
+
+    Args:
+        model: the model.
+        is_last: the backward pass is the last one of this accumulation.
+        each: add up after every backward pass.
+        keep_parameters: leave parameters gathered for the next forward pass where there is one.
+    """
+    root = sharded_units(model)[0]
+    root.set_requires_gradient_sync(each or is_last)
+    root.set_reshard_after_backward(is_last or not keep_parameters)
+
+
+@contextlib.contextmanager
+def full_parameters(model: CausalLM) -> Iterator[None]:
+    """Every parameter gathered on every rank, in the compute precision; for generation, without gradients.
+
+    Inside, ranks run different numbers of forward passes: none of them communicates. It costs the memory of one
+    copy in the compute precision, which is freed at the end.
+    """
+    units = sharded_units(model)
+    for unit in units:
+        unit.unshard()
+    try:
+        with _hooks_lifted(units):
+            yield
+    finally:
+        reshard(model)
+
+
+@contextlib.contextmanager
+def _hooks_lifted(units: list[FSDPModule]) -> Iterator[None]:
+    """Forward passes of the units without the hooks that gather and free: their records grow with every pass."""
+    lifted = []
+    for unit in units:
+        assert isinstance(unit, torch.nn.Module), "a unit is a module"
+        for hooks in (unit._forward_pre_hooks, unit._forward_hooks):
+            lifted.append((hooks, dict(hooks)))
+            hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, held in lifted:
+            hooks.update(held)

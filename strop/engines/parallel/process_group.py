@@ -1,0 +1,122 @@
+"""The process group of a role: joined, divided into meshes, and left."""
+
+from __future__ import annotations
+
+import datetime
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from strop.controller.rendezvous import Meeting
+from strop.engines.parallel.ranks import Parallel
+from strop.utils.device import collective_backend
+
+_STORES: list[Any] = []
+"""Of this process's group, if it has one."""
+
+
+class Ranks(Parallel):
+    """One of several ranks."""
+
+    def max(self, value: int) -> int:
+        """As `Parallel.max`."""
+        held = torch.tensor(value)  # host memory: no wait for the device
+        dist.all_reduce(held, op=dist.ReduceOp.MAX)
+        return int(held)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """As `Parallel.gather`."""
+        own = tensor.detach().cpu()
+        longest = self.max(len(own))
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(own)
+        dist.all_reduce(sizes)
+        padded = torch.zeros(longest, dtype=own.dtype)
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(parts, padded)
+        firsts = range(0, self.world_size, self.sp_size)
+        return [parts[rank][: int(sizes[rank])] for rank in firsts]
+
+    def barrier(self, what: str) -> None:
+        """As `Parallel.barrier`."""
+        try:
+            dist.all_reduce(torch.zeros(1))
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"rank {self.rank} of {self.world_size} waited for the others at {what!r}, and not all came: "
+                f"{str(error).strip().splitlines()[0]}"
+            ) from error
+
+
+def joined(
+    *,
+    rank: int,
+    world_size: int,
+    meeting: Meeting | None,
+    device: torch.device,
+    sp_size: int,
+    shard_size: int,
+    timeout_s: float,
+) -> Ranks:
+    """As `strop.engines.parallel.ranks.join_ranks`, on this device and with at least two ranks."""
+    if not dist.is_initialized():
+        _initialize(rank, world_size, meeting, device, timeout_s)
+    if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
+        raise ValueError(
+            f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already and cannot also be rank "
+            f"{rank} of {world_size}; roles in one process need the same ranks"
+        )
+    num_shards = shard_size or world_size
+    if num_shards == world_size:
+        mesh = _mesh(device.type, (world_size,), ("shard",))
+    else:
+        mesh = _mesh(device.type, (world_size // num_shards, num_shards), ("replicate", "shard"))
+    sp_group = None
+    if sp_size > 1:
+        sp_group = _mesh(device.type, (world_size // sp_size, sp_size), ("dp", "sp")).get_group("sp")
+    return Ranks(
+        rank=rank, world_size=world_size, device=device, sp_size=sp_size, mesh=mesh, sp_group=sp_group
+    )
+
+
+def leave_ranks() -> None:
+    """End this process's part in its group, if it has one; models sharded over it cannot be used any more."""
+    _mesh.cache_clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    while _STORES:
+        _STORES.pop().close()
+
+
+def _initialize(
+    rank: int, world_size: int, meeting: Meeting | None, device: torch.device, timeout_s: float
+) -> None:
+    if meeting is None:
+        raise ValueError(
+            f"rank {rank} of {world_size} was not told where the ranks meet; the runtime that starts the processes "
+            f"must open a strop.controller.store_server.MeetingPoint and hand its `meeting` on"
+        )
+    backend = collective_backend(device.type)
+    if device.type != "cpu":
+        # Small facts travel between hosts and need no device.
+        backend = f"cpu:{collective_backend('cpu')},{device.type}:{backend}"
+    store = meeting.join(timeout_s=timeout_s)
+    _STORES.append(store)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=datetime.timedelta(seconds=timeout_s),
+    )
+
+
+@cache
+def _mesh(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    """One mesh per shape and process, so that roles share its groups."""
+    return init_device_mesh(device_type, shape, mesh_dim_names=names)

@@ -1,0 +1,273 @@
+"""Sequence parallelism: the tokens of one packed row over several ranks, exchanged around attention.
+
+Each of the S ranks of a sequence group runs every layer on N / S neighbouring tokens of the row, so the
+activations of a long sequence are divided by S; no rank ever holds the hidden states of the whole row. Only
+attention needs all tokens: there each rank takes H / S heads of all N tokens instead.
+
+    tokens of a rank, all heads  --all-to-all-->  all tokens, heads of a rank  --attention, all-to-all-->  back
+
+The head is divided too: each rank fetches the hidden states of its share of the M predicted tokens and runs
+the head on them, and the results are gathered, so that every rank evaluates the same loss on all M tokens.
+
+Gradients: each exchange sends the gradient back the way its rows came. Gathering the results does not add:
+the loss is the same on all S ranks and counts once, so each rank keeps the gradient of its own share. The
+gradient of a parameter, summed over the ranks of the group, is then that of one process.
+
+Concurrency: all ranks of a group pack the same rows and call the same collectives in the same order: two per
+layer and one before the head, each with its inverse in the backward pass, and one after the head. Recomputing
+a layer repeats that layer's, on all ranks alike. None depends on the data, so none is skipped on one rank only.
+
+Source: Jacobs et al. 2023, arXiv:2309.14509 (DeepSpeed-Ulysses). Exercised on gloo with CPU tensors.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from strop.engines.attention import AttentionContext, AttentionForm
+from strop.engines.parallel.ranks import exchanged
+from strop.engines.tokens import Tokens
+
+
+def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, section: str = "engine") -> None:
+    """Refuse a model or a number of processes over which sequences cannot be divided.
+
+    Args:
+        config: the model's configuration as transformers reads it.
+        sp_size: engine.sequence_parallel, ranks per sequence.
+        world_size: ranks of the role.
+        section: what the sentence calls the settings, such as critic.engine.
+
+    Raises:
+        ValueError: the ranks do not divide into groups, the heads do not divide over the ranks, or positions
+            are encoded by the longest sequence of the row, which one rank alone does not see.
+    """
+    if sp_size == 1:
+        return
+    text = config.get_text_config()
+    heads = int(text.num_attention_heads)
+    if world_size % sp_size:
+        raise ValueError(
+            f"{section}.sequence_parallel is {sp_size}, but {world_size} processes do not divide into groups of "
+            f"{sp_size}; use a multiple of {sp_size} processes, or "
+            f"{section}.sequence_parallel={_choices(world_size, heads)}"
+        )
+    if heads % sp_size:
+        raise ValueError(
+            f"{section}.sequence_parallel is {sp_size}, but the {heads} attention heads of the model do not divide "
+            f"over {sp_size} ranks; use {section}.sequence_parallel={_choices(world_size, heads)}"
+        )
+    if "linear_attention" in (getattr(text, "layer_types", None) or ()):
+        raise ValueError(
+            f"{section}.sequence_parallel is {sp_size}, but layers of {text.model_type} carry a state from token to "
+            f"token, which no rank can begin in the middle of; use {section}.sequence_parallel=1"
+        )
+    growing = _rope_types(text) & {"dynamic", "longrope"}
+    if growing:
+        raise ValueError(
+            f"{section}.sequence_parallel is {sp_size}, but the model's rotary embedding of type {growing.pop()!r} "
+            f"depends on the longest sequence, of which a rank sees only a part; use {section}.sequence_parallel=1"
+        )
+
+
+def _choices(world_size: int, heads: int) -> str:
+    """The sizes that divide both, for an error: `1, 2 or 4`."""
+    both = math.gcd(world_size, heads)
+    *some, last = [str(size) for size in range(1, both + 1) if both % size == 0]
+    return f"{', '.join(some)} or {last}" if some else last
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Kinds of rotary embedding, of all layers."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    per_layer = [value for value in parameters.values() if isinstance(value, dict)]  # a table per layer type
+    return {str(table.get("rope_type", "default")) for table in per_layer or [parameters]}
+
+
+class UlyssesAttention:
+    """Attention of a whole packed row, called with the tokens of one rank."""
+
+    def __init__(self, inner: AttentionContext, *, num_tokens: int, group: dist.ProcessGroup) -> None:
+        """`inner` attends over the row of `num_tokens` tokens; see `tokens_per_rank` for how they are divided."""
+        self._inner = inner
+        self._num_tokens = num_tokens
+        self._group = group
+        self._size = dist.get_world_size(group)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
+        """Attention output [n, H, Dv] for query [n, H, D], key [n, Hkv, D], value [n, Hkv, Dv] of this rank's n tokens.
+
+        Raises:
+            ValueError: the heads do not divide over the ranks.
+        """
+        num_local, heads, dim = query.shape
+        if heads % self._size:
+            raise ValueError(
+                f"layer {layer} has {heads} attention heads, which do not divide over the {self._size} ranks of "
+                f"this role's engine.sequence_parallel; set it to a divisor of {heads}"
+            )
+        q = heads // self._size  # query heads of a rank
+        repeats = _key_repeats(heads, key.shape[1], q)
+        if repeats > 1:
+            key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+        kv, value_dim = key.shape[1] // self._size, value.shape[2]  # key heads of a rank
+
+        # One exchange moves queries, keys and values; row r of the first axis is for rank r.
+        sent = torch.cat(
+            [x.reshape(num_local, self._size, -1).transpose(0, 1) for x in (query, key, value)], dim=2
+        )  # [S, n, (q + kv) D + kv Dv]
+        rows = self._exchange(sent.flatten(0, 1))[: self._num_tokens]  # the pieces in the order of tokens
+        queries, keys, values = torch.split(rows, [q * dim, kv * dim, kv * value_dim], dim=1)
+        if form.sinks is not None:
+            rank = dist.get_rank(self._group)
+            form = dataclasses.replace(form, sinks=form.sinks[rank * q : (rank + 1) * q])
+        output = self._inner.attend(
+            layer, queries.view(-1, q, dim), keys.view(-1, kv, dim), values.view(-1, kv, value_dim), form
+        )  # [N, q, Dv]
+        padding = num_local * self._size - self._num_tokens
+        back = self._exchange(
+            F.pad(output, (0, 0, 0, 0, 0, padding))
+        )  # [S n, q, Dv]: a row per rank of heads
+        return back.view(self._size, num_local, q, -1).transpose(0, 1).reshape(num_local, heads, -1)
+
+    def _exchange(self, rows: Tensor) -> Tensor:
+        counts = [len(rows) // self._size] * self._size
+        return _all_to_all(rows, counts, counts, self._group)
+
+
+def _key_repeats(heads: int, key_heads: int, heads_per_rank: int) -> int:
+    """How often each key head must stand side by side so that every rank gets the key heads of its queries.
+
+    A key head serves heads / key_heads neighbouring queries. If a rank's queries begin or end inside such a run,
+    the run is cut into pieces that fit both, each with a copy of the key head; 1 when the key heads divide over
+    the ranks. The copies' gradients add up in the key head.
+    """
+    run = heads // key_heads
+    return run // math.gcd(run, heads_per_rank)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceShard:
+    """One rank's part of a micro-batch of N tokens that predicts M tokens."""
+
+    input_ids: Tensor  # [1, n]
+    position_ids: Tensor  # [1, n]
+    attention: UlyssesAttention
+    targets: Tensor
+    """[m]: this rank's share of the predicted tokens; the last shares end in padding."""
+    num_predicted: int
+    """M, of all shares together, without padding."""
+    group: dist.ProcessGroup
+    send_index: Tensor
+    """Local positions whose hidden states other shares, or this one, need, ordered by rank."""
+    send_counts: Sequence[int]
+    """How many of them go to each rank."""
+    receive_counts: Sequence[int]
+    """How many hidden states of this share come from each rank."""
+    receive_index: Tensor
+    """[m]: place of each predicted token's hidden state among the received ones."""
+
+    def predicting(self, hidden: Tensor) -> Tensor:
+        """Hidden states [m, D] that predict this rank's share, from those of this rank's tokens [n, D]."""
+        sent = F.embedding(self.send_index, hidden)
+        received = _all_to_all(sent, self.send_counts, self.receive_counts, self.group)
+        return F.embedding(self.receive_index, received)
+
+    def share(self, values: Tensor) -> Tensor:
+        """This rank's share [m, ...] of values [M, ...] of all predicted tokens; the last shares end in zeros."""
+        m, rank = len(self.targets), dist.get_rank(self.group)
+        padded = F.pad(
+            values, (0, 0) * (values.dim() - 1) + (0, m * dist.get_world_size(self.group) - len(values))
+        )
+        return padded[rank * m : (rank + 1) * m]
+
+    def gather(self, share: Tensor) -> Tensor:
+        """Results [M, ...] of all predicted tokens, on every rank, from those of this rank's share [m, ...].
+
+        The backward pass takes this rank's slice of the gradient and adds nothing up: use the same loss on all ranks.
+        """
+        gathered: Tensor = _GatherShares.apply(share, self.group)  # type: ignore[no-untyped-call]
+        return gathered[: self.num_predicted]
+
+
+def tokens_per_rank(num_tokens: int, num_ranks: int) -> int:
+    """Neighbouring tokens of each rank; up to `num_ranks - 1` tokens of padding follow the row's last."""
+    return max(1, math.ceil(num_tokens / num_ranks))
+
+
+def shard_micro_batch(micro_batch: Tokens, group: dist.ProcessGroup) -> SequenceShard:
+    """This rank's part of a micro-batch that all ranks of the group packed alike. Communicates nothing."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    n = tokens_per_rank(micro_batch.num_tokens, size)
+    m = tokens_per_rank(len(micro_batch.targets), size)
+
+    def piece(row: Tensor, length: int) -> Tensor:
+        # Padding is token 0 at position 0: any that exists will do, as nothing looks at it.
+        padded = F.pad(row, (0, length * size - row.shape[-1]))
+        return padded[..., rank * length : (rank + 1) * length]
+
+    index = micro_batch.hidden_index.cpu()  # collectives take their counts from the host
+    wanted = F.pad(index, (0, m * size - len(index))).view(size, m)  # row r: what the share of rank r needs
+    holder = wanted // n
+    here = holder == rank
+    device = micro_batch.input_ids.device
+    return SequenceShard(
+        input_ids=piece(micro_batch.input_ids, n),
+        position_ids=piece(micro_batch.position_ids, n),
+        attention=UlyssesAttention(micro_batch.attention, num_tokens=micro_batch.num_tokens, group=group),
+        targets=piece(micro_batch.targets, m),
+        num_predicted=len(micro_batch.targets),
+        group=group,
+        send_index=(wanted[here] - rank * n).to(device),
+        send_counts=here.sum(1).tolist(),
+        receive_counts=torch.bincount(holder[rank], minlength=size).tolist(),
+        # Rows arrive ordered by the rank that held them, then as they were wanted.
+        receive_index=torch.argsort(torch.argsort(holder[rank], stable=True)).to(device),
+    )
+
+
+def _all_to_all(
+    rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup
+) -> Tensor:
+    received: Tensor = _AllToAll.apply(rows, send, receive, group)  # type: ignore[no-untyped-call]
+    return received
+
+
+class _AllToAll(torch.autograd.Function):
+    """Rows to the ranks of a group, `send[r]` of them to rank r; a row's gradient returns to where it came from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, send: Sequence[int], receive: Sequence[int], group: dist.ProcessGroup
+    ) -> Tensor:
+        ctx.plan = (receive, send, group)
+        return exchanged(rows, send, receive, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return exchanged(grads[0], *ctx.plan), None, None, None
+
+
+class _GatherShares(torch.autograd.Function):
+    """Equal shares of all ranks, in order; backward keeps this rank's slice of a gradient equal on all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, share: Tensor, group: dist.ProcessGroup) -> Tensor:
+        size, rank = dist.get_world_size(group), dist.get_rank(group)
+        ctx.own = slice(rank * len(share), (rank + 1) * len(share))
+        gathered = share.new_empty((size * len(share), *share.shape[1:]))
+        dist.all_gather(list(gathered.chunk(size)), share.contiguous(), group=group)
+        return gathered
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0][ctx.own], None

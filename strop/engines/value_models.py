@@ -1,0 +1,100 @@
+"""Models with a value head: one number per token, for critics and reward models."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForSequenceClassification
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import ModelConfig
+from strop.engines.model import device_of, made_ready, read_module, read_shape, refuse_family
+from strop.engines.model_folder import model_json
+from strop.engines.multimodal.model_with_media import media_models
+from strop.engines.parallel.ranks import Parallel
+
+
+def check_value_model(config: ModelConfig) -> None:
+    """Refuse a folder that `load_value_model` cannot make a value or reward model of; no weight is read.
+
+    Raises:
+        ValueError: as `check_language_model`; or a model that reads images, several labels, or a family without a
+            classification form.
+    """
+    shape = read_shape(config)
+    if media_models(shape) is not None or hasattr(shape, "vision_config"):
+        raise ValueError(
+            f"model folder {config.path!r} is a vision-language model ({shape.model_type}), and critics and reward "
+            f"models read text alone: give a model of text with the same tokenizer"
+        )
+    refuse_family(shape, AutoModelForSequenceClassification, config.path)
+    _check_labels(config)
+
+
+def load_value_model(
+    config: ModelConfig, *, device: str = "auto", parallel: Parallel | None = None
+) -> CausalLM:
+    """Load a model with a value head, a linear map from D to 1: its output is a number per token.
+
+    A sequence-classification folder with one label brings its head; a causal language model gets one of zeros,
+    so that every value is 0 at first. Saved, it is an ordinary sequence-classification folder.
+
+    Args:
+        config, device, parallel: as in `load_model`.
+
+    Raises:
+        ValueError: as `load_model`; or several labels, or an architecture without a classification form.
+    """
+    check_value_model(config)
+    config = dataclasses.replace(config, freeze_vision_tower=False)  # a matter of the policy
+    place = device_of(config, device, parallel)
+    # transformers warns of a missing head, and fills it with random numbers first.
+    with _only_errors(), torch.random.fork_rng(devices=[]):
+        module = read_module(
+            config,
+            AutoModelForSequenceClassification,
+            kind="model that can have a value head",
+            may_miss="score.",
+            num_labels=1,
+        )
+    return made_ready(module, config, place, parallel)
+
+
+@contextlib.contextmanager
+def _only_errors() -> Iterator[None]:
+    """No warnings of transformers."""
+    verbosity = transformers.utils.logging.get_verbosity()
+    transformers.utils.logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers.utils.logging.set_verbosity(verbosity)
+
+
+def architecture(folder: str) -> str:
+    """Class name in config.json; empty when it names none, or there is no such file."""
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        return ""
+    names = model_json(path, f"model folder {folder!r} cannot be used").get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else ""
+
+
+def is_classifier(folder: str) -> bool:
+    """The model of a folder is a sequence-classification model."""
+    return architecture(folder).endswith("ForSequenceClassification")
+
+
+def _check_labels(config: ModelConfig) -> None:
+    """A classifier's head must give one number."""
+    labels = read_shape(config).num_labels if is_classifier(config.path) else 1
+    if labels != 1:
+        raise ValueError(
+            f"model folder {config.path!r} is a classifier with {labels} labels; a value or reward model has one"
+        )

@@ -1,0 +1,79 @@
+"""What k answers to a prompt reach together, and how sure that is: pass@k and maj@k of a validation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from strop.algorithms.best_of_k import pass_at_k, vote_at_k
+from strop.algorithms.intervals import clustered_interval
+from strop.trainer.validation import Validation
+from strop.trainer.validation_metrics import PREDICTION, powers_up_to
+from strop.workers.reports import EpisodeReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A share of prompts, and how sure it is."""
+
+    rate: float
+    low: float
+    high: float
+    """95 % interval, with the answers to one prompt as a cluster."""
+
+
+def pass_at(validation: Validation) -> Mapping[int, Rate]:
+    """By k: the chance that one of k answers passes, without bias; k is 2, 4, 8, ... and the number of answers to
+    each prompt. Empty where nothing decides which answers pass."""
+    by_prompt = _by_prompt(validation)
+    if validation.num_passed is None:
+        return {}
+    passed = [[bool(report.passes) for report in reports] for reports in by_prompt]
+    return {
+        k: _rate([pass_at_k(len(some), sum(some), k) for some in passed], passed, k)
+        for k in powers_up_to(min(map(len, passed)))
+    }
+
+
+def maj_at(validation: Validation) -> Mapping[int, Rate]:
+    """By k: the chance that the most frequent of k extracted answers (`pred` of the scorer) passes; empty where the
+    scorer extracts none, and where nothing decides which answers pass. An answer without one votes for none, which does
+    not pass."""
+    by_prompt = _by_prompt(validation)
+    if validation.num_passed is None or not any(
+        _prediction(report) for reports in by_prompt for report in reports
+    ):
+        return {}
+    passed = [[bool(report.passes) for report in reports] for reports in by_prompt]
+    votes = [[_prediction(report) for report in reports] for reports in by_prompt]
+    return {
+        k: _rate(
+            [vote_at_k(list(map(float, some)), own, k) for some, own in zip(passed, votes, strict=True)],
+            passed,
+            k,
+        )
+        for k in powers_up_to(min(map(len, passed)))
+    }
+
+
+def _by_prompt(validation: Validation) -> list[list[EpisodeReport]]:
+    found: dict[str, list[EpisodeReport]] = {}
+    for report in validation.reports:
+        found.setdefault(report.uid, []).append(report)
+    return list(found.values())
+
+
+def _rate(values: Sequence[float], answers: Sequence[Sequence[bool]], k: int) -> Rate:
+    """The mean over prompts of a number between 0 and 1 about k answers, each from so many answers: n answers tell of
+    at most n / k such trials."""
+    trials = [len(some) / k for some in answers]
+    shares = [value * count for value, count in zip(values, trials, strict=True)]
+    low, high = clustered_interval(shares, trials)
+    return Rate(rate=math.fsum(values) / len(values), low=low, high=high)
+
+
+def _prediction(report: EpisodeReport) -> str:
+    """The extracted answer; empty for none."""
+    found = None if report.outcome is None else report.outcome.parts.get(PREDICTION)
+    return "" if found is None or found == "" else repr(found)

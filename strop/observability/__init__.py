@@ -1,0 +1,7 @@
+"""What is seen of a run: trackers, health rules, the viewer.
+
+reward_curve.py  The curve of a run, as text for the terminal and as a PNG
+health/          Rules that turn the metrics of a run into named diagnoses with advice, during and after it
+trackers/        Trackers
+viewer/          What a person looks at of a run that was recorded
+"""

@@ -1,0 +1,59 @@
+"""Comet. Without COMET_API_KEY the experiment is kept below the run folder; `comet upload` sends it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strop.observability.trackers.async_logger import Remote, told_behind
+from strop.observability.trackers.run_metadata import COLUMNS, in_folder
+
+_OFF = ("auto_param_logging", "auto_metric_logging", "log_code", "log_graph", "log_git_metadata", "parse_args",
+        "auto_output_logging", "log_env_details")  # fmt: skip
+
+
+class Comet(Remote):
+    """An experiment; a resume goes on with it."""
+
+    name = "comet"
+    package = "comet_ml"
+
+    def begin(self) -> None:
+        """One of its kinds: new or known, sent or kept."""
+        import comet_ml
+
+        known = self.story.known_id(self.name)
+        options: dict[str, Any] = {**dict.fromkeys(_OFF, False), "display_summary_level": 0}
+        if os.environ.get("COMET_API_KEY"):
+            kind = comet_ml.ExistingExperiment if known else comet_ml.Experiment
+        else:
+            kind = comet_ml.ExistingOfflineExperiment if known else comet_ml.OfflineExperiment
+            options["offline_directory"] = in_folder(self.story.folder / "comet", "COMET_OFFLINE_DIRECTORY")
+        options |= {"previous_experiment": known} if known else {"project_name": self.story.project}
+        self._experiment: Any = kind(**options)
+        self._experiment.set_name(self.story.name)
+        self._experiment.log_parameters(self.story.flat_config())
+        self.story.remember_id(self.name, self._experiment.get_key())
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Numbers of a step."""
+        self._experiment.log_metrics(dict(metrics), step=step)
+
+    def log_samples(self, step: int, split: str, rows: Sequence[Sequence[Any]]) -> None:
+        """A table of its own for each step."""
+        self._experiment.log_table(
+            f"samples-{split}-{step:06d}.csv", tabular_data=[list(row) for row in rows], headers=list(COLUMNS)
+        )
+
+    def log_curve(self, picture: Path) -> None:
+        """An image."""
+        self._experiment.log_image(str(picture), name="curve")
+
+    def end(self) -> None:
+        """Send what is left."""
+        self._experiment.end()
+
+
+CometTracker = told_behind(Comet)

@@ -1,0 +1,142 @@
+"""Several trackers as one, by the names that a configuration uses: built-in ones, and those that users register.
+
+A tracker is made from a `TrackerSetup` by a name of the registry. All of them survive a resume: what they
+hold about steps after the resume point is replaced by what the continued run logs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from strop.observability.trackers.setup import METRICS_FILE, JsonlTracker, Trackers, TrackerSetup
+from strop.run.errors import RunError
+from strop.utils.registry import Registry, unknown
+from strop.utils.sanitize import as_number, storable_text
+
+logger = logging.getLogger(__name__)
+
+
+class Tracker(Protocol):
+    """Takes the metrics of each step."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take metrics of one step; several calls for one step add up."""
+
+    def close(self) -> None:
+        """Write what is pending and let go of files and the terminal; a second call does nothing."""
+
+
+TrackerFactory = Callable[[TrackerSetup], Tracker]
+
+
+trackers: Registry[TrackerFactory] = Registry("tracker")
+"""Tracker factories by the names that a configuration uses."""
+
+
+BUILT_IN = ("console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "clearml", "comet")
+"""Names of trackers beside `jsonl`."""
+
+
+def built_in(name: str) -> Any:
+    """The class of a tracker, which has check() for what it needs; its own library is imported when one is made."""
+    from strop.observability.trackers.clearml import ClearmlTracker  # they import Tracker from here
+    from strop.observability.trackers.comet import CometTracker
+    from strop.observability.trackers.console import ConsoleTracker
+    from strop.observability.trackers.mlflow import MlflowTracker
+    from strop.observability.trackers.swanlab import SwanlabTracker
+    from strop.observability.trackers.tensorboard import TensorBoardTracker
+    from strop.observability.trackers.trackio import TrackioTracker
+    from strop.observability.trackers.wandb import WandbTracker
+
+    classes = (
+        ConsoleTracker, TensorBoardTracker, WandbTracker, MlflowTracker, SwanlabTracker, TrackioTracker,
+        ClearmlTracker, CometTracker,
+    )  # fmt: skip
+    return dict(zip(BUILT_IN, classes, strict=True))[name]
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise a ValueError, with the known names, when one of these is no tracker, or lacks what it needs."""
+    for name in names:
+        if name in BUILT_IN:
+            built_in(name).check()
+        elif name not in trackers:
+            raise ValueError(unknown("tracker", name, {*trackers, *BUILT_IN}))
+
+
+def _factory(name: str) -> TrackerFactory:
+    """What makes a tracker: one that is registered, or one that is built in."""
+    return trackers[name] if name in trackers else built_in(name)
+
+
+class TrackerGroup(Trackers):
+    """Several trackers as one.
+
+    What trackers show is no part of the run: one that fails is said once and left out from then on. The exception is a
+    RunError, by which the one that keeps the run's own record ends it.
+    """
+
+    def __init__(self, names: Sequence[str], setup: TrackerSetup) -> None:
+        check_trackers(names)
+        factories = [(name, _factory(name)) for name in names]
+        self._trackers: dict[str, Tracker] = {}
+        try:
+            for name, factory in factories:
+                try:
+                    self._trackers[name] = factory(setup)
+                except OSError as error:
+                    _warn(name, error)
+        except BaseException:  # if one cannot start, those before it are closed
+            self.close()
+            raise
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Give metrics of one step to every tracker, whatever their names and values came from."""
+        plain = {storable_text(name): as_number(value) for name, value in metrics.items()}
+        for name, tracker in list(self._trackers.items()):
+            try:
+                tracker.log(step, plain)
+            except RunError:
+                raise
+            except Exception as error:  # noqa: BLE001 (a tracker may be the user's; the run does not depend on it)
+                _warn(name, error)
+                self._close_one(name, is_said=True)
+
+    def note(self, text: str) -> None:
+        """Let trackers that have a method `note` show how far a step is."""
+        for name, tracker in list(self._trackers.items()):
+            try:
+                if show := getattr(tracker, "note", None):
+                    show(text)
+            except Exception as error:  # noqa: BLE001 (as in log)
+                _warn(name, error)
+                self._close_one(name, is_said=True)
+
+    def close(self) -> None:
+        """Close every tracker, also when one of them fails to."""
+        for name in reversed(list(self._trackers)):
+            self._close_one(name)
+
+    def _close_one(self, name: str, *, is_said: bool = False) -> None:
+        try:
+            self._trackers.pop(name).close()
+        except Exception as error:  # noqa: BLE001 (as in log)
+            if not is_said:
+                _warn(name, error)
+
+
+def _warn(name: str, error: Exception) -> None:
+    """Say that a tracker failed."""
+    logger.warning(
+        "the tracker %r failed and is switched off; the run goes on, and %s has its numbers: %s",
+        name, METRICS_FILE, f"{type(error).__name__}: {error}",
+    )  # fmt: skip
+    logger.debug("how it failed", exc_info=error)
+
+
+@trackers.register("jsonl")
+def jsonl_tracker(setup: TrackerSetup) -> Tracker:
+    """One JSON object per line in `metrics.jsonl`."""
+    return JsonlTracker(setup.folder / METRICS_FILE, resume_step=setup.resume_step)

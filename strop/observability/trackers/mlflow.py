@@ -1,0 +1,70 @@
+"""MLflow, at MLFLOW_TRACKING_URI: a server, or a database such as sqlite:///mlflow.db."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strop.observability.trackers.async_logger import Remote, as_records, now_ms, told_behind
+
+_ILLEGAL = re.compile(r"[^\w\-./ :]")
+_MAX_PARAM_CHARS = 6000
+_AT_ONCE = 100
+"""Parameters that a server takes in one request."""
+
+
+class Mlflow(Remote):
+    """A run of an experiment that is named like the project."""
+
+    name = package = "mlflow"
+
+    def begin(self) -> None:
+        """A run, or the one of before the resume."""
+        os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+
+        self._metric = Metric
+        self._client: Any = MlflowClient()
+        known = self.story.known_id(self.name)
+        if known is not None:
+            self._id = known
+            self._client.update_run(known, status="RUNNING")
+            return
+        found = self._client.get_experiment_by_name(self.story.project)
+        experiment = found.experiment_id if found else self._client.create_experiment(self.story.project)
+        tags = {"strop.run": self.story.id}
+        self._id = self._client.create_run(experiment, run_name=self.story.name, tags=tags).info.run_id
+        self.story.remember_id(self.name, self._id)
+        params = [
+            Param(_ILLEGAL.sub("_", key), value[:_MAX_PARAM_CHARS])
+            for key, value in self.story.flat_config().items()
+        ]
+        for start in range(0, len(params), _AT_ONCE):
+            self._client.log_batch(self._id, params=params[start : start + _AT_ONCE])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """All numbers in one request."""
+        now = now_ms()
+        named = {_ILLEGAL.sub("_", name): value for name, value in metrics.items()}
+        self._client.log_batch(
+            self._id, metrics=[self._metric(name, value, now, step) for name, value in named.items()]
+        )
+
+    def log_samples(self, step: int, split: str, rows: Sequence[Sequence[Any]]) -> None:
+        """A table of its own for each step: to add to one is to fetch it first."""
+        self._client.log_table(self._id, as_records(rows), f"samples/{split}-{step:06d}.json")
+
+    def log_curve(self, picture: Path) -> None:
+        """A file of the run."""
+        self._client.log_artifact(self._id, str(picture))
+
+    def end(self) -> None:
+        """The run is over."""
+        self._client.set_terminated(self._id)
+
+
+MlflowTracker = told_behind(Mlflow)

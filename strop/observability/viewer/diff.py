@@ -1,0 +1,218 @@
+"""`strop diff`: whether two runs did the same, and where they part if not."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from strop.cli.settings import user_path
+from strop.run import RunFolder
+from strop.run.fingerprints import FingerprintChain
+from strop.run.first_difference import Difference, common_steps, compare
+from strop.run.replay_schedule import ScheduleDifference, compare_schedules, read_schedule
+from strop.utils.terminal import print_json, print_plain, shorten
+
+SUMMARY = "where two runs part: first step and stage"
+EPILOG = """\
+examples:
+  strop diff runs/first runs/second
+  strop diff runs/first runs/second --json
+
+Exit code 0: equal to the bit over all steps that both runs have. 1: they differ; the first step and stage is
+named. The stages of a step, in order: data, prompt_tokens, sampled_tokens, log_probs, rewards, advantages, loss,
+weights. Of runs whose generation was ahead of training it is also said whether their schedules (what ended in which
+order, which weights sampled which tokens) part before, or the numbers do.
+"""
+
+_COLUMNS = {
+    "data": "uid",
+    "prompt_tokens": "prompt_ids",
+    "sampled_tokens": "response_ids",
+    "log_probs": "rollout_log_probs",
+    "rewards": "score",
+    "advantages": "advantage",
+}
+"""The column of the sample store that shows a stage; loss and weights are of no single sample."""
+_MAX_SETTINGS = 6
+"""Settings that differ and are shown."""
+_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleDifference:
+    """The first sample in which two runs differ."""
+
+    id: str
+    text: str
+    """How, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What two runs have in common and where they part."""
+
+    steps: Sequence[int]
+    """Steps that both have."""
+    num_steps: int
+    """Of the longer run."""
+    difference: Difference | None
+    sample: SampleDifference | None
+    """The first sample that shows it; None where no stored sample does."""
+    settings: Mapping[str, list[Any]]
+    """Those that differ, by full key, with both values."""
+    has_schedules: bool
+    """Both ran ahead of training."""
+    schedule: ScheduleDifference | None
+    """Where their schedules part before the difference."""
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values."""
+        one, sample = self.difference, self.sample
+        return {
+            "equal": one is None,
+            "num_common_steps": len(self.steps),
+            "num_equal_steps": len(self.steps) if one is None else one.num_equal_steps,
+            "step": None if one is None else one.step,
+            "stage": None if one is None else one.stage,
+            "sample": None if sample is None else {"id": sample.id, "difference": sample.text},
+            "settings": self.settings,
+            "cause": _cause(self.schedule) if self.has_schedules and one is not None else None,
+        }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument("run_a", metavar="RUN_A", type=user_path, help="run folder")
+    parser.add_argument("run_b", metavar="RUN_B", type=user_path, help="run folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    with RunFolder.open(args.run_a, read_only=True) as a, RunFolder.open(args.run_b, read_only=True) as b:
+        found = compared(a, b)
+    if args.json:
+        print_json(found.as_json())
+    elif found.difference is None:
+        rest = f"; the longer run has {found.num_steps} steps" if found.num_steps > len(found.steps) else ""
+        print_plain(
+            f"equal over {len(found.steps)} common steps ({found.steps[0]} to {found.steps[-1]}){rest}"
+        )
+    else:
+        _show(found.difference, found.sample, found.settings)
+        if found.has_schedules:
+            print_plain(_cause_in_words(found.schedule))
+    return 0 if found.difference is None else 1
+
+
+def compared(a: RunFolder, b: RunFolder) -> Comparison:
+    """Where two runs part, if they do.
+
+    Raises:
+        ValueError: they have no step in common.
+    """
+    prints_a, prints_b = FingerprintChain(a.events).read(), FingerprintChain(b.events).read()
+    difference = compare(prints_a, prints_b)
+    schedules = read_schedule(a.events), read_schedule(b.events)
+    return Comparison(
+        steps=common_steps(prints_a, prints_b),
+        num_steps=max(len(prints_a), len(prints_b)),
+        difference=difference,
+        sample=None if difference is None else first_sample(a, b, difference),
+        settings=changed_settings(a.info.get("config", {}), b.info.get("config", {})),
+        has_schedules=all(schedules),
+        schedule=None if difference is None else compare_schedules(*schedules, until=difference.step),
+    )
+
+
+def first_sample(a: RunFolder, b: RunFolder, difference: Difference) -> SampleDifference | None:
+    """The first sample of the step that shows the difference; None when no stored sample does."""
+    column = _COLUMNS.get(difference.stage)
+    step = difference.step
+    if column is None or step not in a.samples.steps() or step not in b.samples.steps():
+        return None
+    rows_a, rows_b = a.samples.read(step), b.samples.read(step)
+    if column == "uid":
+        return _first_place(rows_a, rows_b)
+    others = {row["id"]: row for row in rows_b}
+    for row in rows_a:
+        other = others.get(row["id"])
+        if other is None:
+            return SampleDifference(id=row["id"], text="only the first run has it")
+        if row[column] != other[column]:
+            return SampleDifference(id=row["id"], text=_in_words(column, row, other))
+    return None
+
+
+def changed_settings(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> dict[str, list[Any]]:
+    """The full keys of settings that differ, with both values; a key that one lacks counts as null."""
+    changed: dict[str, list[Any]] = {}
+    for name in sorted({*a, *b}):
+        left, right, key = a.get(name), b.get(name), f"{prefix}{name}"
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            changed |= changed_settings(left, right, f"{key}.")
+        elif left != right:
+            changed[key] = [left, right]
+    return changed
+
+
+def _first_place(
+    rows_a: Sequence[Mapping[str, Any]], rows_b: Sequence[Mapping[str, Any]]
+) -> SampleDifference | None:
+    for row, other in zip(rows_a, rows_b, strict=False):
+        if row["id"] != other["id"]:
+            text = f"the second run has {other['id']} ({shorten(other['prompt'] or '', _SHOWN_CHARS)}) in its place"
+            return SampleDifference(
+                id=row["id"], text=f"{shorten(row['prompt'] or '', _SHOWN_CHARS)}; {text}"
+            )
+    if len(rows_a) != len(rows_b):
+        longer = rows_a if len(rows_a) > len(rows_b) else rows_b
+        return SampleDifference(id=longer[min(len(rows_a), len(rows_b))]["id"], text="only one run has it")
+    return None
+
+
+def _in_words(column: str, row: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    left, right = row[column], other[column]
+    if not isinstance(left, list) or not isinstance(right, list):
+        return f"{column} {left} and {right}"
+    place = next(
+        (i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right))
+    )
+    values = [f"{part[place]}" if place < len(part) else "ended" for part in (left, right)]
+    text = f"{column} part at token {place}: {values[0]} and {values[1]}"
+    if column == "response_ids":
+        shown = [shorten(one["response"] or "", _SHOWN_CHARS) for one in (row, other)]
+        text += f"; the answers are {shown[0]!r} and {shown[1]!r}"
+    return text
+
+
+def _show(difference: Difference, sample: SampleDifference | None, settings: Mapping[str, list[Any]]) -> None:
+    equal = difference.num_equal_steps
+    before = f"{equal} common step{'s' if equal != 1 else ''} before it {'is' if equal == 1 else 'are'} equal"
+    print_plain(
+        f"step {difference.step} differs first in {difference.stage}; {before if equal else 'no step is equal'}"
+    )
+    if sample is not None:
+        print_plain(f"first sample: {sample.id}: {sample.text}")
+    if settings:
+        shown = [
+            f"{key}: {left} and {right}" for key, (left, right) in list(settings.items())[:_MAX_SETTINGS]
+        ]
+        more = len(settings) - len(shown)
+        print_plain(f"settings that differ: {'; '.join(shown)}{f'; and {more} more' if more else ''}")
+
+
+def _cause(schedule: ScheduleDifference | None) -> str:
+    return "numbers" if schedule is None else "schedule"
+
+
+def _cause_in_words(schedule: ScheduleDifference | None) -> str:
+    if schedule is None:
+        return "their schedules are the same until then: the difference is one of numbers"
+    return (
+        f"their schedules part in step {schedule.step}, which {schedule.text}: runs ahead of training are made again "
+        f"with `strop replay`, not with their seed"
+    )

@@ -1,0 +1,9 @@
+"""A local web page over run folders: `strop view`.
+
+answers.py        What the page asks for, as plain values
+catalog.py        The runs that the page shows
+one_file.py       A run, or several, as one HTML file
+sample_search.py  Samples by what they are
+server.py         The page's addresses, who may ask, and in which form answers go out
+texts.py          Tokens of a run as texts, without loading a library of models where its tokenizer is one file
+"""

@@ -1,0 +1,157 @@
+"""`strop runs`: all runs below a folder, in one table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.cli.settings import user_path
+from strop.observability.viewer.records import RunRecords
+from strop.observability.viewer.summary import (
+    RunSummary,
+    differing_settings,
+    find_runs,
+    flattened,
+    summary_of,
+)
+from strop.run import RunError
+from strop.utils.terminal import plain, print_json, print_plain, say, shorten
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SUMMARY = "all runs below a folder in one table: how they stand, what tells them apart"
+EPILOG = """\
+examples:
+  strop runs
+  strop runs runs/sweep --json
+  strop plot runs/a runs/b -o both.png
+
+device-hours are the time of all steps, times the processes of the run. `strop view` shows the same in a browser.
+"""
+
+DEFAULT_FOLDER = Path("runs")
+_MAX_SETTINGS = 4
+_SHOWN_CHARS = 40
+_WIDTH, _UNBOUND = 160, 10_000
+"""Of the table where there is no terminal."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "paths", nargs="*", metavar="DIR", type=user_path, help="folders of runs, or runs (default: runs)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    records = read_runs(args.paths or [DEFAULT_FOLDER])
+    summaries = [summary_of(one) for one in records]
+    keys = differing_settings([one.config for one in records])
+    settings = [settings_of(one.config, keys) for one in records]
+    if args.json:
+        runs = [{**asdict(one), "settings": its} for one, its in zip(summaries, settings, strict=True)]
+        print_json({"runs": runs, "differing_settings": keys})
+        return 0
+    if not summaries:
+        print_plain(f"no run below {', '.join(map(str, args.paths or [DEFAULT_FOLDER]))}")
+        return 0
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    for count in range(min(len(keys), _MAX_SETTINGS), -1, -1):  # as many settings as can be read
+        made = table(summaries, settings, keys[:count])
+        if (
+            Measurement.get(console, console.options.update(max_width=_UNBOUND), made).maximum
+            <= console.width
+        ):
+            break
+    console.print(made)
+    if len(keys) > count:
+        print_plain(f"they differ in {len(keys)} settings; --json has them all")
+    return 0
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunRecords]:
+    """The records of all runs there; one that cannot be read is said and left out."""
+    found = []
+    for path in find_runs(paths):
+        try:
+            records = RunRecords(path)
+            records.read_on()
+        except RunError as error:
+            say(str(error))
+            continue
+        found.append(records)
+    return found
+
+
+def settings_of(config: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """The values of these settings."""
+    flat = flattened(config)
+    return {key: flat.get(key) for key in keys}
+
+
+def table(
+    summaries: Sequence[RunSummary], settings: Sequence[Mapping[str, Any]], keys: Sequence[str]
+) -> Table:
+    """For a terminal, a row per run, with these settings."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=box.SIMPLE)
+    for name in (
+        "run",
+        "status",
+        "step",
+        "pass rate (95 %)",
+        "best",
+        "reward",
+        "hours",
+        "device-h",
+        "tokens",
+    ):
+        is_text = name in ("run", "status")
+        made.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+    for key in keys:
+        made.add_column(key.rpartition(".")[2])
+    for one, its in zip(summaries, settings, strict=True):
+        cells = [
+            one.name, one.status, str(one.step), _rate(one),
+            _best(one),
+            _number(one.reward) if one.loss is None else f"loss {_number(one.loss)}", f"{one.seconds / 3600:.2f}",
+            _number(one.device_hours), "-" if one.tokens is None else f"{one.tokens:,.0f}",
+            *(shorten(str(its[key]), _SHOWN_CHARS) for key in keys),
+        ]  # fmt: skip
+        made.add_row(*(Text(plain(cell, is_one_line=True)) for cell in cells))
+    return made
+
+
+def _best(one: RunSummary) -> str:
+    if one.best_val_reward is not None:
+        return f"{one.best_val_reward:.4g} @{one.best_step}"
+    return "-" if one.best_pass_rate is None else f"{100 * one.best_pass_rate:.1f} % @{one.best_step}"
+
+
+def _rate(one: RunSummary) -> str:
+    if one.pass_rate_final is None:
+        return "-" if one.val_reward is None else f"mean reward {one.val_reward:.4g}"
+    interval = (
+        "" if one.low is None or one.high is None else f" ({100 * one.low:.1f} to {100 * one.high:.1f})"
+    )
+    start = "" if one.pass_rate_start is None else f"{100 * one.pass_rate_start:.1f} -> "
+    return f"{start}{100 * one.pass_rate_final:.1f} %{interval}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,301 @@
+"""`strop samples`: what the model wrote during a run, what it was worth, and what became of it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from strop.cli.settings import user_path
+from strop.evaluation.models import find_model
+from strop.observability.viewer.filtered import find_fates, table_of
+from strop.observability.viewer.records import RunRecords
+from strop.observability.viewer.token_view import legend, response_tokens, summary, token_table, token_text
+from strop.observability.viewer.turn_view import short, training_sequences, turns_text
+from strop.run import RunError, RunFolder
+from strop.trainer.init_from.naming import run_in
+from strop.utils.terminal import UsageError, plain, print_json, say
+
+if TYPE_CHECKING:
+    from rich.panel import Panel
+
+SUMMARY = "what the model wrote during a run, with rewards"
+EPILOG = """\
+examples:
+  strop samples runs/arithmetic
+  strop samples runs/arithmetic --step 40 --limit 20
+  strop samples runs/arithmetic --sort worst --cut
+  strop samples runs/arithmetic --split val --id val-000007
+  strop samples runs/arithmetic --id e0-000012/3 --tokens
+  strop samples runs/arithmetic --id e0-000012/3 --json
+  strop samples runs/arithmetic --why-dropped
+
+A sample's id is <visit of a row>/<number of the sample>; a visit alone (e0-000012) names all its samples. With a
+limit, answers to different prompts come first.
+"""
+
+SORTS = ("worst", "best")
+DEFAULT_LIMIT = 5
+"""Samples shown on a terminal; --json gives all."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of the command."""
+    parser.epilog = EPILOG
+    parser.add_argument("run", metavar="RUN", type=user_path, help="run folder")
+    parser.add_argument("--step", type=int, metavar="N", help="step (default: the last one; with --id, all)")
+    parser.add_argument(
+        "--id", action="append", default=[], metavar="ID", dest="ids", help="only this one; may be repeated"
+    )
+    parser.add_argument(
+        "--split", choices=("train", "val"), default="train", help="training or validation (default train)"
+    )
+    parser.add_argument("--source", metavar="NAME", help="only samples of this data source")
+    parser.add_argument("--cut", action="store_true", help="only answers that a limit of tokens cut")
+    parser.add_argument("--sort", choices=SORTS, help="lowest or highest score first; no score comes last")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help=f"show at most N (default {DEFAULT_LIMIT}; all with --json)"
+    )
+    parser.add_argument(
+        "--tokens", action="store_true", help="also a line per token: who wrote it, and how likely it was"
+    )
+    parser.add_argument(
+        "--why-dropped", action="store_true", help="count what became of all samples, with the reasons"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object with all columns")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the command."""
+    if args.limit is not None and args.limit < 1:
+        raise ValueError(f"--limit is {args.limit}; use at least 1")
+    args.run = run_in(args.run)
+    if args.why_dropped:
+        return _why_dropped(args)
+    with RunFolder.open(args.run, read_only=True) as run_folder:
+        rows = find_samples(run_folder, step=args.step, ids=args.ids, split=args.split)
+    rows = matching(rows, source=args.source, is_cut=args.cut)
+    limit = args.limit if args.limit is not None else len(rows) if args.json else DEFAULT_LIMIT
+    if args.sort is not None or limit < len(rows):
+        rows = in_order(rows, sort=args.sort)
+    shown = rows[:limit]
+    if args.json:
+        print_json({"run": str(args.run), "split": args.split, "num_found": len(rows), "samples": shown})
+        return 0
+    from rich.console import Console
+
+    console = Console()
+    decode = None
+    if args.tokens or args.ids:
+        try:
+            decode = decoder(args.run)
+        except (RunError, ValueError) as error:
+            if args.tokens:
+                raise
+            say(f"without token colours: {error}")
+    for row in shown:
+        console.print(panel(row, decode))
+        if args.tokens and decode is not None:
+            sequences = training_sequences(row)
+            for number, sequence in enumerate(sequences, start=1):
+                if len(sequences) > 1:
+                    console.print(f"sequence {number} of {len(sequences)}", highlight=False)
+                console.print(token_table(response_tokens(sequence, decode)))
+    if decode is not None:
+        console.print(legend())
+    steps = sorted({row["step"] for row in rows})
+    where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    more = "" if len(shown) == len(rows) else f"; --limit {len(rows)} shows all"
+    console.print(f"{len(shown)} of {len(rows)} {args.split} samples of {where}{more}", highlight=False)
+    return 0
+
+
+def _why_dropped(args: argparse.Namespace) -> int:
+    """Fates of all samples, from the ledger."""
+    if args.ids or args.tokens or args.source or args.cut or args.sort:
+        raise UsageError(
+            "--why-dropped counts all samples of the run; leave out --id, --tokens, --source, --cut and --sort"
+        )
+    with RunFolder.open(args.run, read_only=True) as run_folder:
+        fates = find_fates(run_folder, step=args.step)
+    total = sum(one.count for one in fates)
+    if args.json:
+        print_json({"run": str(args.run), "num_issued": total, "fates": [one.as_json() for one in fates]})
+        return 0
+    from rich.console import Console
+
+    console = Console()
+    console.print(table_of(fates))
+    trained = sum(one.count for one in fates if one.name == "trained")
+    where = "" if args.step is None else f" of step {args.step}"
+    console.print(f"{trained} of {total} samples{where} were trained on", highlight=False)
+    return 0
+
+
+def decoder(path: Path) -> Callable[[Sequence[int]], str]:
+    """Tokens as text, with the tokenizer of the run's model."""
+    folder = find_model(str(path)).folder  # before what takes seconds to import
+    from strop.engines.config import ModelConfig
+    from strop.engines.model import load_tokenizer
+
+    tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    return decode
+
+
+def find_samples(
+    run_folder: RunFolder | RunRecords, *, step: int | None, ids: Collection[str], split: str
+) -> list[dict[str, Any]]:
+    """The rows that are asked for, in the order of their steps.
+
+    Args:
+        step: None takes the last step; with ids, every step.
+        ids: sample ids, or visits that name all their samples; empty takes every sample.
+
+    Raises:
+        RunError: there are none.
+    """
+    store = run_folder.samples
+    steps = store.steps(split=split)
+    if not steps:
+        other = "val" if split == "train" else "train"
+        way = "; they are written when run.save_samples is true"
+        if store.steps(split=other):
+            way = f"; it has {other} samples: --split {other}"
+        elif (command := run_folder.info.get("command", ["", "train"])[1:2]) != ["train"]:
+            way = f": it is a run of `strop {' '.join(command)}`, which plays no prompts"
+        raise RunError(f"{run_folder.path} has no {split} samples{way}")
+    wanted = [step] if step is not None else steps if ids else steps[-1:]
+    rows = [row for one in wanted for row in store.read(one, split=split)]
+    if not rows:
+        raise RunError(f"{run_folder.path}: the file of {split} samples of step {wanted[-1]} has no row")
+    if ids:
+        known = {name for row in rows for name in (row["id"], row["uid"])}
+        missing = [name for name in ids if name not in known]
+        if missing:
+            example = rows[0]["id"] if rows else "e0-000000/0"
+            raise RunError(
+                f"{run_folder.path} has no {split} sample {missing[0]!r}"
+                f"{'' if step is None else f' in step {step}'}; ids look like {example!r}"
+            )
+        rows = [row for row in rows if row["id"] in ids or row["uid"] in ids]
+    return rows
+
+
+def matching(rows: Sequence[dict[str, Any]], *, source: str | None, is_cut: bool) -> list[dict[str, Any]]:
+    """Rows of one data source, and rows whose answer was cut at a limit of tokens.
+
+    Args:
+        rows: of the sample store, at least one.
+        source: a data source; None takes all.
+        is_cut: only answers that ended with `length`.
+
+    Raises:
+        RunError: no row is left.
+    """
+    found = [row for row in rows if source is None or row["data_source"] == source]
+    if not found:
+        known = sorted({str(row["data_source"]) for row in rows})
+        raise RunError(f"no sample here is of the data source {source!r}; there are {', '.join(known)}")
+    if not is_cut:
+        return found
+    cut = [row for row in found if row["stop_reason"] == "length"]
+    if not cut:
+        raise RunError(f"none of these {len(found)} samples was cut at a limit of tokens; leave out --cut")
+    return cut
+
+
+def in_order(rows: Sequence[dict[str, Any]], *, sort: str | None) -> list[dict[str, Any]]:
+    """An answer to each prompt before the second answer to any; by score where that is asked for.
+
+    Args:
+        rows: of the sample store.
+        sort: "worst" or "best" score first; rows without a score come last.
+    """
+    seen: Counter[str] = Counter()
+    turns = []
+    for row in rows:
+        turns.append(seen[row["uid"]])
+        seen[row["uid"]] += 1
+    spread = [rows[number] for number in sorted(range(len(rows)), key=turns.__getitem__)]
+    if sort is None:
+        return spread
+    sign = 1 if sort == "worst" else -1
+    return sorted(spread, key=lambda row: (row["score"] is None, sign * (row["score"] or 0.0)))
+
+
+def panel(row: Mapping[str, Any], decode: Callable[[Sequence[int]], str] | None = None) -> Panel:
+    """One sample, for a terminal; with `decode`, the response has a colour per token.
+
+    An episode of an agent is shown turn by turn.
+    """
+    from rich.panel import Panel
+    from rich.text import Text
+
+    sequences = [] if decode is None else [response_tokens(one, decode) for one in training_sequences(row)]
+    tokens = [token for sequence in sequences for token in sequence]
+    body = Text()
+    for label, text in _sections(row):
+        body.append(f"{label}  ", style="bold cyan")
+        if label == "response" and (tokens or row.get("messages")):
+            shown = turns_text(row, decode) if row.get("messages") else token_text(tokens).append("\n")
+            body.append("\n").append(shown)
+            if not tokens:
+                continue
+            body.append("tokens    ", style="bold cyan")
+            text = summary(tokens) + (f", in {len(sequences)} sequences" if len(sequences) > 1 else "")
+        body.append(plain(text) + "\n")
+    body.rstrip()
+    return Panel(body, title=Text(_title(row)), title_align="left", border_style=_colour(row))
+
+
+def _title(row: Mapping[str, Any]) -> str:
+    parts = [f"step {row['step']}", row["id"], row["data_source"] or ""]
+    parts.append("no score" if row["score"] is None else f"score {row['score']:g}")
+    if row["advantage"] is not None:
+        parts.append(f"advantage {row['advantage']:+.3f}")
+    return plain(" · ".join(part for part in parts if part), is_one_line=True)
+
+
+def _sections(row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    fate = row["fate"] or ""
+    num_tokens = sum(len(one.get("response_ids") or ()) for one in training_sequences(row))
+    found = [
+        ("prompt  ", row["prompt"] or ""),
+        ("response", row["response"] or ""),
+        ("expected", "" if row["ground_truth"] is None else _text(row["ground_truth"])),
+        ("reward  ", " ".join(f"{name}={_text(part)}" for name, part in (row["reward_parts"] or {}).items())),
+        ("agent   ", _agent_facts(row)),
+        ("error   ", row["error"] or ""),
+        (
+            "ended   ",
+            f"{row['stop_reason'] or 'unfinished'}, {num_tokens} token{'' if num_tokens == 1 else 's'}",
+        ),
+        ("fate    ", f"{fate} ({row['fate_reason']})" if row["fate_reason"] else fate),
+    ]
+    return [(label, text) for label, text in found if text or label.strip() == "response"]
+
+
+def _agent_facts(row: Mapping[str, Any]) -> str:
+    """Who played, and what it noted about the whole episode."""
+    facts = row.get("agent_facts") or {}
+    player = [row["agent_name"]] if row.get("agent_name") and row.get("messages") else []
+    return " ".join(
+        player + [f"{k}={_text(short(value))}" for k, value in facts.items() if value not in ([], {}, None)]
+    )
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _colour(row: Mapping[str, Any]) -> str:
+    if row["score"] is None:
+        return "yellow"
+    return "green" if row["score"] > 0 else "red"

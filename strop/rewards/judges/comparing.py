@@ -1,0 +1,83 @@
+"""Answers to one prompt compared with each other: who is shown with whom and in which order, and what comes of it.
+
+Judges favour places: the first answer, or the last. Every comparison is asked for in all rotations of its order, so
+each answer stands at each place as often as the others, and what a place gives is given to all alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+
+from strop.rewards.judges.config import JudgeConfig
+
+Order = tuple[int, ...]
+"""Answers as they are shown, by number."""
+
+
+def orders(config: JudgeConfig, count: int) -> list[Order]:
+    """Every request of a group of `count` answers.
+
+    pairs: each answer with the `rounds` that follow it (with all others where that is not set), in both orders. list:
+    all together, once for each answer that is shown first.
+    """
+    if count < 2:
+        return []
+    if config.compare == "list":
+        return [tuple((first + place) % count for place in range(count)) for first in range(count)]
+    most = count // 2
+    rounds = most if config.rounds is None else min(config.rounds, most)
+    met = {
+        frozenset({number, (number + step) % count})
+        for step in range(1, rounds + 1)
+        for number in range(count)
+    }
+    pairs = sorted(tuple(sorted(pair)) for pair in met)
+    return [order for one, other in pairs for order in ((one, other), (other, one))]
+
+
+@dataclass
+class Tally:
+    """What the comparisons of one answer came to."""
+
+    points: list[float] = field(default_factory=list)
+    at_first: list[float] = field(default_factory=list)
+    """Points where it was shown first."""
+    later: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    """Sentences about comparisons without a verdict."""
+
+    @property
+    def score(self) -> float:
+        """From 0 to 1: the share of comparisons won, ties half; 0.5 where there was nothing to compare."""
+        return fmean(self.points) if self.points else 0.5
+
+    @property
+    def position_bias(self) -> float:
+        """By how much more it got where it was shown first."""
+        return fmean(self.at_first) - fmean(self.later) if self.at_first and self.later else 0.0
+
+    @property
+    def failed(self) -> str:
+        """Why it has no score; empty where it has one. An answer that no judge can be asked about has not lost: it has
+        no score, and more than half of its comparisons came to nothing."""
+        return self.failures[0] if len(self.failures) > len(self.points) else ""
+
+
+def tallied(count: int, said: Sequence[tuple[Order, Sequence[float] | str]]) -> list[Tally]:
+    """The comparisons of each of `count` answers.
+
+    Args:
+        said: of each request the order, and the points at each place of it or why there are none.
+    """
+    made = [Tally() for _ in range(count)]
+    for order, given in said:
+        for place, number in enumerate(order):
+            tally = made[number]
+            if isinstance(given, str):
+                tally.failures.append(given)
+                continue
+            tally.points.append(given[place])
+            (tally.later if place else tally.at_first).append(given[place])
+    return made

@@ -1,0 +1,151 @@
+"""What a judge said, as numbers; a sentence about the reply where there are none.
+
+A reply is untrusted as far as the answers are that the judge read: it may repeat them. What counts stands last, must
+have the form that was asked for, and lies within the range of the rubric.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import regex  # type: ignore[import-untyped]
+
+from strop.rewards.judges.config import JudgeConfig
+from strop.utils.sanitize import read_json_at, storable_text
+
+_MAX_VERDICT_CHARS = 1 << 16
+"""The verdict is looked for in the last so many characters of a reply."""
+_MAX_OBJECTS = 200
+"""And among the last so many places where an object begins."""
+_PATTERN_S = 5.0
+_NOTHING: Any = object()
+MAX_LISTED = 26
+"""Answers that letters can name."""
+TIES = ("tie", "draw", "equal")
+
+
+def verdict(config: JudgeConfig, text: str, tag: str = "") -> tuple[float, str] | str:
+    """Score and reason of a reply; a sentence about the reply where there is no score.
+
+    The reason is the field of that name; in a reply without one, what stands before the verdict.
+
+    Args:
+        config: says where the score stands.
+        text: the reply.
+        tag: letters that the verdict must have as its `id`; empty: none.
+    """
+    text = text[-_MAX_VERDICT_CHARS:]
+    if config.pattern:
+        try:
+            given, start = _last_match(config.pattern, text)
+        except TimeoutError:
+            return f"gave a reply in which reward.judge.pattern was looked for longer than {_PATTERN_S:g} s"
+        if given is _NOTHING:
+            return "gave no verdict (nothing matches reward.judge.pattern)"
+        reason: Any = text[:start]
+    else:
+        found, start = _last_object(text, config.score_field, tag)
+        if found is None:
+            return f"gave no verdict (no JSON object with {config.score_field!r})"
+        given, reason = found[config.score_field], found.get("reason", text[:start])
+    score = _score(config, given)
+    return score if isinstance(score, str) else (score, _text(reason))
+
+
+def criteria_verdict(config: JudgeConfig, text: str, tag: str = "") -> tuple[dict[str, float], str] | str:
+    """The score of each criterion and the reason, in the same way; every criterion must have one."""
+    text = text[-_MAX_VERDICT_CHARS:]
+    found, start = _last_object(text, "scores", tag)
+    given = None if found is None else found["scores"]
+    if found is None or not isinstance(given, Mapping):
+        return "gave no verdict (no JSON object with 'scores')"
+    scores = {}
+    for criterion in config.criteria:
+        if criterion.name not in given:
+            return f"gave no score for {criterion.name!r}"
+        score = _score(config, given[criterion.name])
+        if isinstance(score, str):
+            return f"{score} (criterion {criterion.name})"
+        scores[criterion.name] = score
+    return scores, _text(found.get("reason", text[:start]))
+
+
+def points(text: str, count: int, tag: str = "") -> list[float] | str:
+    """What a comparison gives each of the answers that were shown, in their order: 1 the best, 0 the worst.
+
+    Of two, from the field `winner`; of more, from the field `ranking`, which names each letter once.
+    """
+    text = text[-_MAX_VERDICT_CHARS:]
+    letters = [letter_of(place) for place in range(count)]
+    if count == 2:
+        found, _ = _last_object(text, "winner", tag)
+        said = None if found is None else found["winner"]
+        word = said.strip().lower() if isinstance(said, str) else ""
+        if word in TIES:
+            return [0.5, 0.5]
+        if word not in ("a", "b"):
+            return "gave no verdict (no JSON object whose 'winner' is A, B or tie)"
+        return [1.0, 0.0] if word == "a" else [0.0, 1.0]
+    found, _ = _last_object(text, "ranking", tag)
+    said = None if found is None else found["ranking"]
+    listed = said if isinstance(said, list) and len(said) == count else []
+    names = [one.strip().upper() if isinstance(one, str) else "" for one in listed]
+    if sorted(names) != letters:
+        return f"gave no verdict (no JSON object whose 'ranking' has each of {', '.join(letters)} once)"
+    return [1 - names.index(letter) / (count - 1) for letter in letters]
+
+
+def letter_of(place: int) -> str:
+    """Name of the answer at a place: A, B, ..."""
+    return chr(ord("A") + place)
+
+
+def _text(reason: object) -> str:
+    return reason.strip() if isinstance(reason, str) else ""
+
+
+def _score(config: JudgeConfig, given: Any) -> float | str:
+    """A number of the rubric's range, or a sentence."""
+    try:
+        score = float(given)
+    except (TypeError, ValueError, OverflowError):
+        return f"gave the score {storable_text(given)[:80]!r}, which is no number"
+    if isinstance(given, bool):
+        score = config.highest if given else config.lowest
+    if not (math.isfinite(score) and config.lowest <= score <= config.highest):
+        return f"gave the score {score:g}, outside of {config.lowest:g} to {config.highest:g}"
+    return score
+
+
+def _last_match(pattern: str, text: str) -> tuple[Any, int]:
+    """First group of the last place where an expression of the user matches, and that place; _NOTHING without one.
+
+    The lock of the interpreter is not held meanwhile.
+
+    Raises:
+        TimeoutError: an expression can take exponential time, and this one took more than _PATTERN_S.
+    """
+    last, start = _NOTHING, 0
+    for match in regex.compile(pattern).finditer(text, timeout=_PATTERN_S, concurrent=True):
+        last, start = match.group(1), match.start()
+    return last, start
+
+
+def _last_object(text: str, name: str, tag: str) -> tuple[Mapping[str, Any] | None, int]:
+    """The last JSON object in a text that has this field, and this tag, at its top, and where it begins.
+
+    Looked at are the last _MAX_OBJECTS beginnings of one: a judge may repeat what it was given to read, and each
+    beginning is read to its end.
+    """
+    starts = [match.start() for match in re.finditer(r'\{\s*["}]', text)]
+    for start in reversed(starts[-_MAX_OBJECTS:]):
+        try:
+            value, _ = read_json_at(text, start)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and name in value and (not tag or value.get("id") == tag):
+            return value, start
+    return None, 0

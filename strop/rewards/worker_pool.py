@@ -1,0 +1,444 @@
+"""The reward functions of a run in worker processes: one call per answer, or per group where a function takes lists,
+in a thread that owns the processes.
+
+It has its own thread so that deadlines hold, and results are taken, while the caller's event loop is busy with a
+training step. Its event loop has a task for each worker, which keeps one process after the other (worker.py), takes
+calls from one queue, and gives their outcomes to the futures that callers wait for. Each future is resolved: with a
+score, an error or a timeout, and where the pool stops with the reason.
+
+A process works on one call at a time, in the order in which it got them, and says when it starts one. Its deadline
+stands still while the call is where other limits hold, as in a sandbox (waiting.py). What is queued behind a call that
+times out or ends its process goes back to where it was in the queue.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import concurrent.futures
+import contextlib
+import itertools
+import logging
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from strop.protocol.trajectory import Prompt, Trajectory
+from strop.rewards.config import RewardConfig
+from strop.rewards.functions import describe
+from strop.rewards.outcome import Outcome, RewardError
+from strop.rewards.stdout_capture import Printed
+from strop.rewards.wire import call_of, decode, encode, refusal
+from strop.rewards.worker_process import REAP_S, WorkerProcess, death_sentence
+from strop.utils.safe_read import read_text
+
+log = logging.getLogger(__name__)
+
+Made = Outcome | list[Outcome]
+"""Of one answer, or of a group that failed as a whole; of each answer of a group."""
+Call = tuple[int, bytes, asyncio.Future[Made], int]
+"""One answer, or a group of them, to score: its place in the queue, its line for the pipe (wire.py), what its caller
+waits for, and how many answers are in it."""
+_CLOSE_S = 10.0
+"""Limit for ending the worker processes, in seconds; they are killed after a tenth of it."""
+_AHEAD_S = 0.02
+"""Work handed to a worker ahead of time, in seconds: enough to hide the way there and back, little enough
+that no call waits long behind a slow one while another worker is free."""
+_MAX_AHEAD = 64
+_MAX_LEFT_OUT = 3
+"""Comparisons of one sample that are left out, after which its deaths are errors."""
+_MAX_IDLE_DEATHS = 3
+"""Deaths in a row without one finished call, after which the calls that wait are given up."""
+_OVERTAXED = {-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
+"""Ends of a process whose comparison needs more computing or stack than there is."""
+MAX_SOURCE_BYTES = 2**24
+"""Of a Python file."""
+
+
+class Workers:
+    """Processes that call reward functions; `start` and `close` around it."""
+
+    def __init__(
+        self, config: RewardConfig, *, tokenizer: str, log_file: Path | None, shows: bool = True
+    ) -> None:
+        """Args:
+        config: of the reward.
+        tokenizer: folder of the policy's tokenizer, which a reward manager is given.
+        log_file: for what the functions print; None keeps only what is shown.
+        shows: the first lines that they print.
+        """
+        self._config, self._tokenizer, self._label = config, tokenizer, _label(config)
+        self._log_file, self._shows = log_file, shows
+        self._calls: asyncio.PriorityQueue[Call] = asyncio.PriorityQueue()
+        self._numbers = itertools.count()
+        self._incoming: list[Call] = []
+        self._done: list[tuple[asyncio.Future[Made], Made]] = []
+        self._processes: set[WorkerProcess] = set()
+        self._lock = threading.Lock()
+        self._stopped = "the reward pool was closed"
+        self._mean_s = _AHEAD_S
+        self._idle_deaths, self._last_death = 0, ""
+        self._has_given_up = False
+        self.takes_groups = False
+        """A function is called once for all answers to a prompt (`score_group`); known from the start on."""
+
+    def check_files(self) -> None:
+        """Refuse files that are missing or no Python, before anything is started.
+
+        Raises:
+            RewardError: the sentence names the file.
+        """
+        for setup in _setups(self._config, self._tokenizer):
+            try:
+                ast.parse(setup["source"], setup["path"])
+            except (SyntaxError, ValueError) as error:
+                raise RewardError(
+                    f"reward file {setup['path']} cannot be imported: {describe(error, setup['path'])}"
+                ) from error
+
+    async def start(self) -> None:
+        """Start the processes and load the functions in each.
+
+        Raises:
+            RewardError: a file is missing, cannot be imported, or has no such function.
+        """
+        setups = _setups(self._config, self._tokenizer)
+        self._paths = {setup["path"] for setup in setups} - {""}
+        limit = self._config.max_memory_gib
+        self._setup = encode([{
+            "functions": setups, "sections": _sections(self._config), "timeout_s": self._config.timeout_s,
+            "max_memory_bytes": None if limit is None else int(limit * 2**30),
+            "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
+        }])  # fmt: skip
+        self._printed = Printed(self._log_file, shows=self._shows)
+        self._loaded: set[int] = set()
+        self._ready: concurrent.futures.Future[tuple[bool, bool]] = concurrent.futures.Future()
+        self._stopped = ""
+        self._loop = asyncio.new_event_loop()
+        self._keeping = self._loop.create_task(self._keep())
+        self._thread = threading.Thread(target=self._run, name="reward-workers", daemon=True)
+        self._thread.start()
+        self._wants_conversation, self.takes_groups = await asyncio.wrap_future(self._ready)
+
+    async def close(self) -> None:
+        """End the processes. What is still being scored gets an outcome without a score."""
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = "the reward pool was closed"
+            self._loop.call_soon_threadsafe(self._keeping.cancel)
+        await asyncio.to_thread(self._thread.join, _CLOSE_S)
+        if self._thread.is_alive():
+            raise RuntimeError(f"the reward workers did not end within {_CLOSE_S:g} s of being killed")
+
+    async def score(self, prompt: Prompt, trajectory: Trajectory, text: str) -> Outcome:
+        """What the functions say about an answer; arguments as `call_of`."""
+        call = self._call_of(prompt, trajectory, text)
+        if isinstance(call, Outcome):
+            return call
+        made = await self._made_of(call, num_answers=1)
+        assert isinstance(made, Outcome), "a call of one answer has one outcome"
+        return made
+
+    async def score_group(self, prompt: Prompt, answers: Sequence[tuple[Trajectory, str]]) -> list[Outcome]:
+        """What the functions say about all answers to a prompt, which those that take lists get at once.
+
+        Where that fails as a whole, the answers that it fails for are left out, and the others scored together.
+        """
+        calls = [self._call_of(prompt, trajectory, text) for trajectory, text in answers]
+        outcomes = {place: call for place, call in enumerate(calls) if isinstance(call, Outcome)}
+        sent = {place: call for place, call in enumerate(calls) if not isinstance(call, Outcome)}
+        made = await self._all_of(sent)
+        if isinstance(made, Outcome) and len(sent) > 1:
+            left_out, made = await self._without_bad(sent, made)
+            outcomes |= left_out
+            sent = {place: call for place, call in sent.items() if place not in left_out}
+        for number, place in enumerate(sent):
+            outcomes[place] = made if isinstance(made, Outcome) else made[number]
+        return [outcomes[place] for place in range(len(calls))]
+
+    async def _without_bad(
+        self, sent: Mapping[int, Mapping[str, Any]], failed: Outcome
+    ) -> tuple[dict[int, Outcome], Made]:
+        """The answers that a call of all fails for, each with what became of it, and what is made of the others.
+
+        Each is tried alone. Where several fail so, or none, the function may need more than one answer: then the call
+        is made without one after the other of these. What no such try can tell apart failed as a whole.
+        """
+
+        def but(*places: int) -> dict[int, Mapping[str, Any]]:
+            return {place: call for place, call in sent.items() if place not in places}
+
+        alone = await asyncio.gather(*(self._all_of({place: call}) for place, call in sent.items()))
+        bad = {place: one for place, one in zip(sent, alone, strict=True) if isinstance(one, Outcome)}
+        if len(bad) != 1 and len(sent) > 2 and failed.kind != "timeout":
+            for place in bad or sent:
+                made = await self._all_of(but(place))
+                if not isinstance(made, Outcome):
+                    return {place: failed}, made
+        return (bad, await self._all_of(but(*bad))) if 0 < len(bad) < len(sent) else ({}, failed)
+
+    def _call_of(self, prompt: Prompt, trajectory: Trajectory, text: str) -> dict[str, Any] | Outcome:
+        """What is sent of an answer, or why nothing can be."""
+        call = call_of(prompt, trajectory, text, wants_conversation=self._wants_conversation)
+        try:
+            encode([call])
+        except (TypeError, ValueError) as error:
+            return Outcome(kind="error", error=refusal(call, prompt.row, error))
+        return call
+
+    async def _all_of(self, sent: Mapping[int, Mapping[str, Any]]) -> Made:
+        """The outcomes of these answers, scored together."""
+        return await self._made_of(list(sent.values()), num_answers=len(sent)) if sent else []
+
+    async def _made_of(self, call: Any, *, num_answers: int) -> Made:
+        future: asyncio.Future[Made] = asyncio.get_running_loop().create_future()
+        with self._lock:
+            if self._stopped:
+                return _unscored(self._stopped)
+            self._incoming.append((next(self._numbers), encode([call]), future, num_answers))
+            if len(self._incoming) == 1:
+                self._loop.call_soon_threadsafe(self._take_in)
+        return await future
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._keeping)
+        finally:
+            self._loop.close()
+
+    async def _keep(self) -> None:
+        """Keep the processes until the pool is closed, or they cannot be had."""
+        reason = "the reward pool failed; see the log"
+        try:
+            async with asyncio.TaskGroup() as group:
+                for worker in range(self._config.num_workers):
+                    group.create_task(self._work(worker))
+        except asyncio.CancelledError:
+            reason = self._stopped
+        except ExceptionGroup as errors:
+            error = errors.exceptions[0]
+            if isinstance(error, OSError):
+                reason = f"a reward worker could not be started: {error}; lower reward.num_workers or free resources"
+            if isinstance(error, RewardError):
+                reason = str(error)
+            else:
+                log.error("reward workers stopped", exc_info=error)
+        finally:
+            with self._lock:
+                self._stopped = self._stopped or reason
+            left, self._processes = self._processes, set()
+            await asyncio.gather(*(one.end(wait_s=0.0 if one.since else REAP_S) for one in left))
+            if not self._ready.done():
+                self._ready.set_exception(RewardError(reason))
+            self._take_in()
+            self._let_go(reason)
+            self._deliver()
+            self._printed.close()
+
+    def _take_in(self) -> None:
+        with self._lock:
+            incoming, self._incoming = self._incoming, []
+        for call in incoming:
+            self._calls.put_nowait(call)
+
+    async def _work(self, worker: int) -> None:
+        """Have one process after the other score what there is.
+
+        Raises:
+            OSError: no process can be started.
+            RewardError: the functions cannot be loaded, at the start of the pool.
+        """
+        while True:
+            if self._has_given_up:  # until there is something to score
+                self._calls.put_nowait(await self._calls.get())
+                self._has_given_up = False
+            process = WorkerProcess(self._config, self._paths, self._printed)
+            self._processes.add(process)
+            calls: deque[Call] = deque()
+            death, is_chance = "", False
+            try:
+                await process.connect()
+                await self._load(worker, process)
+                while True:
+                    await self._score_next(process, calls)
+            except TimeoutError:
+                death = await self._hangs(process, calls)
+            except RewardError as error:
+                death = str(error)
+            except (EOFError, ValueError) as error:
+                if isinstance(error, ValueError):
+                    log.warning("a reward worker wrote something unexpected and is replaced: %s", error)
+                status = await process.end(wait_s=REAP_S)
+                death, is_chance = self._died(process, calls, status), status == -signal.SIGKILL
+            finally:
+                for call in calls:
+                    self._calls.put_nowait(call)
+            await process.end(wait_s=0.0)
+            self._processes.remove(process)
+            if death:
+                self._count(death, is_chance=is_chance)
+
+    async def _load(self, worker: int, process: WorkerProcess) -> None:
+        wanted = await process.load(self._setup)
+        self._loaded.add(worker)
+        if len(self._loaded) == self._config.num_workers and not self._ready.done():
+            self._ready.set_result(wanted)
+
+    async def _score_next(self, process: WorkerProcess, calls: deque[Call]) -> None:
+        """Have the process score the next calls, which are left in `calls` until they have an outcome."""
+        calls.append(await self._calls.get())
+        if process.has_ended():
+            self._calls.put_nowait(calls.pop())
+            raise EOFError
+        fair = (
+            self._calls.qsize() // self._config.num_workers
+        )  # the next ones may take longer than those before
+        ahead = min(_MAX_AHEAD, int(_AHEAD_S / max(self._mean_s, 1e-6)) - 1, fair)
+        calls.extend(self._calls.get_nowait() for _ in range(ahead))
+        for call in [call for call in calls if call[2].cancelled()]:
+            calls.remove(call)
+        process.send(b"".join(line for _, line, _, _ in calls))
+        while calls:
+            made = await process.score(calls[0][3])
+            self._resolve(calls.popleft(), made)
+            self._idle_deaths, self._last_death = 0, ""
+            seconds = made.seconds if isinstance(made, Outcome) else sum(one.seconds for one in made)
+            self._mean_s += 0.1 * (seconds - self._mean_s)
+
+    async def _hangs(self, process: WorkerProcess, calls: deque[Call]) -> str:
+        """A limit was exceeded: the outcome of the call that did so, or what is to be said of a process that does not
+        get as far as a call."""
+        since = process.since
+        where = await process.ask_where()
+        if since is None:
+            limit = f"within {self._config.start_timeout_s:g} s (reward.start_timeout_s)"
+            return f"{self._label} could not be loaded {limit}: its imports hang{where}"
+        num_answers = calls[0][3]
+        each = f", for each of {num_answers} answers" if num_answers > 1 else ""
+        limit = f"{self._config.timeout_s * num_answers:g} s (reward.timeout_s{each})"
+        sentence = f"{self._label} did not finish in {limit}{where}"
+        outcome = Outcome(kind="timeout", seconds=time.monotonic() - since, error=sentence)
+        self._resolve(calls.popleft(), outcome)
+        return ""
+
+    def _died(self, process: WorkerProcess, calls: deque[Call], status: int) -> str:
+        """As `_hangs`, of a process that has ended."""
+        sentence = f"the worker process {death_sentence(status)}"
+        where = process.where()
+        if process.since is not None:
+            call = number, line, future, num_answers = calls.popleft()
+            message = decode(line)
+            if status in _OVERTAXED and process.grading is not None and len(message) <= _MAX_LEFT_OUT:
+                calls.appendleft((number, encode([*message, process.grading]), future, num_answers))
+            else:
+                seconds = time.monotonic() - process.since
+                error = f"{sentence} in {self._label}{where}"
+                self._resolve(call, Outcome(kind="error", seconds=seconds, error=error))
+            return ""
+        if process.calls_done and not calls:
+            return ""
+        action = "preparing to score with" if process.is_loaded else "loading"
+        return f"{sentence} while {action} {self._label}{where}"
+
+    def _count(self, death: str, *, is_chance: bool) -> None:
+        """A process has ended before it scored a call that it should score.
+
+        Args:
+            death: a sentence.
+            is_chance: another process may live longer.
+
+        Raises:
+            RewardError: the pool does not get started.
+        """
+        self._idle_deaths += 1
+        self._last_death = self._last_death or death
+        is_hopeless = self._idle_deaths >= _MAX_IDLE_DEATHS
+        if not self._ready.done() and (is_hopeless or not is_chance):
+            raise RewardError(self._last_death)
+        if is_hopeless:
+            self._let_go(f"reward workers die before they score anything: {self._last_death}")
+            self._has_given_up, self._idle_deaths, self._last_death = True, 0, ""
+
+    def _let_go(self, reason: str) -> None:
+        """Leave the calls that wait without a score."""
+        while not self._calls.empty():
+            self._resolve(self._calls.get_nowait(), _unscored(reason))
+
+    def _resolve(self, call: Call, outcome: Made) -> None:
+        """Have its caller told of an outcome, together with all that come before this thread waits again."""
+        if not self._done:
+            self._loop.call_soon(self._deliver)
+        self._done.append((call[2], outcome))
+
+    def _deliver(self) -> None:
+        done, self._done = self._done, []
+        for loop in {future.get_loop() for future, _ in done}:
+            of_loop = [pair for pair in done if pair[0].get_loop() is loop]
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+                loop.call_soon_threadsafe(_give, of_loop)
+
+
+def _unscored(reason: str) -> Outcome:
+    return Outcome(kind="infrastructure", error=f"not scored: {reason}")
+
+
+def _give(done: Sequence[tuple[asyncio.Future[Made], Made]]) -> None:
+    for future, outcome in done:
+        if not future.done():
+            future.set_result(outcome)
+
+
+def _label(config: RewardConfig) -> str:
+    """What sentences call the functions."""
+    if config.manager:
+        return f"{config.manager} in {Path(config.path).name}"
+    return ", ".join(
+        f"{one.name} in {Path(one.path).name}" if one.path else "the built-in scorer"
+        for one in config.functions or (config,)
+    )
+
+
+def _setups(config: RewardConfig, tokenizer: str) -> list[dict[str, Any]]:
+    """What a worker process needs to load each function."""
+    if config.functions:
+        named = [(one.path, one.name, one.kwargs, one.part, one.weight) for one in config.functions]
+    else:
+        named = [(config.path, config.name, config.kwargs, "", 1.0)]
+    setups = []
+    for given, name, kwargs, key, weight in named:
+        path, source = _read_source(given)
+        setups.append({
+            "path": path, "source": source, "name": name, "kwargs": kwargs, "key": key, "weight": weight,
+            "manager": config.manager, "tokenizer": tokenizer, "is_left_out": config.weight == 0,
+        })  # fmt: skip
+    return setups
+
+
+def _sections(config: RewardConfig) -> dict[str, Mapping[str, Any]]:
+    """The sections that worker processes are told: that of the sandbox."""
+    return {"reward.sandbox": asdict(config.sandbox)}
+
+
+def _read_source(path: str) -> tuple[str, str]:
+    """Absolute path and text of the reward file; two empty strings for the built-in scorers."""
+    if not path:
+        return "", ""
+    file = Path(path).expanduser().resolve()
+    if not file.exists() or file.is_dir():
+        kind = "a folder" if file.is_dir() else "missing"
+        raise RewardError(
+            f"reward.path is {path!r}, but {file} is {kind}; name a Python file, relative to the current "
+            f"directory"
+        )
+    try:
+        return str(file), read_text(file, limit=MAX_SOURCE_BYTES)
+    except (OSError, UnicodeDecodeError) as error:
+        raise RewardError(f"reward.path is {path!r}, but it cannot be read: {error}") from error

@@ -1,1 +1,0 @@
-"""Decode steps of the native engine that a GPU captures once and repeats: steps.py."""

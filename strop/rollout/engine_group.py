@@ -1,0 +1,210 @@
+"""What generates in a rollout worker: an engine, and whose weights it uses.
+
+The core asks the native engine, which is made here, in the process of the worker, and which lives as long as the worker
+does. Engines in processes of their own may be lost, be several, and have weights of their own: those are in
+strop.rollout.replicas; a user's own are in strop.rollout.registry.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.config import LoraConfig, ModelConfig
+from strop.engines.model import load_model, read_shape
+from strop.engines.training import TrainEngine
+from strop.rollout.client import EngineClient, GenerateClient
+from strop.rollout.config import RolloutConfig, check_trainable
+from strop.rollout.native.engine import NativeEngine
+from strop.rollout.registry import NATIVE
+from strop.rollout.types import RolloutEngine
+from strop.rollout.weight_sync.target import WeightTarget
+from strop.rollout.weight_sync.transfer import weight_transfer
+from strop.rollout.weight_sync.types import Probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where an engine is to generate, and for what."""
+
+    model: ModelConfig
+    rollout: RolloutConfig
+    device: str
+    version: int
+    """Policy version that the weights hold, or will when they have been written."""
+    trained: TrainEngine | None
+    """The policy of a training role in this process; None for weights of the engine's own, which arrive."""
+    max_tokens: int
+    """Of the longest sequence; 0: unknown."""
+    logs: Path | None
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """An engine, and what is known of its weights."""
+
+    engine: RolloutEngine
+    policy: CausalLM | None
+    """The model that generates, where it is in this process."""
+    target: WeightTarget | None
+    """Takes weights; None where they are those of a training role."""
+    scores: Callable[[Sequence[int]], Coroutine[Any, Any, list[float]]] | None = None
+    """Log-probs of all tokens but the first, of an engine whose weights cannot be read; None of others."""
+    dtype: str = ""
+    """Its precision."""
+    reader: Any = None
+    """How an engine whose model is in another process is given media."""
+
+    @property
+    def media(self) -> Any:
+        """How prompts with media are read; None where the engine is given text alone."""
+        return self.reader if self.policy is None else self.policy.media
+
+
+def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
+    """Refuse an engine that cannot generate with this model, before any process starts.
+
+    Raises:
+        ValueError: the sentence says why, and what to do.
+    """
+    if rollout.engine == NATIVE:
+        return
+    check_trainable(rollout)
+    own = rollout.own_processes
+    if own is not None:
+        own.installed()
+        if model.dtype == "float64":
+            raise ValueError(
+                f"rollout.engine={rollout.engine} computes in float32, bfloat16 or float16, not in "
+                f"model.dtype=float64: use native"
+            )
+    read_shape(model)
+
+
+def native_generation(place: Place) -> Generation:
+    """The native engine, with the policy of the training role in this process, or a copy whose weights arrive."""
+    if place.trained is not None:
+        policy = place.trained.model
+        return Generation(engine=native_engine(place, policy), policy=policy, target=None)
+    # Weights come with any adapter merged into them.
+    policy = load_model(dataclasses.replace(place.model, lora=LoraConfig()), device=place.device)
+    target = weight_transfer().target(policy.module)
+    return Generation(engine=native_engine(place, policy), policy=policy, target=target)
+
+
+def native_engine(place: Place, policy: CausalLM) -> NativeEngine:
+    """It generates with this policy."""
+    rollout = place.rollout
+    return NativeEngine(
+        policy,
+        max_running=rollout.max_running,
+        version=place.version,
+        deterministic=rollout.deterministic,
+    )
+
+
+class Serving:
+    """The native engine of a worker, and the client that asks it; one asyncio loop calls it. Its weights are those of
+    the policy in this process, or a copy that is received.
+
+    A subclass does the same with engines in processes of their own, which all have the same weights.
+    """
+
+    client: GenerateClient
+    """Asks the engines."""
+
+    def __init__(self, made: Generation, *, timeout_s: float) -> None:
+        """Args:
+        made: the engine.
+        timeout_s: rollout.timeout_s.
+        """
+        self._made, self._timeout_s = made, timeout_s
+        self.replace_first(made.engine)
+
+    @property
+    def first(self) -> Generation:
+        """One of the engines, for what they have in common."""
+        return self._made
+
+    def replace_first(self, engine: RolloutEngine) -> None:
+        """Ask this one in place of the first engine, around which it was made."""
+        self._engine = engine
+        self.client = EngineClient(engine, timeout_s=self._timeout_s)
+
+    def begin(self) -> None:
+        """A call of the worker begins."""
+
+    async def wake_up(self) -> None:
+        """Every engine takes its memory again."""
+        await self._engine.wake_up()
+
+    async def sleep(self) -> None:
+        """Every engine gives its memory back; one that holds little of an accelerator keeps it, and with it the steps
+        that were captured over it, which take seconds to capture again."""
+        if not (isinstance(self._engine, NativeEngine) and self._engine.leaves_room):
+            await self._engine.sleep()
+
+    async def pause(self) -> None:
+        """Every engine holds its requests where they are."""
+        await self._engine.pause()
+
+    async def resume(self) -> None:
+        """Every engine goes on after a pause."""
+        await self._engine.resume()
+
+    async def set_version(self, version: int) -> None:
+        """Every engine holds this policy version; those with weights of their own take them over from the policy.
+
+        Raises:
+            Exception: an engine is lost and cannot be started again.
+        """
+        await self._engine.set_version(version)
+
+    async def check(self, probe: Probe, version: int, *, limit_s: float) -> None:
+        """Every engine whose weights cannot be read gives what the trainer's model gives. Those of the native one are
+        the policy's own, or were read back when they arrived.
+
+        Raises:
+            SyncCorrupted: one does not, or gives nothing within `limit_s` seconds.
+        """
+
+    async def start_lost_again(self) -> int:
+        """Start engines again that do not serve, without weights: how many. Those that get them here are left to it,
+        and the native one ends with its process."""
+        return 0
+
+    def told(self) -> list[str]:
+        """A sentence for each engine that was started again since the call before this one."""
+        return []
+
+    async def close(self) -> None:
+        """End all of them."""
+        await self._engine.close()
+
+
+async def make_serving(place: Place) -> Serving:
+    """The engines that `rollout.engine` and `rollout.replicas` ask for.
+
+    Raises:
+        ValueError: they cannot be used here.
+    """
+    if place.rollout.engine == NATIVE:
+        return Serving(native_generation(place), timeout_s=place.rollout.timeout_s)
+    made: Serving = await engines_apart(place.rollout).serving(place)
+    return made
+
+
+def engines_apart(rollout: RolloutConfig) -> Any:
+    """What makes and asks engines that are not the native one (strop.rollout.replicas.joining).
+
+    Raises:
+        ValueError: nothing here does.
+    """
+    from strop.rollout.replicas import joining  # imports Place from here
+
+    return joining

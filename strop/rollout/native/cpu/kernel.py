@@ -1,0 +1,311 @@
+"""Decode steps in C, for a CPU: compiled once for a machine and a shape of heads, in about a second.
+
+For every model the next tokens, and attention of one token per sequence: the torch formulation of the native engine
+reads every sequence to the length of the longest, in many small matrix products. And for models of Llama's form a whole
+step (steps.py). Where gcc is missing or fails, or for another precision or device, torch computes all three. Their
+results differ by rounding. Last measured: benchmarks/RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from strop.engines.attention import AttentionForm
+from strop.utils.rng import uniforms
+
+logger = logging.getLogger(__name__)
+
+DECODE, SAMPLE = (Path(__file__).with_name(name) for name in ("decode.c", "sample.c"))
+FLAGS = (
+    "-O3", "-march=native", "-mprefer-vector-width=512", "-ffast-math", "-fno-associative-math",
+    "--param=vect-max-peeling-for-alignment=0", "-fopenmp", "-fPIC",
+)  # fmt: skip
+COMPILE_TIMEOUT_S = 60.0
+
+
+class Layer(ctypes.Structure):
+    """`struct layer` of decode.c: addresses of tensors that stay where they are."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (
+            "qkv", "out", "gate_up", "down", "qkv_bias", "out_bias", "gate_up_bias", "down_bias",
+            "query_norm", "key_norm", "next_norm", "next_layer_norm",
+        )),
+        ("window", ctypes.c_int64), ("eps", ctypes.c_float), ("scaling", ctypes.c_float),
+    )  # fmt: skip
+
+
+class DecodeKernel:
+    """The compiled functions for one shape of heads."""
+
+    def __init__(self, library: Path) -> None:
+        functions = ctypes.CDLL(str(library))
+        pointer, number, real, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
+        self._decode = functions.decode
+        self._decode.argtypes = [pointer] * 7 + [number] * 2 + [pointer, real, number, small]
+        self._step, self._step_room = functions.step, functions.step_room
+        self._step.argtypes = [
+            pointer, number, *[pointer] * 9, number, number, number, number, pointer, small,
+        ]  # fmt: skip
+        self._step.restype = None
+        self._step_room.argtypes = [number] * 4 + [small]
+        self._multiply = functions.multiply
+        self._multiply.argtypes = [pointer] * 4 + [number] * 3 + [small]
+        self._multiply.restype = None
+        self._step_room.restype = functions.panel_width.restype = number
+        self.panel_width: int = functions.panel_width()
+        """Columns of packed weights that lie together."""
+
+    def step(
+        self,
+        layers: ctypes.Array[Layer],
+        first_norm: Tensor,
+        stream: Tensor,
+        turns: tuple[Tensor, Tensor],
+        table: Tensor,
+        lengths: Tensor,
+        *,
+        inner: int,
+        num_tokens: int,
+        room: Tensor,
+    ) -> Tensor:
+        """Final hidden states [B, K] float32 of one new token per sequence, after the last norm.
+
+        Args:
+            layers: of the model.
+            first_norm: [K] float32, of what goes into the first layer.
+            stream: embeddings [B, K] float32, contiguous; written to.
+            turns: cosines and sines [positions, D] float32 of the rotary embedding.
+            table: keys and values [2, L, slots, Hkv, T, D], which the new tokens enter.
+            lengths: [B] int64, tokens already in each slot.
+            inner: width of the feed-forward part.
+            num_tokens: of the longest sequence with its new token.
+            room: float32 [N], of the caller alone, which grows to what is needed: fresh memory costs as much as a small
+                step.
+        """
+        assert table.stride()[4:] == (table.shape[5], 1), "tokens of a slot lie one after another"
+        batch, size = stream.shape
+        threads = torch.get_num_threads()
+        needed = self._step_room(batch, size, inner, num_tokens, threads)
+        if len(room) < needed:
+            room.resize_(needed)
+        out = torch.empty_like(stream)
+        keys, values = table[0], table[1]
+        self._step(
+            ctypes.byref(layers), len(layers), first_norm.data_ptr(), stream.data_ptr(), out.data_ptr(),
+            *(one.data_ptr() for one in (*turns, keys, values)), (ctypes.c_int64 * 3)(*table.stride()[1:4]),
+            lengths.data_ptr(), batch, size, inner, num_tokens, room.data_ptr(), threads,
+        )  # fmt: skip
+        return out
+
+    def multiply(self, rows: Tensor, panels: Tensor, bias: Tensor | None, *, width: int) -> Tensor:
+        """Products [B, width] of rows [B, K] float32, contiguous, with packed weights, plus bias.
+
+        Args:
+            rows: as they are.
+            panels: as `step` has them.
+            bias: of each packed column, or None.
+            width: columns that are not padding.
+        """
+        out = torch.empty(len(rows), width)
+        self._multiply(
+            rows.data_ptr(), panels.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(),
+            *rows.shape, width, torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        lengths: Tensor,
+        *,
+        scaling: float,
+        window: int | None,
+    ) -> Tensor:
+        """Attention output [B, H, D] in float32; key and value [B, Hkv, D] enter keys and values [B, Hkv, T, D].
+
+        Args:
+            lengths: [B] int64, tokens already there; each is below T.
+
+        Raises:
+            MemoryError: there is no room for the scores of one sequence.
+        """
+        query, key, value = (one.float() for one in (query, key, value))
+        if any(one.stride(-1) != 1 for one in (query, key, value)):
+            query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
+        assert keys.stride()[2:] == (keys.shape[3], 1), "tokens of a slot lie one after another"
+        assert keys.stride() == values.stride(), "keys and values lie alike"
+        steps = [size for one in (query, key, value, keys) for size in one.stride()[:2]]
+        out = torch.empty(query.shape, dtype=torch.float32)
+        tensors = (query, key, value, out, keys, values, lengths)
+        failed = self._decode(
+            *(one.data_ptr() for one in tensors),
+            len(lengths),
+            keys.shape[2],
+            (ctypes.c_int64 * 8)(*steps),
+            scaling,
+            window or 0,
+            torch.get_num_threads(),
+        )
+        if failed:
+            raise MemoryError(f"no memory for the attention scores of {keys.shape[2]} tokens")
+        return out
+
+
+def decode_kernel(query: Tensor, keys: Tensor) -> DecodeKernel | None:
+    """The function for query [B, H, D] over keys [B, Hkv, T, D]; None where there is none."""
+    if keys.device.type != "cpu" or keys.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    if torch.promote_types(query.dtype, torch.float32) != torch.float32:
+        return None
+    kv_heads, dim = keys.shape[1], keys.shape[3]
+    return compiled(dim, kv_heads, query.shape[1] // kv_heads, keys.dtype == torch.bfloat16)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lengths: Tensor,
+    form: AttentionForm,
+) -> Tensor | None:
+    """As strop.rollout.native.compiled.CompiledDecoding has it."""
+    kernel = decode_kernel(query, keys)
+    if kernel is None:
+        return None
+    out = kernel.attend(query, key, value, keys, values, lengths, scaling=form.scaling, window=form.window)
+    return out.to(query.dtype)
+
+
+class SampleKernel:
+    """The compiled function of sample.c."""
+
+    def __init__(self, library: Path) -> None:
+        self._sample = ctypes.CDLL(str(library)).sample
+        self._sample.argtypes = [ctypes.c_void_p] * 5 + [ctypes.c_int64] * 2 + [ctypes.c_int]
+
+    def sample(
+        self, logits: Tensor, temperature: NDArray[np.float64], uniform: NDArray[np.float64]
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens [B] int64 and their log-probs [B] of logits [B, V] float32.
+
+        Args:
+            logits: as they are; V is not 0.
+            temperature: [B]; 0 takes the likeliest token, and gives its log-prob at 1.
+            uniform: [B], in [0, 1).
+
+        Raises:
+            MemoryError: there is no room for one row.
+        """
+        logits = logits.contiguous()
+        temperature, uniform = np.ascontiguousarray(temperature), np.ascontiguousarray(uniform)
+        tokens, log_probs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+        failed = self._sample(
+            logits.data_ptr(), temperature.ctypes.data, uniform.ctypes.data, tokens.data_ptr(), log_probs.data_ptr(),
+            *logits.shape, torch.get_num_threads(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError(f"no memory for the probabilities of {logits.shape[1]} tokens")
+        return tokens, log_probs
+
+
+@cache
+def sample_kernel() -> SampleKernel | None:
+    """None where nothing can be compiled."""
+    library = _library(SAMPLE)
+    return None if library is None else SampleKernel(library)
+
+
+def sample(
+    logits: Tensor,
+    temperature: NDArray[np.float64],
+    key: NDArray[np.uint64],
+    position: NDArray[np.int64],
+) -> tuple[Tensor, Tensor] | None:
+    """As strop.rollout.native.compiled.CompiledDecoding has it."""
+    if logits.device.type != "cpu" or logits.dtype != torch.float32:
+        return None
+    kernel = sample_kernel()
+    return None if kernel is None else kernel.sample(logits, temperature, uniforms(key, position))
+
+
+@cache
+def compiled(dim: int, kv_heads: int, group: int, is_bfloat16: bool) -> DecodeKernel | None:
+    """The functions for so many numbers per head, key heads, and query heads of each; None where nothing compiles."""
+    shape = [f"-DDIM={dim}", f"-DKV_HEADS={kv_heads}", f"-DGROUP={group}"]
+    library = _library(DECODE, *shape, *(["-DBF16"] if is_bfloat16 else []))
+    return None if library is None else DecodeKernel(library)
+
+
+def _library(source: Path, *shape: str) -> Path | None:
+    compiler = shutil.which("gcc")
+    if compiler is None:
+        return None
+    try:
+        library = _folder() / f"{source.stem}-{_made_of(compiler, source, shape)}.so"
+        if not library.is_file():
+            _compile(compiler, source, shape, library)
+        ctypes.CDLL(str(library))
+        return library
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        logger.warning("decoding runs in torch, which is slower than compiled: %s", error)
+        return None
+
+
+def _folder() -> Path:
+    """Where compiled functions are kept, in the user's cache; nobody else may write there."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "strop" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    facts = folder.stat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o022:
+        raise PermissionError(
+            f"{folder} would hold compiled code and can be changed by others; make it yours alone (chmod 700)"
+        )
+    return folder
+
+
+def _made_of(compiler: str, source: Path, shape: Sequence[str]) -> str:
+    """A word for everything that the compiled function depends on: the source, the compiler, and what the processor can
+    do."""
+    version = subprocess.run(
+        [compiler, "-march=native", "-Q", "--help=target", "--version"],
+        capture_output=True,
+        check=True,
+        timeout=COMPILE_TIMEOUT_S,
+    ).stdout
+    parts = (source.read_bytes(), version, " ".join((*FLAGS, *shape)).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:20]
+
+
+def _compile(compiler: str, source: Path, shape: Sequence[str], library: Path) -> None:
+    """In two steps: a link with -ffast-math would change how the whole process rounds small numbers."""
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        part, whole = f"{folder}/part.o", f"{folder}/whole.so"
+        for words in (
+            [compiler, *FLAGS, *shape, "-c", str(source), "-o", part],
+            [compiler, "-shared", "-fopenmp", part, "-o", whole, "-lm"],
+        ):
+            done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+            if done.returncode:
+                raise RuntimeError(f"gcc could not compile {source.name}: {done.stderr.strip()[-500:]}")
+        Path(whole).replace(library)  # whole or not at all, also beside other processes

@@ -1,0 +1,270 @@
+"""A decode step of the common architecture in one call of compiled C, for a CPU.
+
+Layers of Llama's form (root-mean-square norms, rotary positions, grouped heads, a gated feed-forward part) are computed
+by decode.c, instead of about fifty operations of torch from a layer's Python. Every other model, and a machine without
+gcc, goes through its own forward pass. Last measured: benchmarks/RESULTS.md.
+
+Packed weights are copies, in the precision of the products: they are made again when a parameter is another one, when
+the model says that its weights have changed, and for a new policy version, and are given back with the cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from strop.engines.attention import FORMULA_NAME
+from strop.engines.causal_lm import CausalLM
+from strop.engines.head import Head
+from strop.rollout.native.batch import TOLERANCE, agrees
+from strop.rollout.native.cache import SlotCache
+from strop.rollout.native.cpu.kernel import DecodeKernel, Layer, compiled
+
+LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
+"""Classes of transformers whose forward pass this is."""
+ROPES = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary embeddings whose frequencies do not follow the longest sequence of a batch."""
+TABLE_POSITIONS = 512
+"""The tables of cosines and sines grow by so many positions."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Projections side by side, as decode.c reads them."""
+
+    panels: Tensor
+    """[ceil(N / W), K, W]: W columns lie together, with zeros behind the last one; of bfloat16
+    [ceil(N / W), K / 2, 2 W], both numbers of a column side by side."""
+    bias: Tensor | None
+    """[ceil(N / W) W] float32."""
+
+
+def packed(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int) -> Packed:
+    """Projections with the same input, packed.
+
+    Args:
+        parts: with biases in all or none.
+        dtype: of the weights.
+        width: W.
+    """
+    weight = torch.cat([part.weight.detach() for part in parts]).to(dtype)
+    missing = -len(weight) % width
+    columns = F.pad(weight, (0, 0, 0, missing)) if missing else weight
+    pairs = columns.view(torch.int32) if dtype == torch.bfloat16 else columns  # two numbers go together
+    panels = pairs.view(-1, width, pairs.shape[1]).transpose(1, 2).contiguous().view(dtype)
+    biases = [part.bias.detach() for part in parts if part.bias is not None]
+    if not biases:
+        return Packed(panels, None)
+    bias = torch.cat(biases).float()
+    return Packed(panels, F.pad(bias, (0, missing)))
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """What a step needs of one layer; vectors in float32."""
+
+    qkv: Packed
+    out: Packed
+    gate_up: Packed
+    down: Packed
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    eps: float
+    scaling: float
+    window: int
+    next_norm: Tensor
+    """Of what follows the attention."""
+    next_layer_norm: Tensor
+    """Of what follows this layer: the next one, or the head."""
+
+    def at(self) -> Layer:
+        """Where it lies."""
+        products = {name: getattr(self, name) for name in ("qkv", "out", "gate_up", "down")}
+        norms = ("query_norm", "key_norm", "next_norm", "next_layer_norm")
+        return Layer(
+            **{name: one.panels.data_ptr() for name, one in products.items()},
+            **{f"{name}_bias": _at(one.bias) for name, one in products.items()},
+            **{name: _at(getattr(self, name)) for name in norms},
+            window=self.window,
+            eps=self.eps,
+            scaling=self.scaling,
+        )
+
+
+class FusedStep:
+    """What follows one new token per running sequence."""
+
+    def __init__(self, model: CausalLM, kernel: DecodeKernel, head_kernel: DecodeKernel) -> None:
+        self._model, self._kernel, self._head_kernel = model, kernel, head_kernel
+        self._dtype = model.compute_dtype
+        self._layers: list[_Layer] = []
+        self._head: Packed | None = None
+        self._at: ctypes.Array[Layer] = (Layer * 0)()
+        self._made_of: list[tuple[int, int]] = []
+        self._num_changes = 0
+        self._is_current = False
+        self._cosines = self._sines = torch.empty(0)
+        self._room = torch.empty(0)
+        self._is_checked = False
+        self.is_given_up = False
+        """The first step gave something else than the model's own forward pass: none is tried again."""
+
+    def free(self) -> None:
+        """Give the memory of packed weights back."""
+        self._layers.clear()
+        self._head = None
+        self._room = torch.empty(0)
+        self._made_of.clear()
+        self._is_current = False
+
+    def look_again(self) -> None:
+        """The weights may be others from now on."""
+        self._is_current = False
+
+    def logits(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        *,
+        num_tokens: int,
+        own: Callable[[], Tensor],
+    ) -> Tensor:
+        """As strop.rollout.native.batch.OtherSteps has it; positions are lengths in models of text."""
+        if self._is_checked:
+            return self.computed(ids, lengths, cache, num_tokens=num_tokens)
+        expected = own()
+        logits = self.computed(ids, lengths, cache, num_tokens=num_tokens)
+        self._is_checked = True
+        if agrees(logits, expected, self._dtype):
+            return logits
+        self.is_given_up = True
+        self.free()
+        return own()  # what the other left in the cache is overwritten
+
+    def computed(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
+        """Logits [B, V] of the next token; arguments as of `hidden`."""
+        hidden, head = self.hidden(ids, lengths, cache, num_tokens=num_tokens), self._model.head
+        assert self._head is not None
+        products = self._head_kernel.multiply(
+            hidden, self._head.panels, self._head.bias, width=len(head.weight)
+        )
+        return head.formed(products)
+
+    def hidden(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
+        """Final hidden states [B, K] float32 of tokens [B], each behind `lengths` [B] others in its slot."""
+        self._refresh(num_tokens)
+        stream = F.embedding(ids, self._embedding).float()
+        return self._kernel.step(
+            self._at,
+            self._first_norm,
+            stream,
+            (self._cosines, self._sines),
+            cache.table,
+            lengths,
+            inner=self._model.config.intermediate_size,
+            num_tokens=num_tokens,
+            room=self._room,
+        )
+
+    def _refresh(self, num_tokens: int) -> None:
+        """See to weights that are those of the model, and to tables that are long enough."""
+        module: Any = self._model.module
+        # Looking at every parameter takes longer than the norms of a step.
+        if not self._is_current or self._model.num_changes != self._num_changes:
+            self._look()
+        if len(self._cosines) < num_tokens:
+            count = -(-num_tokens // TABLE_POSITIONS) * TABLE_POSITIONS
+            like = torch.empty(1, 1, dtype=torch.float32)
+            cosines, sines = module.base_model.rotary_emb(like, torch.arange(count)[None])
+            self._cosines, self._sines = cosines[0].contiguous(), sines[0].contiguous()
+
+    def _look(self) -> None:
+        """Pack the weights again where a parameter has changed."""
+        module: Any = self._model.module
+        made_of = [(one.data_ptr(), one._version) for _, one in self._model.named_parameters()]
+        if made_of != self._made_of or self._model.num_changes != self._num_changes:
+            self._layers = list(_layers_of(self._model, self._dtype, self._kernel.panel_width))
+            self._at = (Layer * len(self._layers))(*(layer.at() for layer in self._layers))
+            self._head = packed([self._model.head], torch.float32, width=self._head_kernel.panel_width)
+            self._embedding = module.get_input_embeddings().weight
+            self._first_norm = _vector(module.base_model.layers[0].input_layernorm.weight)
+            self._made_of, self._num_changes = made_of, self._model.num_changes
+        self._is_current = True
+
+
+def fused_step(model: CausalLM) -> FusedStep | None:
+    """The step of a model; None where its own forward pass is needed."""
+    if model.device.type != "cpu" or model.is_sharded or model.media is not None:
+        return None
+    if model.compute_dtype not in TOLERANCE:
+        return None
+    backbone: Any = model.module.base_model
+    if model.config._attn_implementation == FORMULA_NAME:
+        return None
+    layers = list(getattr(backbone, "layers", ()))
+    rope = getattr(getattr(backbone, "rotary_emb", None), "rope_type", "")
+    if not layers or any(type(one).__name__ not in LAYERS for one in layers) or rope not in ROPES:
+        return None
+    if model.config.hidden_act != "silu" or not all(map(_is_plain, layers)):
+        return None
+    is_bfloat16 = model.compute_dtype == torch.bfloat16
+    if is_bfloat16 and (model.config.hidden_size % 2 or model.config.intermediate_size % 2):
+        return None  # its numbers go into products in pairs
+    attention = layers[0].self_attn
+    dim = attention.head_dim
+    kv_heads = attention.k_proj.out_features // dim
+    group = attention.q_proj.out_features // attention.k_proj.out_features
+    kernel = compiled(dim, kv_heads, group, is_bfloat16)
+    head_kernel = compiled(dim, kv_heads, group, False)  # logits are made in float32
+    return None if kernel is None or head_kernel is None else FusedStep(model, kernel, head_kernel)
+
+
+def _is_plain(layer: Any) -> bool:
+    """Its projections are ordinary ones, without adapters, with biases in all or none of those that are joined."""
+    attention, mlp = layer.self_attn, layer.mlp
+    joined = [[attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]]
+    parts = [*joined[0], *joined[1], attention.o_proj, mlp.down_proj]
+    if any(type(one) is not nn.Linear for one in parts):
+        return False
+    return all(len({one.bias is None for one in parts}) == 1 for parts in joined)
+
+
+def _layers_of(model: CausalLM, dtype: torch.dtype, width: int) -> Iterator[_Layer]:
+    backbone: Any = model.module.base_model
+    layers = list(backbone.layers)
+    for number, layer in enumerate(layers):
+        attention, mlp = layer.self_attn, layer.mlp
+        following = backbone.norm if number == len(layers) - 1 else layers[number + 1].input_layernorm
+        norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
+        window = getattr(attention, "sliding_window", None)
+        if type(layer).__name__ == "MistralDecoderLayer":
+            window = model.config.sliding_window
+        yield _Layer(
+            qkv=packed([attention.q_proj, attention.k_proj, attention.v_proj], dtype, width=width),
+            out=packed([attention.o_proj], dtype, width=width),
+            gate_up=packed([mlp.gate_proj, mlp.up_proj], dtype, width=width),
+            down=packed([mlp.down_proj], dtype, width=width),
+            query_norm=None if norms[0] is None else _vector(norms[0].weight),
+            key_norm=None if norms[1] is None else _vector(norms[1].weight),
+            eps=model.config.rms_norm_eps,
+            scaling=attention.scaling,
+            window=window or 0,
+            next_norm=_vector(layer.post_attention_layernorm.weight),
+            next_layer_norm=_vector(following.weight),
+        )
+
+
+def _vector(weight: Tensor) -> Tensor:
+    return weight.detach().float().contiguous()
+
+
+def _at(vector: Tensor | None) -> int | None:
+    return None if vector is None else vector.data_ptr()

@@ -1,0 +1,241 @@
+"""Decode steps of a few fixed shapes, which a GPU captures once and repeats with one call each.
+
+A step of a small batch is hundreds of short kernels, and launching them from a layer's Python takes longer than they
+run. A captured step is launched as a whole, but repeats exactly what was captured: the same addresses, the same shapes.
+So a batch is padded to the next of a few numbers of sequences, and where the attention of some layer cannot read
+lengths on the device (decode_kernel.py), its cache is read up to the next of a few lengths:
+
+    sequences   1 2 4 8 16 ... and the most that may run      padded ones have no tokens, in slots that nobody owns
+    tokens      64 128 256 ... and all that the table has     what lies behind a sequence is masked
+
+What a step reads and writes lies in tensors of its own (`_Shape`), in the parameters, and in the table of the cache.
+When a parameter or the table is another tensor, captures of it are dropped. A shape is captured when it has come
+CAPTURE_AFTER times, so short runs never pay for it, and its first answer is compared with that of the model's own
+forward pass. A model whose Python looks at its tokens cannot be captured, and goes its own way; a capture for which
+there is no memory is tried again later, each time after twice as many steps.
+
+On a CPU, the padded step and a repeated trace of it are tested. Last measured on a GPU: benchmarks/RESULTS.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strop.engines.causal_lm import CausalLM
+from strop.rollout.native.batch import agrees
+from strop.rollout.native.cache import DecodeAttention, SlotCache
+
+logger = logging.getLogger(__name__)
+
+MIN_TOKENS = 64
+"""The shortest length that a step reads of the cache."""
+CAPTURE_AFTER = 4
+"""Steps of one shape before it is captured, which takes about as long as so many."""
+_WARM_UPS = 2
+"""Steps before a capture, on its stream: libraries allocate what they need in the first ones."""
+
+Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+"""Runs a function and keeps it: what repeats it, and the tensor in which its result then lies."""
+
+
+class _Shape:
+    """One step of fixed shape: B sequences, and T tokens of the cache."""
+
+    def __init__(self, model: CausalLM, cache: SlotCache, num_slots: int, num_tokens: int) -> None:
+        self._model, self._cache, self._num_tokens = model, cache, num_tokens
+        self._ids, self._lengths, self._positions = (
+            torch.zeros(num_slots, dtype=torch.int64, device=model.device) for _ in range(3)
+        )
+        self._replay: Callable[[], None] | None = None
+        self._logits: Tensor
+        self.num_uses = 0
+        self.is_checked = False
+
+    def fill(self, ids: Tensor, lengths: Tensor, positions: Tensor) -> None:
+        """Take the running sequences [b]; the rest of the B have no tokens."""
+        given = ((self._ids, ids), (self._lengths, lengths), (self._positions, positions))
+        for own, values in given:
+            own[: len(values)].copy_(values)
+            own[len(values) :].zero_()
+
+    def run(self) -> Tensor:
+        """Logits [B, V]. Run again with the same tokens it writes the same keys and values."""
+        attention = DecodeAttention(self._cache, self._lengths, num_tokens=self._num_tokens)
+        hidden = self._model.hidden(self._ids[None], self._positions[None], attention)
+        return self._model.head.logits(hidden)
+
+    def repeat(self, capture: Capture) -> Tensor:
+        """As `run`, captured the first time. The result is overwritten by the next call."""
+        if self._replay is None:
+            self._replay, self._logits = capture(self.run)
+        self._replay()
+        return self._logits
+
+
+class StaticStep:
+    """Logits of one new token per running sequence, in steps of fixed shapes."""
+
+    def __init__(self, model: CausalLM, capture: Capture | None) -> None:
+        """Args:
+        model: whose weights are used.
+        capture: keeps a step for repetition; None runs each from Python, which tests of the shapes do.
+        """
+        self._model, self._capture = model, capture
+        self._shapes: dict[tuple[int, int], _Shape] = {}
+        self._made_of: tuple[int, ...] = ()
+        self._is_current = False
+        self._table: tuple[int, ...] = ()
+        self._wait = 0
+        """Steps of a shape before the next capture, after captures for which there was no memory."""
+        self.num_captured = 0
+        """Steps captured so far."""
+        self.is_given_up = False
+        """A captured step failed, or gave something else: none is tried again."""
+
+    def free(self) -> None:
+        """Give the memory of captured steps back."""
+        self._shapes.clear()
+        self._made_of = ()
+
+    def look_again(self) -> None:
+        """The weights may be other tensors from now on, not only other numbers in them."""
+        self._is_current = False
+
+    def logits(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        *,
+        num_tokens: int,
+        own: Callable[[], Tensor],
+    ) -> Tensor:
+        """Logits [b, V] of the next token; they are overwritten by the next step.
+
+        Args:
+            ids: [b], the last tokens.
+            lengths: [b], tokens of each sequence in the cache; the new one goes behind them.
+            positions: [b] of the new tokens.
+            cache: of the sequences.
+            num_tokens: the longest one with its new token.
+            own: the same by the model's own forward pass.
+        """
+        count = len(ids)
+        slots = padded_slots(count, cache.capacity)
+        if not cache.reserve(num_tokens, num_slots=slots):
+            return own()
+        room = cache.table.shape[4]
+        shape = self._shape(cache, slots, padded_tokens(num_tokens, room) if cache.reads_padding else room)
+        shape.num_uses += 1
+        if self._capture is None:
+            shape.fill(ids, lengths, positions)
+            return shape.run()[:count]
+        if shape.num_uses <= CAPTURE_AFTER + self._wait:
+            return own()
+        expected = None if shape.is_checked else own()
+        shape.fill(ids, lengths, positions)
+        try:
+            found = shape.repeat(self._capture)[:count]
+        except torch.OutOfMemoryError:
+            self._shapes.clear()  # their pool has room for nothing else
+            torch.accelerator.empty_cache()
+            if not self._wait:
+                logger.warning(
+                    "no memory to capture decode steps, which are slower so; it is tried again later"
+                )
+            self._wait = 2 * max(self._wait, CAPTURE_AFTER)
+            return own()
+        except RuntimeError as error:
+            logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
+            return self._give_up(own)
+        if expected is None:
+            return found
+        self.num_captured += 1
+        shape.is_checked = True
+        if agrees(found, expected, self._model.compute_dtype):
+            return found
+        return self._give_up(own)
+
+    def _give_up(self, own: Callable[[], Tensor]) -> Tensor:
+        """From now on by the model's own forward pass; what was left in the cache is overwritten."""
+        self._shapes.clear()
+        self.is_given_up = True
+        return own()
+
+    def _shape(self, cache: SlotCache, num_slots: int, num_tokens: int) -> _Shape:
+        if not self._is_current:  # looking at every parameter takes longer than a few layers
+            made_of = tuple(one.data_ptr() for _, one in self._model.named_parameters())
+            if made_of != self._made_of:
+                self._shapes.clear()
+                self._made_of = made_of
+            self._is_current = True
+        table = (cache.table.data_ptr(), *cache.table.shape)
+        if table != self._table:
+            self._shapes.clear()
+            self._table = table
+        key = (num_slots, num_tokens)
+        if key not in self._shapes:
+            self._shapes[key] = _Shape(self._model, cache, num_slots, num_tokens)
+        return self._shapes[key]
+
+
+def padded_slots(count: int, capacity: int) -> int:
+    """The next power of two, or all that may run."""
+    return min(1 << (count - 1).bit_length(), capacity)
+
+
+def padded_tokens(count: int, table: int) -> int:
+    """The next of 64, 128, 256, ..., or all that the table has."""
+    return min(max(MIN_TOKENS, 1 << (count - 1).bit_length()), table)
+
+
+def static_step(model: CausalLM) -> StaticStep | None:
+    """Captured steps of a model on a GPU; None where its own forward pass is needed.
+
+    Layers with a state keep it in tensors that change their address, and sharded parameters are gathered anew.
+    """
+    if model.device.type != "cuda" or model.is_sharded or model.recurrence is not None:
+        return None
+    return StaticStep(model, cuda_graphs())
+
+
+def cuda_graphs() -> Capture:
+    """Captures on the current device; all share one pool of memory, since one runs at a time."""
+    device: Any = torch.cuda  # whose functions have no types
+    stream = device.Stream()
+    last: weakref.ref[Any] | None = None
+
+    def capture(function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        nonlocal last
+        # A pool ends with its last graph, and its name is of no use afterwards.
+        alive = None if last is None else last()
+        pool = device.graph_pool_handle() if alive is None else alive.pool()
+        graph: Any = device.CUDAGraph()
+        current = device.current_stream()
+        stream.wait_stream(current)
+        with device.stream(stream):  # left again, whatever happens
+            for _ in range(_WARM_UPS):
+                function()
+            stream.synchronize()
+            # Other threads may use the device meanwhile: a trainer beside generation does.
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                logits = function()
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # the capture is invalid already
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        current.wait_stream(stream)
+        last = weakref.ref(graph)
+        return graph.replay, logits
+
+    return capture

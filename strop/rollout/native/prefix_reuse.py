@@ -1,0 +1,62 @@
+"""Which computed tokens are kept for later requests."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from strop.rollout.native.prefix_cache import Prefix, PrefixStore, beginnings
+from strop.rollout.native.request import Request
+
+ENDED = 4096
+"""Sequences that ended are remembered by a number each, so many of them, until one is continued for the first time."""
+
+
+class KeptTurns:
+    """Prompts, and the whole of sequences that ended once a request has continued one of them.
+
+    Before, only the beginning of a sequence that ended is remembered: where episodes have one turn, nothing would ever
+    use the copies.
+    """
+
+    def __init__(self) -> None:
+        self._store = PrefixStore()
+        # Hashes of the prompts of ended sequences, each with the first token behind it; the last one at the end.
+        self._ended: dict[int, None] = {}
+        self._goes_on = False  # a request has continued one that ended, so these are worth their copies
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory held."""
+        return self._store.num_bytes
+
+    def find(self, request: Request) -> Tensor | None:
+        """[2, L, Hkv, P, D] of most first tokens of a request; the last one is always computed, for its logits."""
+        if not self._goes_on and any(one in self._ended for one in beginnings(request.prompt_ids)):
+            self._goes_on = True
+            self._ended.clear()
+        found = self._store.find(request.given_ids)
+        if found is None:
+            return None
+        prefix, shared = found
+        shared = min(shared, len(request.given_ids) - 1)
+        return prefix.key_values[:, :, :, :shared] if shared else None
+
+    def keep(self, token_ids: tuple[int, ...], key_values: Tensor, *, max_bytes: int) -> None:
+        """Keep what a request began with, unless it is known with others behind it."""
+        found = self._store.find(token_ids)
+        if found is None or found[1] < len(token_ids):
+            self._store.add(Prefix(token_ids, key_values), max_bytes=max_bytes)
+
+    def keep_ended(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
+        """Keep a sequence that ended, in memory of its own."""
+        if self._goes_on:
+            self._store.add(Prefix(request.computed_ids, key_values.clone()), max_bytes=max_bytes)
+            return
+        *_, beginning = beginnings((*request.prompt_ids, request.token_ids[0]))
+        self._ended[beginning] = None
+        if len(self._ended) > ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def clear(self) -> None:
+        """Give the memory back."""
+        self._store.clear()

@@ -1,0 +1,63 @@
+"""A request that is answered in several parts: the tokens so far, wherever they came from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from strop.protocol.trajectory import MediaTokens, media_of
+from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
+
+
+@dataclass
+class OpenRequest:
+    """What was asked, and the tokens so far, from whichever engine."""
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: Sampling
+    on_token: OnToken | None
+    token_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    losses: list[str] = field(default_factory=list)
+    """Why each engine lost it, one after another."""
+
+    def hear(self, token: int, log_prob: float, version: int) -> None:
+        """Enter a token, and tell the caller."""
+        self.token_ids.append(token)
+        self.log_probs.append(log_prob)
+        self.versions.append(version)
+        if self.on_token is not None:
+            self.on_token(token, log_prob, version)
+
+    def end(self) -> StopReason | None:
+        """Why nothing more is to come, though no engine said so; None: more is to come."""
+        if self.token_ids and self.token_ids[-1] in self.sampling.stop_token_ids:
+            return "stop"
+        return "length" if len(self.token_ids) >= self.sampling.max_tokens else None
+
+    def rest(self) -> tuple[str, Sequence[int], Sampling]:
+        """What an engine is asked: the id, the prompt with the tokens so far, and how it goes on."""
+        if not self.losses:
+            return self.request_id, self.prompt_ids, self.sampling
+        ids: Sequence[int] = [*self.prompt_ids, *self.token_ids]
+        if media := media_of(self.prompt_ids):
+            ids = MediaTokens(ids, media)
+        used = len(self.token_ids)
+        sampling = dataclasses.replace(
+            self.sampling,
+            max_tokens=self.sampling.max_tokens - used,
+            position=self.sampling.position + used,
+        )
+        return f"{self.request_id}~{len(self.losses)}", ids, sampling
+
+    def output(self, stop_reason: StopReason) -> TokenOutput:
+        """What the caller gets."""
+        return TokenOutput(
+            token_ids=tuple(self.token_ids),
+            log_probs=tuple(self.log_probs),
+            versions=tuple(self.versions),
+            stop_reason=stop_reason,
+        )

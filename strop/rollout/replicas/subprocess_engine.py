@@ -1,0 +1,44 @@
+"""What an engine in another process is made for."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from strop.engines.model import weights_of_folder
+from strop.engines.weights import WeightsMetadata, weights_metadata
+from strop.rollout.engine_group import Place
+from strop.utils.device import device_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnProcess:
+    """What an engine in another process is made for."""
+
+    device: str
+    dtype: str
+    held: WeightsMetadata
+    """The weights that it needs."""
+    log: Path
+    """A file for what it prints."""
+
+
+def own_process(place: Place) -> OwnProcess:
+    """What an engine of this place needs that is in processes of its own."""
+    device = torch.device(device_name(place.device)).type
+    trained = place.trained
+    name = place.rollout.engine
+    folder = Path(place.logs or tempfile.mkdtemp(prefix=f"strop-{name}-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return OwnProcess(
+        device=device,
+        dtype=place.model.dtype if place.model.dtype != "auto" else _AUTO_DTYPE[device],
+        held=weights_of_folder(place.model) if trained is None else weights_metadata(trained.model.module),
+        log=folder / f"{name}-{place.rank}.log",
+    )
+
+
+_AUTO_DTYPE = {"cpu": "float32", "cuda": "bfloat16"}

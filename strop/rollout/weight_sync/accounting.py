@@ -1,0 +1,172 @@
+"""What has arrived of one sync, what is missing, and what is wrong: plain bookkeeping without any transport.
+
+The first problem is kept and the rest of the sync is let pass, so that all processes stay in step until the sender's
+commit; then the problem is raised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from strop.engines.weights import TensorMetadata, WeightsMetadata
+from strop.rollout.weight_sync.stream import tensor_at
+from strop.rollout.weight_sync.types import REFUSAL, SyncCorrupted, SyncError, SyncIncomplete, SyncRefused
+
+_NAMES_SHOWN = 3
+
+
+class TransferState:
+    """The receiver's account of one sync."""
+
+    def __init__(self, version: int, sent: WeightsMetadata, held: WeightsMetadata) -> None:
+        """Compare what will be sent with what the engine holds.
+
+        Args:
+            version: policy version.
+            sent: the sender's weights.
+            held: the weights that the engine needs.
+
+        Raises:
+            SyncIncomplete: the engine needs tensors that the sender does not have.
+            SyncRefused: an unknown name, another shape or dtype, or tensors tied here and not there.
+        """
+        self._version = version
+        self._sent = sent
+        self._held = held
+        self._arrived: dict[str, int] = {}
+        self._problem: SyncError | None = None
+        missing = [weight.name for weight in held if not any(name in sent.by_name for name in weight.names)]
+        if missing:
+            raise self._incomplete(missing, len(held), "in the trainer's model")
+        self._destinations = {weight.name: self._destination(weight) for weight in sent}
+        self._check_ties()
+
+    def take(
+        self, number: int, entries: Sequence[tuple[TensorMetadata, int]], data: Tensor
+    ) -> list[tuple[str, Tensor]]:
+        """Enter one bucket; the engine's names with their new values, views of `data` [n] uint8.
+
+        Empty once something went wrong.
+        """
+        if self._problem is not None:
+            return []
+        loads = []
+        for weight, offset in entries:
+            self._problem = self._problem_of(number, weight, offset, len(data))
+            if self._problem is not None:
+                return []
+            self._arrived[weight.name] = number
+            value = tensor_at(data, weight, offset)
+            loads += [(name, value) for name in self._destinations[weight.name]]
+        return loads
+
+    def check_complete(self) -> None:
+        """Every tensor arrived once.
+
+        Raises:
+            SyncError: the first problem, or what is missing.
+        """
+        if self._problem is not None:
+            raise self._problem
+        missing = self.missing()
+        if missing:
+            raise self._incomplete(missing, len(self._sent))
+
+    def names_to_read(self) -> list[str]:
+        """The engine's names, aliases included, whose live values the digests are compared with."""
+        return [name for weight in self._sent for name in weight.names if name in self._held.by_name]
+
+    def check_digests(self, live: Mapping[str, int], expected: Mapping[str, int]) -> None:
+        """The live parameters are what was sent.
+
+        Args:
+            live: digest by each of `names_to_read`, read from the engine after loading.
+            expected: digest by the name of each sent weight, from the sender.
+
+        Raises:
+            SyncCorrupted: naming the tensors that differ.
+        """
+        wrong = []
+        for weight in self._sent:
+            names = [name for name in weight.names if name in self._held.by_name]
+            differing = [name for name in names if live[name] != expected.get(weight.name)]
+            if differing and len(differing) < len(names):
+                same = next(name for name in names if name not in differing)
+                wrong.append(f"{differing[0]} (tied to {same}, of which the engine keeps another copy)")
+            elif differing:
+                wrong.append(differing[0])
+        if wrong:
+            verb, whose = ("differs", "its digest") if len(wrong) == 1 else ("differ", "their digests")
+            raise SyncCorrupted(
+                f"sync {self._version} corrupted: {_some(wrong)} {verb} from {whose}; {REFUSAL}"
+            )
+
+    def missing(self) -> list[str]:
+        """Names of the tensors that have not arrived."""
+        return [weight.name for weight in self._sent if weight.name not in self._arrived]
+
+    def interrupted(self, cause: str) -> SyncIncomplete:
+        """The error of a sync that ended before its commit."""
+        return self._incomplete(self.missing(), len(self._sent), f"when it ended ({cause})")
+
+    def _incomplete(self, missing: Sequence[str], total: int, where: str = "") -> SyncIncomplete:
+        named = f" ({_some(missing)})" if missing else ""
+        return SyncIncomplete(
+            f"sync {self._version} incomplete: {len(missing)} of {total} tensors missing{named}"
+            f"{' ' if where else ''}{where}; {REFUSAL}"
+        )
+
+    def _destination(self, weight: TensorMetadata) -> tuple[str, ...]:
+        """The engine's weights, by their first names, that take this weight's value."""
+        known = [self._held.by_name[name] for name in weight.names if name in self._held.by_name]
+        if not known:
+            raise SyncRefused(
+                f"sync {self._version} refused: the rollout worker's model has no {weight.name}; both sides must load "
+                f"the same model; {REFUSAL}"
+            )
+        for held in known:
+            for what, here, there in (
+                ("shape", list(held.shape), list(weight.shape)),
+                ("dtype", held.dtype, weight.dtype),
+            ):
+                if here != there:
+                    raise SyncRefused(
+                        f"sync {self._version} refused: {weight.name} has {what} {there} in the trainer and {here} in "
+                        f"the rollout worker; both sides must load the same model, and the sender casts to a dtype on "
+                        f"request; {REFUSAL}"
+                    )
+        return tuple(dict.fromkeys(held.name for held in known))
+
+    def _check_ties(self) -> None:
+        source: dict[str, str] = {}
+        for name, destinations in self._destinations.items():
+            for destination in destinations:
+                if destination in source:
+                    raise SyncRefused(
+                        f"sync {self._version} refused: {source[destination]} and {name} are two tensors in the "
+                        f"trainer and one (tied) in the rollout worker; both sides must load the same model; {REFUSAL}"
+                    )
+                source[destination] = name
+
+    def _problem_of(self, number: int, weight: TensorMetadata, offset: int, size: int) -> SyncError | None:
+        promised = self._sent.by_name.get(weight.name)
+        what = None
+        if promised is None:
+            what = f"bucket {number} holds {weight.name}, which the sync did not announce"
+        elif weight.name in self._arrived:
+            what = f"{weight.name} arrived twice, in buckets {self._arrived[weight.name]} and {number}"
+        elif weight != promised:
+            what = (
+                f"{weight.name} arrived as {list(weight.shape)} {weight.dtype}, but {list(promised.shape)} "
+                f"{promised.dtype} was announced"
+            )
+        elif offset < 0 or offset + weight.num_bytes > size:
+            what = f"{weight.name} does not lie within bucket {number} of {size} bytes"
+        return None if what is None else SyncCorrupted(f"sync {self._version} corrupted: {what}; {REFUSAL}")
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first names, and a sign that there are more."""
+    return ", ".join([*names[:_NAMES_SHOWN], *(["…"] if len(names) > _NAMES_SHOWN else [])])

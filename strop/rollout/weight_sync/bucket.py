@@ -1,0 +1,43 @@
+"""Tensors for another process on this machine: one piece of memory that has no name in any file system."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from strop.engines.checksum.tensors import digest_tensor
+from strop.rollout.weight_sync.stream import ALIGNMENT
+
+
+@contextlib.contextmanager
+def shared_bucket(tensors: Sequence[tuple[str, Tensor]]) -> Iterator[dict[str, Any]]:
+    """What another process of the same user needs to read the tensors, while the context lasts; plain JSON.
+
+    Gives:
+        path, num_bytes: of the memory; entries: of each tensor its name, shape, dtype, first byte and `digest_tensor`.
+    """
+    entries: list[list[Any]] = []
+    size = 0
+    for name, tensor in tensors:
+        offset = -(-size // ALIGNMENT) * ALIGNMENT
+        size = offset + tensor.numel() * tensor.element_size()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        entries.append([name, list(tensor.shape), dtype, offset, digest_tensor(tensor)])
+    descriptor = os.memfd_create("strop-weights", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+        with mmap.mmap(descriptor, size) as mapped:
+            data = torch.frombuffer(mapped, dtype=torch.uint8)
+            for (_, tensor), (_, _, _, offset, _) in zip(tensors, entries, strict=True):
+                flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+                data[offset : offset + len(flat)].copy_(flat)
+            del data  # the mapping cannot be closed under it
+        yield {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "num_bytes": size, "entries": entries}
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,289 @@
+"""The side of a rollout worker: weights arrive, are loaded into the live parameters and verified there.
+
+Concurrency: `receive` is called while the sender calls `send`, from one thread; nothing may generate meanwhile
+(engine.py sees to it). Each `send` of the sender has one `receive` or `refuse` of every receiver. Every wait has
+a deadline; the messages are listed in sender.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NoReturn
+
+from strop.engines.checksum.models import combine_digests
+from strop.engines.weights import TensorMetadata, WeightsMetadata
+from strop.rollout.weight_sync.accounting import TransferState
+from strop.rollout.weight_sync.channel import ReceiverChannel
+from strop.rollout.weight_sync.collective import CollectiveReceiver
+from strop.rollout.weight_sync.sender import TIMEOUT_S
+from strop.rollout.weight_sync.shared_memory import SharedMemoryReceiver, shares_memory
+from strop.rollout.weight_sync.stream import weight_from_json, weights_from_json
+from strop.rollout.weight_sync.target import WeightTarget
+from strop.rollout.weight_sync.transport import Plan, ReceivingTransport
+from strop.rollout.weight_sync.types import (
+    REFUSAL,
+    Endpoint,
+    SyncCorrupted,
+    SyncIncomplete,
+    SyncRefused,
+    SyncReport,
+    UnverifiedWeights,
+)
+from strop.utils.json_messages import Message
+
+
+class WeightReceiver:
+    """Keeps one engine's parameters at the versions that a sender sends, and knows whether they are verified."""
+
+    def __init__(self, target: WeightTarget, *, device: str = "cpu", timeout_s: float = TIMEOUT_S) -> None:
+        """Nothing is connected, and nothing is verified, yet.
+
+        Args:
+            target: the engine's parameters.
+            device: device type they are on.
+            timeout_s: limit of each wait for the sender, in seconds.
+        """
+        self._target = target
+        self._device = device
+        self._timeout_s = timeout_s
+        self._connection: _Connection | None = None
+        self._version: int | None = None
+        self._begun: int | None = None
+        self._reason = "no weights have arrived yet"
+
+    @property
+    def version(self) -> int | None:
+        """The verified version that the parameters hold; None while there is none."""
+        return self._version
+
+    def require_verified(self, what: str) -> int:
+        """The verified version.
+
+        Args:
+            what: who asks, for the error.
+
+        Raises:
+            UnverifiedWeights: there is none; the message says why.
+        """
+        if self._version is None:
+            raise UnverifiedWeights(f"{what} is refused, the weights are not verified: {self._reason}")
+        return self._version
+
+    def join(self, endpoint: Endpoint, *, index: int) -> None:
+        """Connect with a sender as its receiver number `index`, also in the place of one that is gone.
+
+        Raises:
+            ValueError: the sender expects fewer receivers.
+            ConnectionError: nobody listens there.
+        """
+        if not 0 <= index < endpoint.num_receivers:
+            raise ValueError(
+                f"rollout worker {index} joins a weight sync of {endpoint.num_receivers}, counted from 0"
+            )
+        self.close()
+        self._connection = _Connection(endpoint, index, device=self._device, timeout_s=self._timeout_s)
+
+    def receive(self, version: int) -> SyncReport:
+        """Take part in the sync to this version; the parameters hold it, verified, when this returns.
+
+        Raises:
+            SyncIncomplete, SyncCorrupted, SyncRefused: the parameters are not verified, and generation is refused
+                until a later sync succeeds. A sync that never began, or in the wrong order, leaves the version
+                before it in force.
+            ValueError: no sender was joined.
+        """
+        connection = self._joined()
+        started = time.monotonic()
+        begin = connection.wait_for(version)
+        try:
+            self._check_order(begin, version)
+            self._version, self._begun = None, version
+            self._reason = f"sync {version} is under way"
+            report = _IncomingSync(connection, begin, version).run(self._target, started)
+        except BaseException as error:
+            reason = str(error) or type(error).__name__
+            self._reason = reason if self._version is None else self._reason
+            connection.give_up(reason)
+            raise
+        self._version = version
+        return report
+
+    def refuse(self, version: int, reason: str) -> NoReturn:
+        """Take part in the sync to this version by refusing it, so that nobody waits for this receiver.
+
+        Raises:
+            SyncRefused: always; what the parameters hold stays in force.
+            SyncIncomplete: the sync did not begin.
+            ValueError: no sender was joined.
+        """
+        connection = self._joined()
+        connection.wait_for(version)
+        error = SyncRefused(f"sync {version} refused: {reason}")
+        connection.give_up(str(error))
+        raise error
+
+    def close(self) -> None:
+        """Leave the sender; what is verified stays so. Harmless when nothing was joined."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _joined(self) -> _Connection:
+        if self._connection is None:
+            raise ValueError("the rollout worker has not joined a weight sync; call join(endpoint) first")
+        return self._connection
+
+    def _check_order(self, begin: Message, version: int) -> None:
+        announced = begin["version"]
+        if announced != version:
+            raise SyncRefused(f"sync {announced} refused: the rollout worker expects version {version}")
+        if self._begun is not None and version < self._begun:
+            raise SyncRefused(
+                f"sync {version} refused: it goes backwards, the rollout worker has begun sync {self._begun}; versions "
+                f"only grow"
+            )
+
+
+class _Connection:
+    """What outlives a sync: the channel and the transport."""
+
+    def __init__(self, endpoint: Endpoint, index: int, *, device: str, timeout_s: float) -> None:
+        self._session = endpoint.session
+        self._index = index
+        shares = bool(endpoint.memory) and shares_memory(Path(endpoint.memory), endpoint.session)
+        self.channel = ReceiverChannel(
+            endpoint, index=index, timeout_s=timeout_s, device=device, shares_memory=shares
+        )
+        self._transport: ReceivingTransport | None = None
+
+    def wait_for(self, version: int) -> Message:
+        """The next `begin`.
+
+        Raises:
+            SyncIncomplete: none came within the deadline, the sender is gone, or it has given up this version before
+                this receiver heard of it. Nothing was overwritten.
+        """
+        try:
+            return self.channel.next_begin(version)
+        except (TimeoutError, ConnectionError) as error:
+            raise SyncIncomplete(f"sync {version} did not begin: {error}") from error
+
+    def transport(self, plan: Plan) -> ReceivingTransport:
+        """The transport that the sender uses: the one of the sync before, or another."""
+        if self._transport is None or self._transport.plan != plan:
+            self._drop_transport()
+            if plan.name == "shared_memory":
+                self._transport = SharedMemoryReceiver(self.channel, plan, session=self._session)
+            else:
+                self._transport = CollectiveReceiver(self.channel, plan, index=self._index)
+        return self._transport
+
+    def give_up(self, reason: str) -> None:
+        """Tell the sender why, and start afresh next time."""
+        with suppress(ConnectionError):
+            self.channel.tell("failed", reason=reason)
+        self._drop_transport()
+
+    def close(self) -> None:
+        """End the session on this side."""
+        self._drop_transport()
+        self.channel.close()
+
+    def _drop_transport(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+
+
+class _IncomingSync:
+    """One sync, from its begin to the verdict."""
+
+    def __init__(self, connection: _Connection, begin: Message, version: int) -> None:
+        self._connection = connection
+        self._channel = connection.channel
+        self._begin = begin
+        self._version = version
+
+    def run(self, target: WeightTarget, started: float) -> SyncReport:
+        """Load and verify everything."""
+        with self._understood():
+            sent = weights_from_json(self._begin["weights"])
+            plan = Plan(**self._begin["plan"])
+        transfer = TransferState(self._version, sent, target.weights_metadata())
+        try:
+            transport = self._connection.transport(plan)
+            self._channel.tell("ready")
+            commit = self._load(transfer, target, transport)
+            transfer.check_complete()
+            digest = self._verify(transfer, sent, target, commit)
+            self._channel.tell("verified")
+        except TimeoutError as error:
+            raise transfer.interrupted(str(error)) from error
+        except ConnectionError as error:
+            raise transfer.interrupted(self._channel.cause(error)) from error
+        return SyncReport(
+            version=self._version,
+            transport=plan.name,
+            num_tensors=len(sent),
+            num_bytes=sent.num_bytes,
+            seconds=time.monotonic() - started,
+            digest=digest,
+        )
+
+    def _load(self, transfer: TransferState, target: WeightTarget, transport: ReceivingTransport) -> Message:
+        """Take buckets until the commit, which is returned."""
+        num_buckets = 0
+        waiting_for = "all rollout workers to be ready"
+        while True:
+            message = self._channel.next(waiting_for)
+            waiting_for = "a bucket or the commit"
+            match message:
+                case {"kind": "go"}:
+                    transport.begin()
+                case {"kind": "bucket", "num_bytes": int(num_bytes), "entries": list(entries)}:
+                    with self._understood():
+                        arriving = [(weight_from_json(entry[:-1]), int(entry[-1])) for entry in entries]
+                    data = transport.receive(num_bytes)
+                    if loads := transfer.take(num_buckets, arriving, data):
+                        target.load(loads)
+                    num_buckets += 1
+                case {"kind": "commit"}:
+                    transport.finish()
+                    return message
+                case _:
+                    raise SyncCorrupted(
+                        f"sync {self._version} corrupted: the sender said {str(message)[:100]}; {REFUSAL}"
+                    )
+
+    def _verify(
+        self, transfer: TransferState, sent: WeightsMetadata, target: WeightTarget, commit: Message
+    ) -> str:
+        """Read the live parameters again; the digest of all of them."""
+        with self._understood():
+            expected = {str(name): int(value) for name, value in commit["digests"].items()}
+        live = target.digests(transfer.names_to_read())
+        transfer.check_digests(live, expected)
+        digest = combine_digests(sent, {weight.name: _live(weight, live) for weight in sent})
+        if digest != commit["digest"]:
+            raise SyncCorrupted(
+                f"sync {self._version} corrupted: the digest of all weights is {digest[:12]}…, the sender's "
+                f"{str(commit['digest'])[:12]}…; {REFUSAL}"
+            )
+        return digest
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """What the sender says has the form that it should have."""
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise SyncCorrupted(
+                f"sync {self._version} corrupted: the sender's message cannot be read ({error}); {REFUSAL}"
+            ) from error
+
+
+def _live(weight: TensorMetadata, live: Mapping[str, int]) -> int:
+    return next(live[name] for name in weight.names if name in live)

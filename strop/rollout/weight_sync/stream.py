@@ -1,0 +1,182 @@
+"""Weights leave as a stream of buckets: full tensors, gathered from their shards one after the other.
+
+Beside the shards there is never more than a bucket or two.
+
+Concurrency: `parameter_stream` of a sharded model is a collective over the ranks of its mesh, called by all of them in
+the same order. It reads the shards; parameters that were left gathered go back to their shards first, as `state_dict`
+of torch does, so it is not called inside TrainEngine.full_parameters().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strop.engines.checksum.models import check_present, dtype_name, full_weight
+from strop.engines.weights import (
+    TensorMetadata,
+    WeightsMetadata,
+    hugging_face_name,
+    named_weights,
+    weights_metadata,
+)
+
+BUCKET_BYTES = 256 << 20
+"""Size of a bucket where nothing else is asked for: large enough for full bandwidth, small beside a model."""
+ALIGNMENT = 64
+"""Tensors start at multiples of this many bytes in a bucket, so that every dtype can be viewed in place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Some full tensors, one behind the other in one piece of memory. Read only: it may be the model's own."""
+
+    entries: tuple[tuple[TensorMetadata, int], ...]
+    """Each weight with the byte of `data` where it starts."""
+    data: Tensor
+    """[num_bytes] uint8 on the model's device."""
+
+    def tensors(self) -> Iterator[tuple[TensorMetadata, Tensor]]:
+        """The weights with their values: views of `data`."""
+        for weight, offset in self.entries:
+            yield weight, tensor_at(self.data, weight, offset)
+
+
+def tensor_at(data: Tensor, weight: TensorMetadata, offset: int) -> Tensor:
+    """The view of bytes [n] uint8 from `offset` on as this weight."""
+    return data[offset : offset + weight.num_bytes].view(weight.dtype).view(weight.shape)
+
+
+def parameter_stream(
+    module: nn.Module,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    wanted: bool = True,
+    dtype: torch.dtype | None = None,
+    weights: Iterable[tuple[str, Tensor]] | None = None,
+) -> Iterator[Bucket]:
+    """All weights as full tensors in the order of `weights_metadata(module)`, packed into buckets.
+
+    Memory beside the model: the bucket being filled and one gathered tensor, so with the bucket that the caller
+    still holds at most two buckets and one tensor. A tensor larger than a bucket is a bucket of its own and is
+    not copied once more.
+
+    Args:
+        module: plain, or sharded over ranks that all make this call and use up the iterator.
+        bucket_bytes: limit of a bucket.
+        wanted: whether this rank gets the buckets; without it the rank takes part in the gathers, keeps nothing,
+            and its iterator ends without yielding.
+        dtype: deliver floating-point weights in this dtype; they are cast before they are gathered.
+        weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
+            them: the names of the metadata in their order, made one at a time.
+
+    Raises:
+        ValueError: `weights` are others than those of the metadata, or the module has an adapter and no merged
+            weights are given, or the weights are offloaded.
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing; use at least 1")
+    held = weights_metadata(module, dtype=dtype)
+    source = iter(_own_weights(module, held)) if weights is None else iter(weights)
+    for group in _groups(held, bucket_bytes):
+        entries, size = _placed(group)
+        data: Tensor | None = None
+        for weight, offset in entries:
+            tensor = full_weight(_next(source, weight), weight.dtype)
+            if not wanted:
+                continue
+            if len(entries) == 1:
+                data = tensor.contiguous().view(-1).view(torch.uint8)
+                break
+            if data is None:
+                data = torch.empty(size, dtype=torch.uint8, device=tensor.device)
+            tensor_at(data, weight, offset).copy_(tensor)
+            del tensor
+        if data is not None:
+            yield Bucket(entries=entries, data=data)
+    if extra := next(source, None):
+        raise ValueError(f"the weights go on with {extra[0]} after the last one of the model's own")
+
+
+def weight_as_json(weight: TensorMetadata) -> list[Any]:
+    """As plain JSON: name, shape, dtype, aliases."""
+    return [weight.name, list(weight.shape), dtype_name(weight.dtype), list(weight.aliases)]
+
+
+def weight_from_json(value: Any) -> TensorMetadata:
+    """What `weight_as_json` wrote, every field checked.
+
+    Raises:
+        ValueError: the value has another form, or names an unknown dtype.
+    """
+    match value:
+        case [str(name), list(shape), str(dtype), list(aliases)] if (
+            all(type(size) is int and size >= 0 for size in shape)
+            and all(isinstance(alias, str) for alias in aliases)
+            and isinstance(known := getattr(torch, dtype, None), torch.dtype)
+        ):
+            return TensorMetadata(name=name, shape=tuple(shape), dtype=known, aliases=tuple(aliases))
+    raise ValueError(f"not the description of a weight: {str(value)[:200]}")
+
+
+def weights_from_json(value: Any) -> WeightsMetadata:
+    """What `weight_as_json` wrote of each weight.
+
+    Raises:
+        ValueError: the value has another form.
+    """
+    if not isinstance(value, list):
+        raise ValueError(f"not a list of weights: {str(value)[:200]}")
+    return WeightsMetadata(tuple(map(weight_from_json, value)))
+
+
+def _own_weights(module: nn.Module, held: WeightsMetadata) -> Iterator[tuple[str, Tensor]]:
+    """The module's own tensors. Raises before the first one what is wrong with any."""
+    adapter = next(
+        (name for name in module.state_dict(keep_vars=True) if hugging_face_name(name) is None), None
+    )
+    if adapter is not None:
+        raise ValueError(
+            f"the model has an adapter ({adapter}), which its own weights do not contain; give the merged weights"
+        )
+    tensors = named_weights(module)
+    for weight in held:
+        check_present(weight.name, tensors[weight.name])
+    return ((weight.name, tensors[weight.name]) for weight in held)
+
+
+def _next(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
+    name, tensor = next(source, ("nothing", None))
+    if tensor is None or name != weight.name or tuple(tensor.shape) != weight.shape:
+        got = name if tensor is None else f"{name} {list(tensor.shape)}"
+        raise ValueError(
+            f"expected {weight.name} {list(weight.shape)} next in the stream of weights, got {got}; give the weights "
+            f"of weights_metadata(module) in its order, each once"
+        )
+    return tensor
+
+
+def _groups(held: WeightsMetadata, bucket_bytes: int) -> Iterator[list[TensorMetadata]]:
+    """The weights in order, cut where a bucket is full."""
+    group: list[TensorMetadata] = []
+    for weight in held:
+        if group and _placed([*group, weight])[1] > bucket_bytes:
+            yield group
+            group = []
+        group.append(weight)
+    if group:
+        yield group
+
+
+def _placed(group: Sequence[TensorMetadata]) -> tuple[tuple[tuple[TensorMetadata, int], ...], int]:
+    """The weights of a bucket with their offsets, and the bucket's size."""
+    entries, end = [], 0
+    for weight in group:
+        offset = -(-end // ALIGNMENT) * ALIGNMENT
+        entries.append((weight, offset))
+        end = offset + weight.num_bytes
+    return tuple(entries), end

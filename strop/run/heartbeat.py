@@ -1,0 +1,55 @@
+"""What a process does, written down every second, so that a run that died or hangs can be looked into.
+
+A thread of its own writes what the process does, and what it waits for (strop.utils.activity), into a file beside the
+logs, which `strop incident` reads. A file that is not written any more says when the process died, or stopped
+altogether. A disk that refuses costs the file, not the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from strop.utils import activity
+from strop.utils.background import every
+
+SUFFIX = ".heartbeat"
+PERIOD_S = 1.0
+
+
+@contextlib.contextmanager
+def beating(log: Path) -> Iterator[None]:
+    """Write into a file beside the log of a process what it does, now, every second, and at the end."""
+    file = log.with_suffix(SUFFIX)
+    _write(file)
+    try:
+        with every(PERIOD_S, lambda: _write(file), name="heartbeat"):
+            yield
+    finally:
+        _write(file)
+
+
+def _write(file: Path) -> None:
+    now = time.monotonic()
+    steps, items = list(activity.steps), list(activity.items.values())
+    name, what, since = min(items, key=lambda one: one[2], default=("", "", now))
+    beat = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "at": time.time(),
+        "doing": ", ".join(what for what, _ in steps),
+        "doing_s": now - steps[-1][1] if steps else 0.0,
+        "num_items": len(items),
+        "item": f"{name} {what}".strip(),
+        "item_s": now - since,
+    }
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_suffix(".beating")  # a reader finds this one or the one before
+        written.write_text(json.dumps(beat))
+        written.replace(file)

@@ -1,0 +1,119 @@
+"""What ends a run, and how it ended."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from strop.run import RunFolder
+from strop.trainer.fault_tolerance.limits import has_stalled, ranks_of
+from strop.trainer.sections import TrainerConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Ending:
+    """Whether a step is the last one, and why: by number, by the caller, or by a limit of the settings (the hours that
+    a run may take, the pass rate that it should reach, patience).
+
+    All of it follows from the records of the run, so a run that is continued ends where it would have ended without the
+    break; only the time between its starts does not count.
+    """
+
+    def __init__(self, settings: TrainerConfig, run: RunFolder, *, num_steps: int) -> None:
+        """Begin to count the hours.
+
+        Args:
+            settings: the limits.
+            run: its earlier steps and validations count.
+            num_steps: the run ends there in any case.
+        """
+        self._run, self._num_steps = run, num_steps
+        self.reason = ""
+        """Why the run is over; empty while it goes on."""
+        self._settings = settings
+        self._start = time.perf_counter() - run.seconds_of_steps()
+        self._has_warned = False
+        trained = [event["pass_rate"] for event in run.events.read("validation") if event["step"] > 0]
+        if trained:  # what was recorded before a crash, or before a setting was given anew
+            self.look_at_validation(trained[-1])
+
+    def look(self, step: int, *, asked: str = "") -> bool:
+        """Whether this step, which is trained, is the last one by time, by number, or because a function of the
+        caller's has asked for it, and why."""
+        limit = self._settings.max_hours
+        hours = (time.perf_counter() - self._start) / 3600
+        if limit is not None and hours >= limit:
+            self.reason = f"trainer.max_hours={limit:g}: it has trained for {hours:.3g} hours"
+        elif step >= self._num_steps:
+            self.reason = f"step {step} is the last one"
+        elif asked:
+            self.reason = asked
+        return bool(self.reason)
+
+    def look_at_validation(self, pass_rate: float | None) -> bool:
+        """Whether the run is over with this validation, which is in the records; None: it has no pass rate."""
+        target, patience = self._settings.target_pass_rate, self._settings.patience
+        if target is not None and pass_rate is None and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "trainer.target_pass_rate=%g cannot end this run: nothing says which answers pass; give `acc` in the "
+                "reward function, or set reward.pass_by", target,
+            )  # fmt: skip
+        if target is not None and pass_rate is not None and pass_rate >= target:
+            self.reason = f"trainer.target_pass_rate={target:g} is reached: {100 * pass_rate:.1f} %"
+        elif patience is not None:
+            numbers, are_rates = ranks_of(self._run.events.read("validation"))
+            if has_stalled(numbers, patience):
+                best = f"{100 * max(numbers):.1f} %" if are_rates else f"a mean reward of {max(numbers):.4g}"
+                self.reason = f"trainer.patience={patience}: no validation since was better than {best}"
+        return bool(self.reason)
+
+
+def is_best(run: RunFolder, score: float | None) -> bool:
+    """Whether no checkpoint that is kept has a validation as good as this one, by its pass rate, else its mean
+    reward."""
+    best = run.checkpoints.best()
+    return score is not None and (best is None or score > best[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a run ended."""
+
+    run: Path
+    steps: int
+    seconds: float
+    """Wall-clock time of the last process that trained, with the steps of those before it."""
+    pass_rate_start: float | None
+    """Validation before the first step; None without validation data, and where nothing decides which answers pass."""
+    pass_rate_final: float | None
+    interval_final: tuple[float, float] | None = None
+    """95 % Wilson interval of that."""
+    best: tuple[int, float] | None = None
+    """Step of the best checkpoint that is kept with its pass rate, else its mean reward; None where no checkpoint has a
+    validation."""
+    reward_start: float | None = None
+    """Mean reward of the validation before the first step."""
+    reward_final: float | None = None
+
+
+def result_of(run: RunFolder) -> TrainResult:
+    """How a finished run ended, from its records."""
+    end = run.events.read("finished")[-1]
+    validations = {event["step"]: event for event in run.events.read("validation")}
+    final = validations.get(end["step"], {})
+    low, high = final.get("low"), final.get("high")
+    return TrainResult(
+        run=run.path,
+        steps=end["step"],
+        seconds=end["seconds"],
+        pass_rate_start=validations.get(0, {}).get("pass_rate"),
+        pass_rate_final=final.get("pass_rate"),
+        interval_final=(low, high) if isinstance(low, float) and isinstance(high, float) else None,
+        best=run.checkpoints.best(),
+        reward_start=validations.get(0, {}).get("reward"),
+        reward_final=final.get("reward"),
+    )

@@ -1,0 +1,122 @@
+"""Checkpoints that are written while training goes on (run.async_save).
+
+The roles copy their state and go on; `poll` has the checkpoint sealed, in a thread, once all files are there. Until
+then the checkpoint before is the newest one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import wait
+from typing import Any
+
+from strop.controller import as_list
+from strop.run import Checkpoint, CheckpointError, PendingCheckpoint, RunConfig
+from strop.trainer.checkpointing import SETTLE_S, Checkpointer
+from strop.utils.background import in_background
+
+
+class Sealing:
+    """A checkpoint that is sealed in a thread.
+
+    Where the process ends before, what is unsealed counts as a crash during save.
+    """
+
+    def __init__(self, pending: PendingCheckpoint, written: Callable[[], object] = lambda: None) -> None:
+        """Return at once; the thread calls `written`, then seals.
+
+        Args:
+            pending: begun.
+            written: returns when every writer is done, and raises what a writer raised; all of them have ended then, or
+                the folder may return.
+        """
+
+        def seal() -> Checkpoint:
+            with pending.writing():
+                written()
+            return pending.seal()
+
+        self._pending = pending
+        self._future = in_background(seal, name=f"seal checkpoint {pending.step}")
+
+    def done(self) -> bool:
+        """It has ended, well or not."""
+        return self._future.done()
+
+    def result(self, timeout: float | None = None) -> Checkpoint:
+        """Wait for the checkpoint.
+
+        Args:
+            timeout: seconds; None waits as long as it takes.
+
+        Raises:
+            CheckpointError: it could not be saved; the message names the checkpoint that stays valid.
+            TimeoutError: it takes longer; it goes on.
+        """
+        if wait([self._future], timeout).not_done:
+            raise TimeoutError(
+                f"checkpoint {self._pending.step} is not on the disk after {timeout:g} s of waiting; check the disk of "
+                f"{self._pending.folder.parent}, or allow more time"
+            )
+        return self._future.result()
+
+
+class BackgroundCheckpointer(Checkpointer):
+    """As Checkpointer, beside the training."""
+
+    _writing: PendingCheckpoint | None = None
+    _sealing: Sealing | None = None
+
+    def save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:
+        """Begin to write a checkpoint; the one before is waited for.
+
+        Raises:
+            CheckpointError: it, or the one before, could not be written; the last good one stays valid.
+            LedgerError: the sample ledger contradicts itself.
+        """
+        with self._watched(step):
+            self._finish()
+            self._writing = self._write(step, score, facts=facts, is_last=is_last, in_background=True)
+
+    def poll(self) -> None:
+        """Bring the checkpoint that is being written one stage on, if it can be; never waits for files."""
+        if self._writing is None:
+            return
+        if self._sealing is not None:
+            if self._sealing.done():
+                self.finish()
+        elif all(all(as_list(group.call.is_checkpoint_written())) for group in self._trained.values()):
+            self._finish_roles(self._writing)
+            self._sealing = Sealing(self._writing)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written, until it is sealed.
+
+        Raises:
+            CheckpointError: it could not be written; the one before stays valid.
+        """
+        if self._writing is not None:
+            with self._watched(self._saved_step):
+                self._finish()
+
+    def _finish(self) -> None:
+        pending, sealing = self._writing, self._sealing
+        if pending is None:
+            return
+        self._writing = self._sealing = None
+        if sealing is None:
+            self._finish_roles(pending)
+        self._tell(pending, pending.seal() if sealing is None else sealing.result())
+
+    def settle(self) -> None:
+        """Let what runs in the background end, well or not: a seal of a run that failed, and copies."""
+        if self._sealing is not None:
+            with contextlib.suppress(CheckpointError):
+                self._sealing.result(SETTLE_S)
+        super().settle()
+
+
+def checkpointer(settings: RunConfig) -> type[Checkpointer]:
+    """The class that writes the checkpoints of a run: in the background with run.async_save."""
+    return BackgroundCheckpointer if settings.async_save else Checkpointer

@@ -1,0 +1,63 @@
+"""A run whose worker processes die goes on by itself: with new processes, from its last checkpoint.
+
+Processes that train hold weights and optimizer in pieces, so what one of them had dies with it, and the others wait for
+it. All of them are ended and made again, in this job. What was generated for prompts of no step yet is in the
+checkpoint (`in_play.jsonl`) and is gone on with.
+"""
+
+from __future__ import annotations
+
+from strop.controller import CallTimeout, WorkerFailed
+from strop.run import Checkpoint, RunFolder
+from strop.trainer.config import Config
+from strop.trainer.resume import Continuation, roll_back
+from strop.trainer.start import Say
+
+
+class Healing:
+    """Counts how often a run has begun again without coming further."""
+
+    def __init__(self, config: Config, run: RunFolder, *, step: int, say: Say) -> None:
+        """Args:
+        config, run: of the run.
+        step: that it begins or goes on at.
+        say: takes lines for the person who watches.
+        """
+        self._config, self._run, self._say = config, run, say
+        self._most = config.run.max_restarts
+        self._step = step
+        self._num_in_a_row = 0
+
+    @property
+    def is_mending(self) -> bool:
+        """The run has begun again and not come further yet."""
+        return self._num_in_a_row > 0
+
+    def rolled_back(self, error: WorkerFailed | CallTimeout) -> Checkpoint | None:
+        """The run, rolled back to its last valid checkpoint, which is given; None: to its beginning.
+
+        Raises:
+            WorkerFailed, CallTimeout: this error, where it would only happen again: a worker raised it, or the run has
+                begun again run.max_restarts times since its last checkpoint.
+            RunError: no checkpoint is valid.
+        """
+        newest = max(self._run.checkpoints.steps(), default=0)
+        if newest > self._step:
+            self._step, self._num_in_a_row = newest, 0
+        if not _has_died(error) or self._num_in_a_row >= self._most:
+            raise error
+        self._num_in_a_row += 1
+        cause = str(error).partition("\n")[0]
+        count = f"{self._num_in_a_row} of run.max_restarts={self._most}"
+        self._say(f"{cause}; the workers are made again ({count})")
+        checkpoint, lines = roll_back(self._run, Continuation(config=self._config))
+        step = 0 if checkpoint is None else checkpoint.step
+        self._run.events.append("restarted", step, fsync=True, cause=cause, number=self._num_in_a_row)
+        for line in lines:
+            self._say(line)
+        return checkpoint
+
+
+def _has_died(error: WorkerFailed | CallTimeout) -> bool:
+    """A process is gone or does not answer; it did not raise an error of its own."""
+    return isinstance(error, CallTimeout) or error.has_died

@@ -1,0 +1,151 @@
+"""What a run remembers of the models and data sets that it has fetched.
+
+`models.json` in the run folder says for each key where its model came from: the revision that was resolved, and size
+and SHA-256 of every file. A run that goes on uses exactly these. Data sets of hubs stand there too, with their commit,
+under keys such as `data hub:openai/gsm8k`, one for each set and revision; a run that goes on, and a command that reads
+the data of a run, read at the same commits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from strop.data.hub.models import hashes
+from strop.data.hub.rows import commit_of, parse_hub
+from strop.run import RunError
+from strop.trainer.config import Config
+from strop.trainer.model_locations import Located
+from strop.trainer.sections import SECTION_OF_COMMAND
+from strop.utils.atomic_io import replace_text
+from strop.utils.remote_path import is_hub
+from strop.utils.safe_read import read_json
+
+MODELS_FILE = "models.json"
+Records = Mapping[str, Mapping[str, Any]]
+
+
+def with_data(
+    located: Located, command: Sequence[str], *, say: Callable[[str], None], known: Records | None = None
+) -> Located:
+    """The same with every data set of a hub at a commit.
+
+    Args:
+        located: of a run that starts or goes on.
+        command: the word of the command that made the run, which tells what data it reads.
+        say: hears of a hub that does not answer.
+        known: what an earlier part of the run resolved.
+
+    Raises:
+        ValueError: the commit of one cannot be known; the sentence says why.
+        UntrustedCode: received settings name it.
+    """
+    found: dict[str, Mapping[str, Any]] = {}
+
+    def at_commit(entry: str) -> str:
+        if not is_hub(entry):
+            return entry
+        key = _key_of(entry)
+        if key not in found:
+            source = parse_hub(entry)
+            commit = str((known or {}).get(key, {}).get("revision", "")) or commit_of(entry, say)
+            kind = "modelscope" if source.hub == "modelscope:" else "huggingface"
+            found[key] = {"source": f"{source.hub}{source.name}", "kind": kind, "revision": commit}
+        return _at(entry, str(found[key]["revision"]))
+
+    config = _with_files(located.config, _section_of(*command), at_commit)
+    return Located(config=config, models={**located.models, **found}) if found else located
+
+
+def as_recorded(config: Config, run: Path) -> Config:
+    """The settings of a command on a run, with each data set that the run has read at the commit it was read at.
+
+    Args:
+        config: of the command.
+        run: folder of the run; what it did not read stays as it is.
+
+    Raises:
+        RunError: its records cannot be read.
+    """
+    known = read_models(run)
+
+    def at_commit(entry: str) -> str:
+        commit = str(known.get(_key_of(entry), {}).get("revision", "")) if is_hub(entry) else ""
+        return _at(entry, commit) if commit else entry
+
+    return _with_files(config, "", at_commit) if known else config
+
+
+def _key_of(entry: str) -> str:
+    """What the data set and the revision of an entry are recorded under."""
+    source = parse_hub(entry)
+    return f"data {source.hub}{source.name}{source.revision and '#'}{source.revision}"
+
+
+def _at(entry: str, commit: str) -> str:
+    return f"{entry.partition('#')[0]}#{commit}"
+
+
+def _with_files(config: Any, section: str, change: Callable[[str], str]) -> Any:
+    """The settings with other entries in the files of a section; empty: those of the core."""
+    holder = getattr(config, section) if section else config
+    files = {name: tuple(map(change, getattr(holder.data, name))) for name in ("train_files", "val_files")}
+    holder = dataclasses.replace(holder, data=dataclasses.replace(holder.data, **files))
+    return dataclasses.replace(config, **{section: holder}) if section else holder
+
+
+def _section_of(word: str = "train") -> str:
+    """The section whose data a command reads; empty for the section data of a training."""
+    return SECTION_OF_COMMAND.get(word, "")
+
+
+def write_models(run: Path, models: Mapping[str, Mapping[str, Any]]) -> None:
+    """Record what was fetched, with the hash of every file; nothing where none was; data sets have no folder.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    if models:
+        records = {
+            key: {**model, "files": hashes(Path(model["folder"]))} if "folder" in model else model
+            for key, model in models.items()
+        }
+        replace_text(run / MODELS_FILE, json.dumps(records, indent=2) + "\n")
+
+
+def read_models(run: Path) -> dict[str, dict[str, Any]]:
+    """What `write_models` recorded; empty where all models are folders.
+
+    Raises:
+        RunError: the file cannot be used.
+    """
+    path = run / MODELS_FILE
+    if not path.is_file():
+        return {}
+    try:
+        found = read_json(path)
+        return {str(key): dict(model) for key, model in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise RunError(
+            f"{path} cannot be read, so it is not known which revision of its model the run uses ({error}): restore it"
+        ) from error
+
+
+def check_models_same(known: Mapping[str, Mapping[str, Any]], located: Located) -> None:
+    """Compare every file of the fetched models with what the run recorded.
+
+    Raises:
+        RunError: one differs; the sentence names it.
+    """
+    for key, model in located.models.items():
+        recorded = known.get(key, {}).get("files", {})
+        files = hashes(Path(model["folder"]))
+        changed = sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name))
+        if changed:
+            raise RunError(
+                f"{key}: {changed[0]} of {model['source']} in {model['folder']} is not the file that this run began "
+                f"with: remove that folder, so that it is fetched again, or put the file back"
+            )

@@ -1,0 +1,58 @@
+"""A run before its first step: what it will use is looked at, and a run that could not learn ends there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from strop.run import RunFolder
+from strop.trainer.config import Config
+from strop.trainer.env_certificate import certify_environments
+from strop.trainer.preflight.trial import RunRefused, try_out
+from strop.trainer.setup import TrainingData
+from strop.trainer.start import Say
+from strop.trainer.worker_groups import Roles
+
+EVENT = "preflight"
+
+
+def try_run(
+    config: Config, data: TrainingData, roles: Roles, run: RunFolder, say: Say, *, force: bool
+) -> None:
+    """Environments are inspected, and a few dozen samples of the first step played and scored; not where a start that
+    came no further has done it.
+
+    Args:
+        config, data, roles, run: of the run.
+        say: takes lines for the person who watches.
+        force: let a run start that could not learn.
+
+    Raises:
+        RunRefused: nothing would be learned, and nobody insisted.
+    """
+    if was_tried(run):
+        return
+    certify_environments(config, data, run, say)
+    say("preflight: a few dozen samples of the first step are played and scored")
+    found = try_out(config, data, roles)
+    for line in found.lines():
+        say(line)
+    obstructed = "forced" if force else "refused"
+    run.events.append(
+        EVENT,
+        0,
+        fsync=True,
+        verdict=obstructed if found.obstacles else "ready",
+        checks=[asdict(check) for check in found.checks],
+        num_prompts=found.num_prompts,
+        num_samples=found.num_samples,
+        seconds=found.seconds,
+    )
+    if found.obstacles and not force:
+        raise RunRefused(found.refusal())
+    if found.obstacles:
+        say(f"started by --force, against {', '.join(check.name for check in found.obstacles)}")
+
+
+def was_tried(run: RunFolder) -> bool:
+    """A start of this run was let go on."""
+    return bool({"ready", "forced"} & {event["verdict"] for event in run.events.read(EVENT)})

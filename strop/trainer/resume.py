@@ -1,0 +1,93 @@
+"""How a run is continued: from which checkpoint, and with which settings anew.
+
+A run that is continued with its own settings makes the samples and weights that it would have made without the break.
+Which settings may be given anew, steering/ says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from strop.run import Checkpoint, RunError, RunFolder
+from strop.trainer.config import Config
+from strop.trainer.loading import read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Continuation:
+    """How a run goes on: with the settings that it has."""
+
+    config: Config
+    """Its settings."""
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """What was changed, as it was: full key to value."""
+    after: Mapping[str, Any] = field(default_factory=dict)
+    """What was changed, as it is now."""
+    is_longer: bool = False
+    """Something of what ends a run was changed, so one that is finished goes on."""
+
+    def check_reach(self, step: int) -> None:
+        """Refuse, by a ConfigError, to continue from this step, which is after an end that was given anew."""
+
+    def lines(self, step: int) -> Iterable[str]:
+        """What the person who resumes at this step should know of the changes."""
+        return ()
+
+    def keep(self, run: RunFolder) -> None:
+        """Write the settings that hold from here on, where they are others."""
+
+
+def settings_to_continue(
+    file: Path, overrides: Sequence[str], *, text: str, in_shell: bool = True
+) -> Continuation:
+    """The settings of a run with overrides on top.
+
+    Args:
+        file: config.yaml of the run, for messages.
+        overrides: of the command line or of a program.
+        text: content of that file.
+        in_shell: as for `strop.config.load_layers`.
+
+    Raises:
+        ConfigError: the file or an override cannot be used, or one would make it another run.
+    """
+    before = read(file, text=text)
+    if not overrides:
+        return Continuation(config=before)
+    from strop.trainer.resume_overrides import settings_anew  # imports Continuation from here
+
+    return settings_anew(file, overrides, before, text=text, in_shell=in_shell)
+
+
+def roll_back(run: RunFolder, continuation: Continuation) -> tuple[Checkpoint | None, list[str]]:
+    """The last valid checkpoint of a run, to which the run is rolled back, and what the person who
+    resumes should know. None: from the beginning, because no checkpoint was written yet.
+
+    Args:
+        run: to continue.
+        continuation: with which settings.
+
+    Raises:
+        RunError: checkpoints exist, but none is valid.
+        ConfigError: the settings end the run before what it has done.
+    """
+    checkpoint, lines = run.checkpoints.latest_valid()
+    if checkpoint is None and run.events.read("checkpoint"):
+        raise RunError(
+            f"{run.path} has no valid checkpoint left ({'; '.join(lines)}); restore its checkpoints folder, or start "
+            f"again in another folder with --out"
+        )
+    step = 0 if checkpoint is None else checkpoint.step
+    continuation.check_reach(step)
+    before = run.ledger.counts()
+    run.rollback(step, settings=continuation.after, before=continuation.before)
+    after = run.ledger.counts()
+    repeated = before["issued"] - after["issued"]
+    lines.append(
+        f"resumed at step {step}: {after['trained']} samples trained, {repeated} after that step are made again, "
+        f"0 lost"
+    )
+    return checkpoint, lines

@@ -1,0 +1,429 @@
+"""A role of a checkpoint as an ordinary Hugging Face folder, proved by its log-probs.
+
+The weights go from their shards into one model, and from there into files. What was written is then loaded by plain
+transformers, which must find every weight and no other, and the two give their log-probs on a few sequences. One
+model is in memory at a time, in the precision that it was trained in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+from transformers.initialization import no_init_weights
+
+from strop.engines.causal_lm import CausalLM
+from strop.engines.checkpoint_reader import STATE_FILE, SavedTensors
+from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
+from strop.engines.lora.adapters import add_lora, has_adapter, merged_tensors, save_adapter
+from strop.engines.model import load_model, read_settings
+from strop.engines.model_folder import reading, runs_own_code
+from strop.engines.model_support.parity import PROBE_TOLERANCE, check_packed
+from strop.engines.multimodal.model_with_media import language_model_class, media_models
+from strop.engines.packing import make_rows
+from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
+from strop.engines.tokens import Tokens
+from strop.engines.training import Engine
+from strop.engines.value_models import load_value_model
+from strop.engines.weights import named_weights
+
+ACTOR, CRITIC, PRM = "actor", "critic", "prm"
+"""Roles that can be exported: a language model, a value model (one number per text), and the process reward model, a
+language model too."""
+HF_FOLDER = "model"
+"""Folder of a checkpoint with the actor as a Hugging Face folder, where the run wrote one."""
+PROBE_LENGTHS = (17, 32, 5)
+"""Tokens of the sequences on which the two models are compared."""
+_FILE_BYTES = "5GB"  # of one weight file: as the hub has them
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """A folder that was written and proved."""
+
+    folder: Path
+    num_tensors: int
+    num_bytes: int
+    """Of all tensors."""
+    difference: float
+    """Largest difference of log-probs (of a critic: values) between the checkpoint's weights, rounded to the type
+    asked for, in our engine and the folder in plain transformers."""
+    rounding: float
+    """Largest difference that the rounding itself makes; 0 where nothing was rounded."""
+    quantity: str = "log-prob"
+
+    def describe(self) -> str:
+        """`export ok: 310 tensors, 0.54 GiB, probe log-prob diff 0.0004`."""
+        rounding = f" (rounding moves them by {self.rounding:.4f})" if self.rounding else ""
+        tensors = f"{self.num_tensors:,}".replace(",", " ")
+        return (
+            f"export ok: {tensors} tensors, {_size(self.num_bytes)}, probe {self.quantity} diff "
+            f"{self.difference:.4f}{rounding}"
+        )
+
+
+def export_role(
+    checkpoint: Path,
+    out: Path,
+    config: ModelConfig,
+    *,
+    role: str = ACTOR,
+    dtype: torch.dtype | None = None,
+    adapter_only: bool = False,
+) -> Export:
+    """Write a role of a checkpoint as a Hugging Face folder, and compare it with the checkpoint's weights.
+
+    A run with LoRA gives its base model with the adapter merged into it.
+
+    Args:
+        checkpoint: its folder; the manifest was checked.
+        out: absent or empty; it appears when the comparison has passed.
+        config: the model that the run started from.
+        role: ACTOR, CRITIC or PRM.
+        dtype: of the weights; None leaves them as they were trained.
+        adapter_only: write a PEFT adapter folder instead, for a run with LoRA.
+
+    Raises:
+        ValueError: the checkpoint has no such role, or is damaged; `out` is taken; or what was written gives other
+            numbers, in which case nothing is left of it.
+        OSError: the disk refused.
+    """
+    out = out.absolute()
+    _check_absent(out)
+    writing = out.with_name(f".exporting-{out.name}")
+    shutil.rmtree(writing, ignore_errors=True)
+    try:
+        writing.mkdir(parents=True)
+        result = _write_and_prove(checkpoint, writing, config, role, dtype, adapter_only)
+        if out.is_dir():
+            out.rmdir()
+        writing.rename(out)
+    finally:
+        shutil.rmtree(writing, ignore_errors=True)
+    return dataclasses.replace(result, folder=out)
+
+
+def _write_and_prove(
+    checkpoint: Path,
+    folder: Path,
+    config: ModelConfig,
+    role: str,
+    dtype: torch.dtype | None,
+    adapter_only: bool,
+) -> Export:
+    model = read_role(checkpoint, config, role=role)
+    model.media = None  # compared as text with plain transformers, where every token can be sampled
+    model.unused_tokens = ()
+    if adapter_only and not has_adapter(model):
+        raise ValueError(
+            f"{checkpoint} was trained without adapters (model.lora.rank is 0), so it has none to export; leave "
+            f"--adapter out"
+        )
+    sequences = probe_sequences(model)
+    trained = probe(model, sequences)
+    held = model.head_weight.dtype
+    is_classifier = model.module.get_output_embeddings() is None  # type: ignore[operator]
+    if adapter_only:
+        rounded = trained
+        save_adapter(model, folder)
+    else:
+        _merge(model)
+        _round(model, dtype or held)
+        rounded = probe(model, sequences) if dtype not in (None, held) else trained
+        _save(model, folder, dtype or held)
+    del model
+    sources = _sources(checkpoint, role, config)
+    _save_tokenizer(sources, folder, config)
+    plain = _load_plain(folder, config, held, is_classifier=is_classifier, is_adapter=adapter_only)
+    if role == ACTOR:
+        _keep_generation_settings(sources, folder)
+    if (family := media_models(plain.config)) is not None:
+        family.copy_settings(sources, folder)
+    difference = _largest(rounded, plain_probe(plain, sequences))
+    quantity = "value" if is_classifier else "log-prob"
+    if not difference <= PROBE_TOLERANCE:
+        raise ValueError(
+            f"the export of {checkpoint} gives other {quantity}s in plain transformers than in training (largest "
+            f"difference {difference:.2g}, at most {PROBE_TOLERANCE:g} is rounding); nothing was written. The model's "
+            f"code in transformers does something that training does not"
+        )
+    num_tensors, num_bytes = _sizes(folder)
+    return Export(
+        folder=folder,
+        num_tensors=num_tensors,
+        num_bytes=num_bytes,
+        difference=difference,
+        rounding=_largest(trained, rounded),
+        quantity=quantity,
+    )
+
+
+def read_role(checkpoint: Path, config: ModelConfig, *, role: str = ACTOR) -> CausalLM:
+    """A role's model on the CPU with the weights of a checkpoint, whatever number of ranks wrote it.
+
+    Args:
+        checkpoint: its folder.
+        config: the model that the run started from.
+        role: ACTOR, CRITIC or PRM.
+
+    Raises:
+        ValueError: the checkpoint has no such role, is damaged, or is of another model.
+    """
+    folder = checkpoint / role
+    if not (folder / STATE_FILE).is_file():
+        if role == ACTOR and (checkpoint / HF_FOLDER / "config.json").is_file():
+            return load_model(_plain(config, checkpoint / HF_FOLDER), device="cpu")
+        found = ", ".join(sorted(path.name for path in checkpoint.iterdir())) or "nothing"
+        raise ValueError(
+            f"{checkpoint} holds no {role} (found: {found}); give a checkpoint of a run that trains one"
+        )
+    if any(".lora_" in name for name in SavedTensors(folder).tensors):
+        load = load_value_model if role == CRITIC else load_model
+        double = _saved_dtype(folder) == torch.float64
+        model = load(_plain(config, Path(config.path), "float64" if double else "float32"), device="cpu")
+        add_lora(model, config.lora)
+    else:
+        described = _config_folder(checkpoint, role, config)
+        model = _unread_model(
+            described, config, role, _saved_dtype(folder), num_saved=SavedTensors(folder).num_weights
+        )
+    load_weights(folder, model)
+    if not has_adapter(model):
+        check_packed(model.module, _CPU)
+    return model
+
+
+def probe_sequences(model: CausalLM) -> list[Tensor]:
+    """Token ids spread over the vocabulary: sequences of PROBE_LENGTHS, cut where the model takes only shorter ones."""
+    module: Any = model.module
+    vocab = int(module.get_input_embeddings().weight.shape[0])
+    longest = model.max_positions or max(PROBE_LENGTHS)
+    return [
+        (torch.arange(min(length, longest)) * 7919 + 104729 * number + 3) % vocab
+        for number, length in enumerate(PROBE_LENGTHS)
+    ]
+
+
+def probe(model: CausalLM, sequences: Sequence[Tensor]) -> Tensor:
+    """Log-probs of all tokens but the first in our engine; of a value model, the value at the end of each sequence."""
+    is_value_model = model.module.get_output_embeddings() is None  # type: ignore[operator]
+    if is_value_model:
+        rows = make_rows(sequences, [torch.zeros(1, dtype=torch.int64)] * len(sequences))
+    else:
+        rows = make_rows([ids[:1] for ids in sequences], [ids[1:] for ids in sequences])
+
+    def asked(tokens: Tokens) -> dict[str, Tensor]:
+        return {"probe": tokens.values() if is_value_model else tokens.log_probs(temperature=1.0)[0]}
+
+    engine = Engine(model, EngineConfig(max_tokens_per_device=sum(PROBE_LENGTHS)), is_frozen=False)
+    return engine.map_tokens(rows, asked)["probe"]
+
+
+@torch.no_grad()
+def plain_probe(module: Any, sequences: Sequence[Tensor]) -> Tensor:
+    """What `probe` gives, from the model's own forward pass over one sequence at a time."""
+    results = []
+    module.config.pad_token_id = None  # classifiers look for the last token that is not this one
+    for ids in sequences:
+        logits = module(input_ids=ids[None], use_cache=False).logits[0]
+        if logits.dim() == 1:
+            results.append(logits)
+        else:
+            results.append(logits[:-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0])
+    return torch.cat(results)
+
+
+def _size(num_bytes: int) -> str:
+    gib = num_bytes / 2**30
+    return f"{gib:.2f} GiB" if gib >= 0.01 else f"{num_bytes / 2**20:.2f} MiB"
+
+
+def _largest(a: Tensor, b: Tensor) -> float:
+    """Largest difference, as a share of the largest number where that is above 1: values have any scale."""
+    return float((a.double() - b.double()).abs().max() / b.abs().max().clamp(min=1.0))
+
+
+def _saved_dtype(folder: Path) -> torch.dtype:
+    for name, saved in SavedTensors(folder).tensors.items():
+        if name.startswith(MODEL) and saved.dtype.is_floating_point:
+            return saved.dtype
+    raise ValueError(f"checkpoint {folder} is damaged: it holds no weights")
+
+
+def _plain(
+    config: ModelConfig, folder: Path, dtype: Literal["float32", "float64"] = "float32"
+) -> ModelConfig:
+    """The model of a folder, as it is."""
+    return dataclasses.replace(
+        config,
+        path=str(folder),
+        dtype=dtype,
+        gradient_checkpointing=False,
+        lora=LoraConfig(),
+        use_liger=False,
+    )
+
+
+def _sources(checkpoint: Path, role: str, config: ModelConfig) -> list[Path]:
+    """Where to look for what weights do not say: in the checkpoint, then in the model that the run started from."""
+    return [checkpoint / role / CONFIG_FOLDER, checkpoint / HF_FOLDER, Path(config.path)]
+
+
+def _config_folder(checkpoint: Path, role: str, config: ModelConfig) -> Path:
+    """Where the architecture of a role is described."""
+    sources = _sources(checkpoint, role, config)
+    for folder in sources:
+        if (folder / "config.json").is_file():
+            return folder
+    raise ValueError(
+        f"{checkpoint} does not say what model it holds: there is no config.json in {', '.join(map(str, sources))}; "
+        f"put the one of the model that the run started from into the first"
+    )
+
+
+def _unread_model(
+    folder: Path, config: ModelConfig, role: str, dtype: torch.dtype, *, num_saved: int
+) -> CausalLM:
+    """The architecture that a folder describes, with any weights; `check_packed` then makes it ready.
+
+    Args:
+        num_saved: numbers in the checkpoint, above which no memory is asked for.
+    """
+    trust = runs_own_code(config)
+    complaint = f"the model in {folder} cannot be built"
+    settings = read_settings(folder, config, complaint)
+    auto_class: Any = language_model_class(settings)
+    if role == CRITIC:
+        settings.num_labels = 1
+        auto_class = AutoModelForSequenceClassification
+    with reading(folder, complaint), no_init_weights():
+        with torch.device("meta"):  # its form costs no memory
+            form = auto_class.from_config(settings, dtype=dtype, trust_remote_code=trust)
+        described = sum(weight.numel() for weight in form.parameters())
+        if described > 2 * num_saved:  # tied weights may count twice
+            raise ValueError(
+                f"config.json describes {described} weights, but the checkpoint holds {num_saved}"
+            )
+        module = auto_class.from_config(settings, dtype=dtype, trust_remote_code=trust)
+        module.tie_weights()  # part of the initialization that was left out
+    return CausalLM(module.eval(), compute_dtype=dtype)
+
+
+@torch.no_grad()
+def _merge(model: CausalLM) -> None:
+    """Add an adapter to the weights under it, one at a time, and take the adapter's own part to 0."""
+    if not has_adapter(model):
+        return
+    weights = named_weights(model.module)
+    for name, tensor in merged_tensors(model):
+        weights[name].copy_(tensor)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            parameter.zero_()
+
+
+@torch.no_grad()
+def _round(model: CausalLM, dtype: torch.dtype) -> None:
+    for tensor in named_weights(model.module).values():
+        if tensor.is_floating_point() and tensor.dtype != dtype:
+            tensor.copy_(tensor.to(dtype))
+
+
+def _save(model: CausalLM, folder: Path, dtype: torch.dtype) -> None:
+    module: Any = model.module
+    module.to(dtype)
+    state = named_weights(module)  # without what PEFT adds to the names
+    module.save_pretrained(folder, state_dict=state, max_shard_size=_FILE_BYTES)
+    model.check_saved(folder)
+
+
+def _keep_generation_settings(sources: Sequence[Path], folder: Path) -> None:
+    """The file as the run's model has it: `save_pretrained` leaves out what it takes for defaults."""
+    for source in sources:
+        path = source / "generation_config.json"
+        if path.is_file():
+            shutil.copyfile(path, folder / path.name)
+            return
+
+
+def _save_tokenizer(sources: Sequence[Path], folder: Path, config: ModelConfig) -> None:
+    """The tokenizer of the checkpoint, or of the model that the run started from."""
+    for source in sources:
+        if any(path.name.startswith(("tokenizer", "vocab")) for path in source.glob("*")):
+            with reading(source, f"the tokenizer in {source} cannot be used"):
+                tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=runs_own_code(config))
+                tokenizer.save_pretrained(folder)
+            return
+    raise ValueError(
+        f"there is no tokenizer in {sources[0]}, {sources[1]} or {sources[2]}; put one into the first"
+    )
+
+
+def _load_plain(
+    folder: Path, config: ModelConfig, dtype: torch.dtype, *, is_classifier: bool, is_adapter: bool
+) -> Any:
+    """What was written, as anybody loads it; every weight must be there, and no other."""
+    trust = runs_own_code(config)
+    auto_class: Any = AutoModelForSequenceClassification
+    if not is_classifier:
+        auto_class = language_model_class(
+            AutoConfig.from_pretrained(config.path if is_adapter else folder, trust_remote_code=trust)
+        )
+    options: dict[str, Any] = {"num_labels": 1} if is_classifier else {}
+    if is_adapter:
+        base = auto_class.from_pretrained(config.path, dtype=dtype, trust_remote_code=trust, **options)
+        base.load_adapter(str(folder))  # transformers' own way to PEFT
+        return base.eval()
+    loaded: Any = auto_class.from_pretrained(
+        folder, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **options
+    )
+    module, loading = loaded
+    for kind, what in (
+        ("missing_keys", "lacks"),
+        ("unexpected_keys", "also holds"),
+        ("mismatched_keys", "misshapes"),
+    ):
+        names = sorted(map(str, loading[kind]))
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ValueError(
+                f"the export {what} {names[0]}{more} when plain transformers loads it as {type(module).__name__}; "
+                f"nothing was written"
+            )
+    return module.eval()
+
+
+def _sizes(folder: Path) -> tuple[int, int]:
+    """Number of tensors in the weight files, and their bytes."""
+    num_tensors, num_bytes = 0, 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            num_tensors += len(file.keys())
+        with path.open("rb") as raw:
+            num_bytes += path.stat().st_size - 8 - int.from_bytes(raw.read(8), "little")
+    return num_tensors, num_bytes
+
+
+def _check_absent(out: Path) -> None:
+    if out.is_dir():
+        names = sorted(path.name for path in out.iterdir())
+        if not names:
+            return
+        raise ValueError(
+            f"{out} is not empty (it holds {', '.join(names[:3])}); give an absent or empty folder"
+        )
+    if out.exists():
+        raise ValueError(f"{out} is a file; give an absent or empty folder")

@@ -1,0 +1,87 @@
+"""Samples chosen for training: drawn by their scores (PF-PPO), or the best ones kept (RAFT)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from strop.algorithms.resampling import drawn_rows
+from strop.algorithms.sample_selection_config import KeepConfig
+from strop.config.sections import where_on
+from strop.run.samples.selection import kept_samples
+from strop.trainer.config import Config
+from strop.trainer.rollout_batch import Experience
+from strop.utils.metrics import Metric
+from strop.workers.summary import answer_scores
+
+NOT_DRAWN = "not drawn"
+"""Why a sample was filtered."""
+NOT_KEPT = "not among the samples to keep"
+"""As NOT_DRAWN."""
+KEEP = Metric(
+    "training/keep/{samples,prompts_without,score_mean}",
+    "samples; prompts; reward",
+    "with `algorithm.keep`: samples that are trained on, prompts that none is left of, mean score of what is trained "
+    "on, where something is",
+)
+RESAMPLING = Metric(
+    "training/resampling/{not_drawn_samples,max_draws,score_mean}",
+    "samples; times; reward",
+    "with PF-PPO: samples not drawn, how often the most frequent one was, mean score of what is trained on",
+)
+
+
+def chosen(experience: Experience, config: Config, step: int) -> tuple[Experience, dict[str, str]]:
+    """The rows that are trained on, and why other samples are not; a row that was drawn twice is there twice.
+
+    Rows of which a correction left no token cannot be chosen.
+    """
+    algorithm = config.algorithm
+    usable = experience.take([row for row, count in enumerate(experience.num_trained) if count])
+    if not len(usable):
+        return usable, {}
+    scores = answer_scores(usable.columns_for("resampling").get().tensors(), dtype=torch.float64)
+    if keep := where_on(algorithm.keep):
+        rows, reason = _kept_rows(scores, usable, keep), NOT_KEPT
+        taken = usable.take(rows)
+        metrics = _keep_metrics(scores, usable, taken, rows)
+    else:
+        uids = [report.uid for report in usable.reports]
+        settings = algorithm
+        rows = drawn_rows(scores, uids, settings, seed=config.trainer.seed, step=step)
+        taken = usable.take(rows)
+        metrics, reason = _draw_metrics(scores, rows), NOT_DRAWN
+    taken = replace(taken, metrics={**taken.metrics, **metrics})
+    return taken, dict.fromkeys(usable.episode_ids - taken.episode_ids, reason)
+
+
+def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
+    """RESAMPLING of the rows that were drawn."""
+    counts = torch.bincount(torch.tensor(drawn), minlength=len(scores))  # [B]
+    return {
+        RESAMPLING.of("not_drawn_samples"): float((counts == 0).sum()),
+        RESAMPLING.of("max_draws"): float(counts.max()),
+        RESAMPLING.of("score_mean"): float((scores * counts).sum() / counts.sum()),
+    }
+
+
+def _kept_rows(scores: Tensor, experience: Experience, keep: KeepConfig) -> list[int]:
+    """Row numbers of the samples that are kept, all rows of each; every row carries the score of its sample."""
+    row_of = {report.episode_id: row for row, report in enumerate(experience.reports)}
+    samples, rows = list(row_of), list(row_of.values())
+    uids = [experience.reports[row].uid for row in rows]
+    kept = kept_samples(scores[rows].tolist(), uids, best=keep.best, min_score=keep.min_score)
+    names = {samples[number] for number in kept}
+    return [row for row, report in enumerate(experience.reports) if report.episode_id in names]
+
+
+def _keep_metrics(
+    scores: Tensor, experience: Experience, kept: Experience, rows: Sequence[int]
+) -> dict[str, float]:
+    """KEEP, of all rows and of those that are kept."""
+    lost = {one.uid for one in experience.reports} - {one.uid for one in kept.reports}
+    numbers = {KEEP.of("samples"): float(len(kept.episode_ids)), KEEP.of("prompts_without"): float(len(lost))}
+    return numbers | ({KEEP.of("score_mean"): float(scores[list(rows)].mean())} if rows else {})

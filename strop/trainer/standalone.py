@@ -1,0 +1,206 @@
+"""Generation without a training run: what `strop eval`, `strop generate` and `strop check` answer with.
+
+The engine that `rollout.engine` names, on the weights of a model folder; or a server somewhere whose weights are not
+ours (strop.rollout.openai).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Protocol, cast
+
+from strop.agents.setup import AgentSetup
+from strop.data.config import DataConfig
+from strop.engines.model import load_model
+from strop.protocol.trajectory import Prompt
+from strop.rewards import RewardPool
+from strop.rollout.client import EngineClient, GenerateClient
+from strop.rollout.config import RolloutConfig
+from strop.rollout.engine_group import Generation, Place, check_engine, engines_apart, native_engine
+from strop.rollout.registry import NATIVE
+from strop.rollout.types import RolloutEngine, Sampling
+from strop.trainer.config import Config
+from strop.trainer.sections import EvalConfig
+from strop.trainer.setup import sampling_of
+from strop.trainer.threads import set_threads
+from strop.utils.gc_freeze import settled
+from strop.workers.episodes import Episode
+from strop.workers.player import Player, make_player
+
+OnUsage = Callable[[Mapping[str, int]], None]
+"""Hears at the end what was asked of a server."""
+
+
+class Answering(Protocol):
+    """How a model answers: an engine of ours, or a server whose weights are not."""
+
+    def speaking(self, config: Config) -> AbstractContextManager[Config]:
+        """The configuration with a tokenizer of the model that answers in its model.path, while this lasts.
+
+        Raises:
+            ValueError: the engine cannot generate with this model.
+        """
+
+    def as_spoken(self, data: DataConfig, config: Config) -> DataConfig:
+        """The limits of the data in tokens of the one who answers."""
+
+    def sampling_spoken(self, sampling: Sampling, config: Config) -> Sampling:
+        """How answers are sampled, with their limit in tokens of the one who answers."""
+
+    def player(
+        self,
+        config: Config,
+        setup: AgentSetup,
+        scorers: RewardPool | None,
+        *,
+        max_tokens: int,
+        seed: int,
+        on_usage: OnUsage,
+    ) -> AbstractAsyncContextManager[Player]:
+        """What plays prompts with the model that `speaking` gave, while this lasts.
+
+        Args:
+            config: as `speaking` gives it.
+            setup, scorers, seed: as for Player.
+            max_tokens: of an answer, as the one who answers counts them.
+            on_usage: hears at the end what was asked of a server.
+
+        Raises:
+            ValueError: no engine, model or key for it.
+        """
+
+
+def is_remote(config: Config) -> bool:
+    """Somebody else's model answers."""
+    return config.rollout.remote is not None
+
+
+def answering(config: Config) -> Answering:
+    """Who answers with these settings."""
+    if not is_remote(config):
+        return _Ours()
+    from strop.trainer import remote_model as of_server  # imports this module
+
+    return cast(Answering, of_server)
+
+
+async def play_alone(
+    config: Config,
+    setup: AgentSetup,
+    prompts: Sequence[Prompt],
+    scorers: RewardPool,
+    *,
+    how: EvalConfig | RolloutConfig,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
+    on_usage: OnUsage = lambda usage: None,
+) -> list[Episode]:
+    """Every sample of these prompts, scored, in their order.
+
+    Args:
+        config: as `speaking` gives it.
+        setup, scorers: as for Player.
+        prompts: each with a uid of its own.
+        how: the section that says how, and how many samples of each.
+        on_episode: called with each sample as it ends.
+        on_usage: hears at the end what was asked of a server.
+
+    Raises:
+        ValueError: as `Answering.player`.
+    """
+    who, limit = answering(config), config.data.max_response_tokens
+    async with who.player(
+        config, setup, scorers, max_tokens=limit, seed=config.trainer.seed, on_usage=on_usage
+    ) as playing:
+        return await playing.play(
+            prompts,
+            samples_per_prompt=how.samples_per_prompt,
+            sampling=who.sampling_spoken(sampling_of(config, how, setup.tokenizer), config),
+            on_episode=on_episode,
+        )
+
+
+@contextlib.asynccontextmanager
+async def generation(config: Config) -> AsyncIterator[Generation]:
+    """An engine with the weights of model.path, while this lasts; raises as `load_generation`."""
+    place = Place(
+        model=config.model,
+        rollout=config.rollout,
+        device=config.resources.device,
+        version=0,
+        trained=None,
+        max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
+        logs=None,
+        rank=0,
+    )
+    made = await load_generation(place)
+    try:
+        with settled():
+            yield made
+    finally:
+        await made.engine.close()
+
+
+async def load_generation(place: Place) -> Generation:
+    """The engine that `rollout.engine` names, with the weights of the model folder: it generates without a trainer.
+
+    An engine in another process gets them as it does in a run, and must give what the model in this process gives.
+
+    Raises:
+        ValueError: it cannot be used here.
+        SyncCorrupted: it does not compute with these weights.
+    """
+    if place.rollout.engine == NATIVE:
+        policy = load_model(place.model, device=place.device)
+        return Generation(engine=native_engine(place, policy), policy=policy, target=None)
+    loaded: Generation = await engines_apart(place.rollout).loaded(place)
+    return loaded
+
+
+def client_of(engine: RolloutEngine, rollout: RolloutConfig) -> GenerateClient:
+    """What asks an engine that `load_generation` gave."""
+    if rollout.engine == NATIVE:
+        return EngineClient(engine, timeout_s=rollout.timeout_s)
+    client: GenerateClient = engines_apart(rollout).client(engine, timeout_s=rollout.timeout_s)
+    return client
+
+
+class _Ours:
+    """An engine of ours answers, as of Answering."""
+
+    @contextlib.contextmanager
+    def speaking(self, config: Config) -> Iterator[Config]:
+        check_engine(config.model, config.rollout)
+        set_threads(config.resources, config.model)
+        yield config
+
+    def as_spoken(self, data: DataConfig, config: Config) -> DataConfig:
+        return data
+
+    def sampling_spoken(self, sampling: Sampling, config: Config) -> Sampling:
+        return sampling
+
+    @contextlib.asynccontextmanager
+    async def player(
+        self,
+        config: Config,
+        setup: AgentSetup,
+        scorers: RewardPool | None,
+        *,
+        max_tokens: int,
+        seed: int,
+        on_usage: OnUsage,
+    ) -> AsyncIterator[Player]:
+        async with generation(config) as made:
+            played = make_player(
+                client_of(made.engine, config.rollout),
+                made.media,
+                scorers,
+                model=config.model,
+                setup=setup,
+                rollout=config.rollout,
+                seed=seed,
+            )
+            with contextlib.closing(played):
+                yield played

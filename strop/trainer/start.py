@@ -1,0 +1,214 @@
+"""Starting a run in a folder, and going on with one that is there."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.config import ConfigError, read_settings, to_dict, to_flat_dict
+from strop.config.yaml_text import dump
+from strop.engines.config import ModelConfig
+from strop.observability.trackers.setup import check_trackers
+from strop.rollout.config import check_trainable
+from strop.run import Checkpoint, RunError, RunFolder
+from strop.run.inputs import check_inputs, inputs_of, kept_inputs, write_inputs
+from strop.run.paths import with_absolute_paths
+from strop.trainer import fetched_inputs
+from strop.trainer.config import Config
+from strop.trainer.loading import with_extensions
+from strop.trainer.models import replaced
+from strop.trainer.named_files import check_named_files
+from strop.trainer.resume import roll_back, settings_to_continue
+from strop.trainer.untrusted_runs import settings as received
+from strop.utils.atomic_io import replace_text
+from strop.utils.chat_template import asks_for_time
+from strop.utils.sanitize import secrets_in
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.yaml"
+START, OPTIMIZER = "start", "optimizer"
+"""Folder of a run with what it took over from another one, and the one in it with the optimizer's state."""
+_FINISHED = "{run} is finished; nothing to resume (more steps or epochs make it longer)"
+
+Say = Callable[[str], None]
+"""Takes one line for the person who watches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """A run folder that is ready to be run; close `run` at the end."""
+
+    run: RunFolder
+    config: Config
+    checkpoint: Checkpoint | None
+    """Where to continue; None from the beginning."""
+    is_finished: bool
+    """True when there is nothing left to do."""
+
+
+def start_run(
+    folder: Path,
+    config: Config,
+    *,
+    command: Sequence[str],
+    say: Say = logger.info,
+    beginning: Any = None,
+    known: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Start:
+    """A fresh run folder with its resolved configuration, once the models that it names are on this machine and the
+    commits of its data sets of the hub are known.
+
+    Args:
+        folder: absent or empty.
+        config: settings.
+        command: the command line.
+        say: takes lines for the person who watches.
+        beginning: another run, with whose weights it begins: a strop.trainer.init_from.weights.Beginning.
+        known: what a run that this one repeats has recorded of its models and data sets, which are taken as they were.
+
+    Raises:
+        ValueError, FileNotFoundError: a model cannot be fetched, the hub has not a data set, or a file that the
+            settings name is not there or cannot be loaded.
+        ConfigError: a file of algorithm.extensions cannot be imported, or what it registers does not fit the settings.
+        RunError: the folder cannot be written, or is taken.
+    """
+    config = with_extensions(config)
+    refuse_secrets(to_dict(config))
+    check_trainable(config.rollout)
+    config = with_absolute_paths(config)
+    taken: Collection[str] = ()
+    if beginning is not None:
+        config = beginning.configured(config, folder.absolute())
+        taken = beginning.taken_keys(config)
+    check_trackers(config.trainer.trackers)
+    check_named_files(config, "".join(command[1:2]))
+    found = fetched_inputs.found(config, command[1:2], say=say, but=taken, known=known)
+    located, models = found.config, found.models
+    tokenizer = located.model.tokenizer_folder if beginning is None else beginning.model_folder
+    if date := template_date(config.model, Path(tokenizer)):
+        config = replaced(config, "model.template_date", date)
+        located = replaced(located, "model.template_date", date)
+    read = inputs_of(to_flat_dict(config))
+    run = RunFolder.create(folder, config=to_dict(config), command=command, settings=config.run)
+    try:
+        text = dump(to_dict(config))
+        replace_text(run.path / CONFIG_FILE, text)
+        write_inputs(run.path, read)
+        fetched_inputs.write_models(run.path, models)
+        for line in () if beginning is None else beginning.take_over(run, config):
+            say(line)
+        received.note(text)
+    except OSError as error:
+        run.close()
+        raise RunError(
+            f"cannot write {run.path / CONFIG_FILE}: {error.strerror}; choose another --out"
+        ) from error
+    for line in fetched_inputs.told(run, models):
+        say(line)
+    return Start(run=run, config=located, checkpoint=None, is_finished=False)
+
+
+def template_date(model: ModelConfig, tokenizer: Path) -> str:
+    """Today's date, or the one that is given, for chat templates that ask for it: a run that goes on tomorrow renders
+    what it rendered today. Empty for others.
+
+    Args:
+        model: its settings.
+        tokenizer: folder of its tokenizer.
+    """
+    if model.template_date:
+        return model.template_date
+    texts = [model.chat_template]
+    named = [Path(model.chat_template)] if model.chat_template and "{" not in model.chat_template else []
+    for file in (*named, tokenizer / "tokenizer_config.json", *sorted(tokenizer.rglob("*.jinja"))):
+        with contextlib.suppress(
+            OSError
+        ):  # a text that is no path; what cannot be read is said when it is loaded
+            texts.append(file.read_text(encoding="utf-8", errors="replace"))
+    return datetime.date.today().isoformat() if asks_for_time(texts) else ""
+
+
+def refuse_secrets(settings: Mapping[str, Any]) -> None:
+    """Refuse settings with a key or a password, since a run folder holds its settings.
+
+    Args:
+        settings: plain values, nested or by their full keys.
+
+    Raises:
+        ConfigError: the sentence says which.
+    """
+    held = [key for key, _ in secrets_in(settings)]
+    if held:
+        raise ConfigError(
+            f"{held[0]} holds a secret, and settings are written into the run folder: leave it out, and put it into a "
+            f"variable of the environment, which functions and tools read with os.environ"
+        )
+
+
+def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:
+    """The folder with the optimizer's state that a run begins with; None where there is none, or it is under way."""
+    folder = (run.path / START / OPTIMIZER).absolute()
+    return folder if checkpoint is None and folder.is_dir() else None
+
+
+def resume_run(
+    folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    say: Say,
+    admit: Callable[[str], object] | None = None,
+    accept_changes: bool = False,
+    in_shell: bool = True,
+) -> Start:
+    """The run in `folder`, rolled back to its last valid checkpoint, with its own configuration.
+
+    Args:
+        folder: of the run.
+        overrides: settings that may be given anew (`strop.trainer.resume_overrides`).
+        say: takes lines for the person who watches.
+        admit: raises for a content of config.yaml that may not be used. The file is read once, since others may write
+            in the folder.
+        accept_changes: go on although what it reads from elsewhere is not what it began with.
+        in_shell: as for `strop.config.load_layers`.
+
+    Raises:
+        ConfigError: an override would make it another run.
+        RunError: there is no run, another process writes it, no checkpoint is valid, or what it reads has changed.
+    """
+    path = folder / CONFIG_FILE
+    RunFolder.open(folder, read_only=True).close()
+    received.check_there(path)
+    text = read_settings(path)
+    if admit is not None:
+        admit(text)
+    continuation = settings_to_continue(path, overrides, text=text, in_shell=in_shell)
+    config = continuation.config
+    run = RunFolder.open(folder, settings=config.run)
+    try:
+        is_finished = bool(run.events.read("finished")) and not continuation.is_longer
+        checkpoint, lines = None, [_FINISHED.format(run=run.path)]
+        if not is_finished:
+            received.check_inputs(run.path, config, text)
+            check_named_files(config, "".join(run.info["command"][1:2]))
+            read = to_flat_dict(config)
+            changed = check_inputs(run.path, read, accept=accept_changes)
+            config = fetched_inputs.found_again(config, run, say=say)
+            checkpoint, lines = roll_back(run, continuation)
+            step = 0 if checkpoint is None else checkpoint.step
+            lines += [*continuation.lines(step), *changed]
+            if changed:
+                run.events.append("inputs_changed", step, fsync=True, changes=changed)
+            write_inputs(run.path, kept_inputs(run.path, read))
+            continuation.keep(run)
+    except BaseException:
+        run.close()
+        raise
+    for line in lines:
+        say(line)
+    return Start(run=run, config=config, checkpoint=checkpoint, is_finished=is_finished)

@@ -1,0 +1,97 @@
+"""What a step tells people: its numbers, and what they would otherwise find out after hours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from strop.algorithms.batch_metrics import GROUPS
+from strop.controller import as_list
+from strop.data.config import DataConfig
+from strop.engines.flops import usage_metrics
+from strop.rewards import summarize
+from strop.run import RunFolder
+from strop.trainer.records import StepRecord
+from strop.trainer.start import Say
+from strop.trainer.timing import Stages
+from strop.trainer.worker_groups import Roles
+from strop.utils.metrics import Metric
+from strop.workers import metrics as measure
+from strop.workers.reports import EpisodeReport
+
+POSITION = Metric("training/{global_step,epoch}", "", "where the run is")
+GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
+
+
+def step_metrics(
+    record: StepRecord, stages: Stages, roles: Roles, *, epoch: int, limits: DataConfig
+) -> dict[str, float]:
+    """All numbers of a step that do not depend on what follows it; `limits` are those of prompts and responses."""
+    metrics = {
+        POSITION.of("global_step"): float(record.step),
+        POSITION.of("epoch"): float(epoch),
+        **measure.episode_metrics(
+            record.reports,
+            max_prompt_tokens=limits.max_prompt_tokens,
+            max_response_tokens=limits.max_response_tokens,
+        ),
+        **measure.throughput_metrics(
+            num_total_tokens=record.num_tokens,
+            step_s=stages.total(),
+            num_devices=roles.actor.world_size,
+        ),
+    }
+    generated, gen_s = record.num_response_tokens, stages.seconds.get("gen", 0.0)
+    if gen_s > 0:
+        metrics[GENERATION_SPEED] = generated / gen_s
+    usage = {name: as_list(group.call.usage()) for name, group in roles.trained().items()}
+    metrics |= usage_metrics(usage, stages.seconds, actor_is_reference=roles.reference is None)
+    return metrics | told_by_passes(record.metrics(), record.experience.reports)
+
+
+def told_by_passes(metrics: dict[str, float], reports: Sequence[EpisodeReport]) -> dict[str, float]:
+    """The metrics with GROUPS of one reward told apart by who passes: solved where every sample does, failed where none
+    does, else equal. Whether an answer passes is not said by its reward, which alone is known where the rows are.
+
+    Args:
+        metrics: of a step.
+        reports: of its samples that were trained on.
+    """
+    names = [GROUPS.of(kind) for kind in ("all_max", "all_min", "all_equal")]
+    if not set(names) <= metrics.keys():
+        return metrics
+    groups: dict[str, dict[str, EpisodeReport]] = {}
+    for report in reports:
+        groups.setdefault(report.uid, {})[report.episode_id] = report
+    by_reward, by_passes = Counter[str](), Counter[str]()
+    for group in groups.values():
+        rewards = {report.reward() for report in group.values()}
+        if len(group) < 2 or len(rewards) > 1 or None in rewards:
+            continue
+        (reward,) = rewards
+        passes = {report.passes for report in group.values()}
+        by_reward[names[0] if (reward or 0.0) >= 1 else names[1] if (reward or 0.0) <= 0 else names[2]] += 1
+        by_passes[names[0] if passes == {True} else names[1] if passes == {False} else names[2]] += 1
+    if by_reward == by_passes:
+        return metrics
+    share = sum(metrics[name] for name in names)
+    return metrics | {name: share * by_passes[name] / by_passes.total() for name in names}
+
+
+def tell_of_losses(record: StepRecord, roles: Roles, run: RunFolder, say: Say, *, timeout_s: float) -> None:
+    """Say which engines, updates, episodes and scores a step has lost; `timeout_s` is that of scores."""
+    for lost in (one for ranks in as_list(roles.rollout.call.engine_losses()) for one in ranks):
+        run.events.append("engine_lost", record.step, message=lost)
+        say(f"step {record.step}: {lost}")
+    for reason in record.skipped:
+        run.events.append("skipped_update", record.step, reason=reason)
+        say(f"step {record.step} skipped an update: {reason}")
+    failed = [report for report in record.reports if not report.is_finished]
+    if failed:
+        say(
+            f"step {record.step}: {len(failed)} of {len(record.reports)} episodes failed; the first one, "
+            f"{failed[0].id}: {failed[0].failure}"
+        )
+    outcomes = [report.outcome for report in record.reports if report.outcome is not None]
+    if any(outcome.kind != "score" for outcome in outcomes):
+        say(f"step {record.step}: {summarize(outcomes, timeout_s=timeout_s)}")

@@ -1,0 +1,412 @@
+"""From the configuration to the roles of a run: which there are, in which processes, on which mesh.
+
+Placement is configuration: a role named in `resources.apart` has processes of its own, all others share
+those of the main pool. Generation that shares processes with the actor uses the actor's own parameters;
+apart, it has a copy that every update of the weights brings up to date.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strop.config.sections import where_on
+from strop.controller import (
+    InlineRuntime,
+    Mesh,
+    RoleSpec,
+    Runtime,
+    WorkerGroup,
+    as_list,
+    role,
+)
+from strop.engines.config import EngineConfig, ModelConfig
+from strop.engines.model import check_language_model, read_shape
+from strop.engines.parallel.ulysses import check_sequence_parallel
+from strop.protocol import DataProto
+from strop.protocol.trajectory import Prompt
+from strop.rewards.judges.costs import CostTracker
+from strop.rollout.engine_group import check_engine
+from strop.rollout.types import Sampling
+from strop.trainer.config import Config, UpdateSettings
+from strop.trainer.policy_sync import MAX_HEALS, PolicySync
+from strop.trainer.rollout_batch import Experience
+from strop.utils.device import device_name
+from strop.workers.actor import ActorWorker
+from strop.workers.async_rollout.worker import AheadWorker
+from strop.workers.critic import CriticWorker, check_critic
+from strop.workers.models import Learning
+from strop.workers.prm import PrmWorker
+from strop.workers.progress import PlayWatch
+from strop.workers.reference import ReferenceWorker
+from strop.workers.remote_weight_sync import SentWeights
+from strop.workers.reports import Decided
+from strop.workers.reward_model import RewardModelWorker, check_reward_model
+from strop.workers.rollout import Playing, RolloutWorker
+from strop.workers.teacher import TeacherWorker, check_teacher
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roles:
+    """The worker groups of a run."""
+
+    actor: WorkerGroup[ActorWorker]
+    rollout: WorkerGroup[RolloutWorker]
+    costs: CostTracker | None
+    """Counts what services of the reward cost; generation is told before it works and asked after it. None where none
+    has a price."""
+    watch: PlayWatch
+    """Shows how far generation is; None where nothing does."""
+    sync: PolicySync
+    """Has generation use the actor's weights."""
+    reference: WorkerGroup[ReferenceWorker] | None = None
+    """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
+    critic: WorkerGroup[CriticWorker] | None = None
+    """None without an estimator that needs values."""
+    teacher: WorkerGroup[TeacherWorker] | None = None
+    """None without distillation."""
+    prm: WorkerGroup[PrmWorker] | None = None
+    """None without an estimator that needs process rewards."""
+    reward_model: WorkerGroup[RewardModelWorker] | None = None
+    """None where reward functions alone score."""
+    offloads_idle: bool = False
+    """A role's model and optimizer leave the device when it is idle."""
+
+    @property
+    def groups(self) -> dict[str, WorkerGroup[Any]]:
+        """All roles that there are, by name."""
+        groups: dict[str, WorkerGroup[Any] | None] = {
+            "actor": self.actor,
+            "rollout": self.rollout,
+            "reference": self.reference,
+            "critic": self.critic,
+            "teacher": self.teacher,
+            "prm": self.prm,
+            "reward_model": self.reward_model,
+        }
+        return {name: group for name, group in groups.items() if group is not None}
+
+    def trained(self) -> dict[str, WorkerGroup[Any]]:
+        """The roles that learn, by name."""
+        return {name: group for name, group in self.groups.items() if name in ("actor", "critic", "prm")}
+
+    def checksums(self) -> dict[str, str]:
+        """Digest of the weights of each role that learns."""
+        return {name: as_list(group.call.checksum())[0] for name, group in self.trained().items()}
+
+    @contextlib.contextmanager
+    def active(self, name: str) -> Iterator[None]:
+        """While a role works; with resources.offload_idle it leaves its device afterwards. Generation gives the memory
+        of its key-value cache back in any case.
+
+        A role that is not there (a reference that is the actor) does nothing here.
+        """
+        if name == "rollout" and self.costs is not None:
+            self.costs.before(self.rollout)
+        yield
+        if name == "rollout":
+            self.rollout.call.sleep()
+            if self.costs is not None:
+                self.costs.after(self.rollout)
+        if self.offloads_idle and (group := self.groups.get(name)) is not None:
+            group.call.offload()
+
+    @contextlib.contextmanager
+    def playing(self, num_samples: int) -> Iterator[None]:
+        """While generation plays so many samples."""
+        with self.active("rollout"), self.watch.playing(num_samples):
+            yield
+
+    def play(
+        self,
+        prompts: Sequence[Prompt],
+        samples_per_prompt: int,
+        sampling: Sampling,
+        *,
+        first: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
+    ) -> Experience:
+        """Every sample of these prompts, in order, played and scored; key and budget of `sampling` are filled in.
+
+        Args:
+            prompts, samples_per_prompt, sampling: what is played, and how.
+            first: gives the prompts in the order in which they are begun.
+
+        Raises:
+            RewardError: the scorers cannot go on.
+        """
+        played, asked = None, prompts if first is None else first(prompts)
+        with self.playing(len(prompts) * samples_per_prompt):
+            for num_heals in range(MAX_HEALS + 1):
+                rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
+                made = self.rollout.call.play(rows, samples_per_prompt, sampling)
+                reports = (
+                    made.select([], ["report"]).get().non_tensor_batch["report"]
+                )  # waits for the samples
+                again = Experience(rows=made.select([], ["episode"]), reports=tuple(reports))
+                played = again if played is None else Experience.concat([played, again])
+                lost = {report.uid for report in again.reports if report.engine_was_lost}
+                if not lost or num_heals == MAX_HEALS or not self.sync.heal():
+                    break
+                asked = [prompt for prompt in prompts if prompt.uid in lost]
+        assert played is not None, "they are played at least once"
+        latest = {report.id: row for row, report in enumerate(played.reports)}
+        return played.take(
+            [latest[f"{prompt.uid}/{number}"] for prompt in prompts for number in range(samples_per_prompt)]
+        )
+
+    def write_samples(
+        self,
+        step: int,
+        episodes: Experience,
+        decided: Mapping[str, Decided],
+        *,
+        split: str,
+        rows: Experience | None = None,
+    ) -> None:
+        """Samples into the store of the run.
+
+        Args:
+            step, split: of the file.
+            episodes: the samples.
+            decided: what came of each, by its id.
+            rows: the training rows of those that were trained on, whose tokens' numbers are stored with them.
+
+        Raises:
+            RunError: the disk refused.
+        """
+        lasts = {} if rows is None else rows.last_rows
+        made: dict[str, list[Any]] = {"decided": [decided[one.id] for one in episodes.reports]}
+        made["has_numbers"] = [one.id in lasts for one in episodes.reports]
+        columns = episodes.rows.union(DataProto.from_dict({}, non_tensors=made))
+        if rows is not None and lasts:  # a sample without rows gets those of another, which nobody reads
+            places = [lasts.get(one.id, 0) for one in episodes.reports]
+            columns = columns.union(rows.rows.select(rows.token_numbers, []).take(places))
+        self.rollout.call.write_samples(step, columns, split=split)
+
+
+def start_runtime(config: Config, *, log_dir: Path | None) -> Runtime:
+    """The runtime that `resources` asks for.
+
+    Args:
+        config: its `resources` say where.
+        log_dir: where worker processes write what they print.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed.
+    """
+    if config.resources.runtime == "inline":
+        return InlineRuntime()
+    from strop.trainer.ray_runtime import make_runtime  # ray: seconds
+
+    return make_runtime(config.resources, log_dir=log_dir)
+
+
+def check_models(config: Config) -> None:
+    """Refuse models that do not fit each other, or the ranks of their role, before any process starts.
+
+    Raises:
+        ValueError: as `check_language_model`, `check_engine`, `check_critic`, `check_teacher`, `check_reward_model`;
+            or sequences that cannot be divided over ranks.
+    """
+    check_language_model(config.model)
+    paths = {
+        "critic": config.critic.path,
+        "teacher": config.teacher.path,
+        "prm": config.prm.path,
+        "reward_model": config.reward_model.path,
+        "reference": config.reference.path,
+    }
+    paths = {name: path for name, path in paths.items() if path and name in config.roles}
+    for name, path in paths.items():
+        _shape(config, name, path)
+    check_engine(config.model, config.rollout)
+    if "reference" in paths:
+        check_language_model(dataclasses.replace(config.model, path=config.reference.path))
+    if "critic" in config.roles:
+        check_critic(config.model, config.critic.path)
+    if "teacher" in config.roles:
+        check_teacher(config.model, config.teacher.path)
+    if "prm" in paths:
+        check_teacher(config.model, config.prm.path, key="prm.path")
+    if "reward_model" in config.roles:
+        check_reward_model(ModelConfig(path=config.reward_model.path))
+    for name, engine in config.used_engines.items():
+        if engine.sequence_parallel > 1:
+            shape = _shape(config, name, paths.get(name) or config.model.path)
+            ranks = _num_ranks(config, name)
+            check_sequence_parallel(shape, engine.sequence_parallel, ranks, section=f"{name}.engine")
+
+
+def _shape(config: Config, name: str, path: str) -> Any:
+    """The configuration of the model that a role starts from; an error names the role's own path."""
+    try:
+        return read_shape(dataclasses.replace(config.model, path=path))
+    except ValueError as error:
+        if path == config.model.path:
+            raise
+        raise ValueError(f"{name}.path: {error}") from error
+
+
+def playing_of(
+    config: Config,
+    *,
+    version: int = 0,
+    samples: Path | None = None,
+    logs: Path | None = None,
+    is_replayed: bool = False,
+) -> Playing:
+    """Settings of the rollout role of a run.
+
+    Args:
+        config: of the run.
+        version: policy version that the weights hold: the steps done so far.
+        samples: folder of the sample store, which rollout workers write to; None for no samples.
+        logs: folder for what reward functions print; None: it is not kept.
+        is_replayed: requests wait for the versions that sampled them in another run.
+    """
+    return Playing(
+        agent=config.agent.with_absolute_paths(),
+        template_options=config.data.chat_template_kwargs,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        device=device_name(config.resources.device),
+        seed=config.trainer.seed,
+        version=version,
+        share_with=None if "rollout" in config.resources.apart else "actor",
+        keeps_text="reward_model" in config.roles,
+        reward_keys=tuple(config.algorithm.reward_keys),
+        anchor_similarity=config.algorithm.anchor_similarity if config.compares_answers else None,
+        samples=None if samples is None else samples.absolute(),
+        max_tokens=config.data.max_prompt_tokens + config.data.max_response_tokens,
+        logs=None if logs is None else logs.absolute(),
+        keeps_rows=where_on(config.data.dataset_class) is not None,
+        extensions=tuple(config.algorithm.extensions),
+        is_replayed=is_replayed,
+        recording=Path(config.trainer.skip_rollout).absolute() if config.trainer.skip_rollout else None,
+    )
+
+
+def costs_of(config: Config, folder: Path | None) -> CostTracker | None:
+    """Counter of the costs of reward services; None where none has a price.
+
+    Args:
+        config, folder: of the run; no folder: nothing is remembered.
+
+    Raises:
+        RunError: the count of an earlier start is damaged.
+    """
+    if not any(service.has_price for service in config.reward.services.values()):
+        return None
+    return CostTracker(config.reward, folder)
+
+
+def make_roles(
+    config: Config,
+    runtime: Runtime,
+    playing: Playing,
+    *,
+    num_steps: int,
+    checkpoint: Path | None = None,
+    optimizer: Path | None = None,
+    costs: CostTracker | None = None,
+) -> Roles:
+    """Start every role of a run.
+
+    Args:
+        config: of the run.
+        runtime: where the roles go.
+        playing: as `playing_of` gives it.
+        num_steps: training steps of the whole run; learning-rate schedules end with it.
+        checkpoint: folder to continue from.
+        optimizer: folder with the optimizer's state that a new run takes over from another one.
+        costs: as `costs_of` gives it for the run; not given: a count that begins here and is kept nowhere.
+    """
+    specs = role_specs(config, playing, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer)
+    apart = config.resources.apart
+    groups: dict[str, WorkerGroup[Any]] = runtime.groups(
+        {name: spec for name, spec in specs.items() if name not in apart}
+    )
+    for name in apart:
+        groups |= runtime.groups({name: specs[name]}, pool=name)
+    roles = Roles(
+        actor=groups["actor"],
+        rollout=groups["rollout"],
+        reference=groups.get("reference"),
+        critic=groups.get("critic"),
+        teacher=groups.get("teacher"),
+        prm=groups.get("prm"),
+        reward_model=groups.get("reward_model"),
+        sync=_sync(config, groups, version=playing.version),
+        costs=costs or costs_of(config, None),
+        watch=PlayWatch(playing.logs),
+        offloads_idle=config.resources.offload_idle,
+    )
+    roles.sync.begin()
+    return roles
+
+
+def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: int) -> PolicySync:
+    """Weight sync from the actor to generation."""
+    is_apart, is_native = "rollout" in config.resources.apart, config.rollout.engine == "native"
+    if is_native and not is_apart:
+        return PolicySync(rollout=groups["rollout"], version=version)
+    return SentWeights(
+        rollout=groups["rollout"],
+        version=version,
+        actor=groups["actor"],
+        shares_process=not is_apart,
+        probes_weights=not is_native,
+    )
+
+
+def role_specs(
+    config: Config,
+    playing: Playing,
+    *,
+    num_steps: int,
+    checkpoint: Path | None = None,
+    optimizer: Path | None = None,
+) -> Mapping[str, RoleSpec[Any]]:
+    """All roles, in the order in which those of one process are made; arguments as of `make_roles`."""
+    device, model = playing.device, config.model
+
+    def learning(section: UpdateSettings) -> Learning:
+        return Learning(
+            device=device,
+            num_updates=num_steps * config.updates_per_step(section),
+            checkpoint=checkpoint,
+            optimizer=optimizer,
+        )
+
+    specs: dict[str, RoleSpec[Any]] = {
+        "actor": role(ActorWorker, model, config.actor, config.algorithm, learning(config.actor))
+    }
+    if "critic" in config.roles:
+        specs["critic"] = role(CriticWorker, model, config.critic, config.algorithm, learning(config.critic))
+    if "teacher" in config.roles:
+        distillation = config.algorithm.distillation
+        specs["teacher"] = role(TeacherWorker, model, config.teacher, distillation, device=device)
+    if "prm" in config.roles:  # it takes over no optimizer of another run
+        own_start = dataclasses.replace(learning(config.prm), optimizer=None)
+        specs["prm"] = role(PrmWorker, model, config.prm, own_start)
+    if "reward_model" in config.roles:
+        specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
+    if "reference" in config.roles:
+        specs["reference"] = role(ReferenceWorker, model, config.reference, device=device)
+    rollout = AheadWorker if config.ahead_by else RolloutWorker
+    specs["rollout"] = role(rollout, model, config.rollout, config.reward, playing)
+    engines = config.engines
+    return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
+
+
+def _num_ranks(config: Config, name: str) -> int:
+    return config.resources.apart.get(name, config.resources.ranks)
+
+
+def role_mesh(config: Config, name: str, engine: EngineConfig | None) -> Mesh:
+    """The parallel axes of a role; one without this engine has data-parallel ranks alone."""
+    sp = 1 if engine is None else engine.sequence_parallel
+    return Mesh(dp=_num_ranks(config, name) // sp, sp=sp)

@@ -1,0 +1,101 @@
+"""Answers as text: without the special tokens that hold a conversation together, with those that are part of an answer.
+
+A tokenizer may have `<think>` or `<answer>` as special tokens, which decoding without special tokens takes away, so
+that neither a reward nor a reader sees them. Those that open and close a part of an answer stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from strop.utils.chat_template import TemplateRefused, TemplateTooCostly, apply_template
+
+_KEPT = "strop_kept_special_ids"
+_OPENING = re.compile(r"(<|\[)([A-Za-z]\w*)(>|\])")
+"""The form of a token that opens a part, such as <think> or [THINK]; a token with / behind the bracket closes it."""
+
+
+def keep_special_tokens(tokenizer: Any, texts: Sequence[str] | None) -> None:
+    """Let these special tokens stay in answers that are decoded from here on.
+
+    Args:
+        tokenizer: of the model.
+        texts: of the tokens; None: pairs that open and close a part of an answer.
+
+    Raises:
+        ValueError: one is no special token.
+    """
+    special = special_tokens(tokenizer)
+    if texts is None:
+        setattr(tokenizer, _KEPT, None)  # looked for when the first answer is decoded
+        return
+    unknown = [text for text in texts if text not in special]
+    if unknown:
+        raise ValueError(
+            f"model.keep_special_tokens has {unknown[0]!r}, which is no special token of this tokenizer; its special "
+            f"tokens are {', '.join(special) or 'none'}"
+        )
+    setattr(tokenizer, _KEPT, {special[text]: text for text in texts})
+
+
+def kept_special_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """The special tokens that stay in answers, in the order of their ids."""
+    return tuple(text for _, text in sorted(_kept(tokenizer).items()))
+
+
+def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """The text of an answer, without special tokens but those that are part of it."""
+    ids, kept = list(token_ids), _kept(tokenizer)
+    if kept.keys().isdisjoint(ids):
+        return str(tokenizer.decode(ids, skip_special_tokens=True))
+    left_out = set(special_tokens(tokenizer).values()) - kept.keys()
+    return str(tokenizer.decode([one for one in ids if one not in left_out], skip_special_tokens=False))
+
+
+def special_tokens(tokenizer: Any) -> dict[str, int]:
+    """The special tokens of a tokenizer with their ids."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
+    texts, ids = getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ())
+    return {
+        **{str(token): index for index, token in added if token.special},
+        **dict(zip(texts, ids, strict=True)),
+    }
+
+
+def _kept(tokenizer: Any) -> dict[int, str]:
+    kept: dict[int, str] | None = getattr(tokenizer, _KEPT, None)
+    if kept is None:
+        kept = _pairs(tokenizer)
+        setattr(tokenizer, _KEPT, kept)
+    return kept
+
+
+def _pairs(tokenizer: Any) -> dict[int, str]:
+    """Special tokens that open and close a part of an answer: none that the template writes around a user's message, as
+    [INST] and [/INST], and none with a task of its own, as <s> and </s>."""
+    special = special_tokens(tokenizer)
+    names = ("bos_token", "eos_token", "pad_token", "unk_token")
+    around = {str(getattr(tokenizer, name, None)) for name in names}
+    found: dict[int, str] = {}
+    for text, index in special.items():
+        match = _OPENING.fullmatch(text)
+        closing = f"{text[0]}/{text[1:]}"
+        if match and closing in special and around.isdisjoint((text, closing)):
+            found |= {index: text, special[closing]: closing}
+    if found:
+        written = _around_a_message(tokenizer)
+        found = {index: text for index, text in found.items() if text not in written}
+    return found
+
+
+def _around_a_message(tokenizer: Any) -> str:
+    """A conversation of one message of the user, as the template writes it; empty where it cannot."""
+    if not tokenizer.chat_template:
+        return ""
+    message = [{"role": "user", "content": "Hello"}]
+    try:
+        return str(apply_template(tokenizer, message, None, tokenize=False, add_generation_prompt=False))
+    except (TemplateRefused, TemplateTooCostly):
+        return ""

@@ -1,0 +1,55 @@
+"""What does not lie on this machine: how its names look, and how the files of a model are fetched (strop.data.hub)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+_URL = re.compile(r"[a-z][a-z0-9+.-]+(::[a-z][a-z0-9+.-]+)*://", re.IGNORECASE)
+HUBS = ("hub:", "modelscope:")
+"""How entries begin that name a data set of a hub: the one of Hugging Face, and ModelScope."""
+
+
+def is_url(text: str) -> bool:
+    """Whether this is a URL of whatever kind."""
+    return _URL.match(text) is not None
+
+
+def is_hub(entry: str) -> bool:
+    """Whether an entry of data.train_files names a data set of a hub."""
+    return entry.startswith(HUBS)
+
+
+def fetched(files: Iterable[str]) -> list[str]:
+    """Those entries of data.train_files, or of another such setting, that are fetched from elsewhere."""
+    return [entry for entry in files if is_url(entry) or is_hub(entry)]
+
+
+def folder_here(text: str) -> str:
+    """The folder of this machine that the name of a model means, which always wins; empty where there is none."""
+    folder = Path(text).expanduser()
+    if not folder.is_dir():
+        return ""
+    return text if Path(text).is_dir() else str(folder)
+
+
+def fetch_copy(
+    folder: Path, *, weights: bool, tokenizer: bool = False, code: bool = False, offline: bool = False
+) -> None:
+    """Fetch what this machine lacks of a model folder that the run was begun with on another one; nothing happens for a
+    folder that was never fetched, or where all is there.
+
+    Args:
+        folder: of a model; it need not exist.
+        weights: they are needed.
+        tokenizer: it is needed.
+        code: fetch Python files too.
+        offline: contact nobody.
+
+    Raises:
+        ValueError: it cannot be fetched.
+    """
+    from strop.data.hub.models import fetch_copy as fetch  # imports this module
+
+    fetch(folder, weights=weights, tokenizer=tokenizer, code=code, offline=offline)

@@ -1,0 +1,96 @@
+"""Scores of samples that have not been trained: with them, a run that was interrupted does not ask for them again.
+
+It stands between the player and what scores, as the cache of answers stands between agents and engines. A sample
+that comes out as it was has the outcome that it had; one that was still being scored, or came out otherwise, is scored.
+
+Concurrency: one asyncio loop.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from strop.protocol.trajectory import Prompt, Trajectory
+from strop.rewards.config import RewardConfig
+from strop.rewards.outcome import Outcome
+from strop.rewards.pool import RewardPool
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedScore:
+    """What a sample was worth."""
+
+    scored: str
+    """Digest of what was scored."""
+    outcome: Outcome
+
+
+SavedScores = Mapping[str, SavedScore]
+"""Of one prompt, by the number of the sample, as text."""
+
+
+class ScoreCache:
+    """Scores samples, with a pool or from earlier scores."""
+
+    def __init__(self, pool: RewardPool) -> None:
+        self._pool = pool
+        self._kept: dict[str, dict[str, SavedScore]] = {}
+        self._given: dict[str, SavedScores] = {}
+
+    @property
+    def config(self) -> RewardConfig:
+        """Of what scores."""
+        return self._pool.config
+
+    @property
+    def compares(self) -> bool:
+        """As of the pool."""
+        return self._pool.compares
+
+    def restore(self, uid: str, given: SavedScores) -> None:
+        """Keep the outcomes of this prompt from now on; `given` are those of an earlier process."""
+        self._kept[uid] = {}
+        self._given[uid] = given
+
+    def forget(self, uids: Collection[str]) -> None:
+        """These prompts were trained, or are given up."""
+        for uid in uids:
+            self._kept.pop(uid, None)
+            self._given.pop(uid, None)
+
+    def saved(self) -> dict[str, SavedScores]:
+        """By uid, those of every prompt that is followed; with what was given and not asked for again yet."""
+        return {uid: {**self._given[uid], **kept} for uid, kept in self._kept.items()}
+
+    async def score(
+        self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
+    ) -> Outcome:
+        """As the pool does; what the cache has is not scored again."""
+        kept, number = self._kept.get(prompt.uid), str(trajectory.sample_index)
+        if kept is None:
+            return await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
+        scored = _digest(trajectory, solution_str)
+        known = self._given[prompt.uid].get(number)
+        if known is not None and known.scored == scored:
+            outcome = known.outcome
+        else:
+            outcome = await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
+        kept[number] = SavedScore(scored=scored, outcome=outcome)
+        return outcome
+
+    async def compare(
+        self,
+        prompt: Prompt,
+        answers: Sequence[tuple[str, Outcome]],
+        trajectories: Sequence[Trajectory] = (),
+    ) -> list[Outcome]:
+        """As the pool does. No note is kept of it: a run that goes on compares again what has not been trained."""
+        return await self._pool.compare(prompt, answers, trajectories)
+
+
+def _digest(trajectory: Trajectory, solution_str: str) -> str:
+    said = [solution_str, list(trajectory.response_ids), trajectory.num_turns, dict(trajectory.extra)]
+    return hashlib.blake2b(json.dumps(said, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()

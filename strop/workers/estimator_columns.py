@@ -1,0 +1,144 @@
+"""Columns that some estimators take: of single answers (GiGPO), parts of rewards (GDPO), greedy baselines (ReMax)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from strop.algorithms.advantages.anchor_groups import anchor_ids
+from strop.protocol import DataProto
+from strop.protocol.trajectory import Prompt, Trajectory
+from strop.rollout.types import Sampling
+from strop.utils.sanitize import finite
+from strop.workers.episodes import Episode
+from strop.workers.reports import EpisodeReport, training_rewards
+from strop.workers.reward_shaping import penalized
+
+if TYPE_CHECKING:
+    from strop.trainer.config import Config
+    from strop.trainer.worker_groups import Roles
+
+logger = logging.getLogger(__name__)
+
+
+def own_rewards(sequences: Sequence[Trajectory], reward: float, *, turn_weight: float = 1.0) -> list[float]:
+    """What each training sequence of an episode earned by itself; where they stand alone, they add up to its reward.
+
+    What is no answer's own (a penalty on length, a change by algorithm.reward_shaping) is the last one's.
+
+    Args:
+        sequences: of one episode, in order.
+        reward: of the episode, after weights and penalties.
+        turn_weight: of the rewards of single answers, the weight that `reward` has already.
+    """
+    made = []
+    for number, sequence in enumerate(sequences):
+        own = sum(
+            turn_weight * value
+            for place, value in sequence.turn_rewards
+            if place < len(sequence.response_ids)  # not one that was cut off
+        )
+        is_followed = sequence.stands_alone and number < len(sequences) - 1
+        made.append(own if is_followed else reward)
+        if sequence.stands_alone:
+            reward -= own
+    return made
+
+
+def step_columns(
+    episodes: Sequence[Episode], rewards: Sequence[float], *, turn_weight: float, similarity: float
+) -> DataProto:
+    """The columns that STEP_COLUMNS names [B], for the rows of `episode_rows`.
+
+    Args:
+        episodes, rewards, turn_weight: as of `episode_rows`; all samples of a prompt are among them.
+        similarity: see `strop.algorithms.advantages.anchor_groups.anchor_ids`.
+    """
+    sequences = [one for episode in episodes for one in episode.sequences]
+    anchors = anchor_ids(
+        [one.anchor for one in sequences], [one.uid for one in sequences], similarity=similarity
+    )
+    turns = [number for episode in episodes for number in range(len(episode.sequences))]
+    own = [
+        value
+        for episode, reward in zip(episodes, rewards, strict=True)
+        for value in own_rewards(episode.sequences, reward, turn_weight=turn_weight)
+    ]
+    return DataProto.from_dict(
+        {
+            "sample_index": torch.tensor([one.sample_index for one in sequences], dtype=torch.int64),
+            "turn_index": torch.tensor(turns, dtype=torch.int64),
+            "turn_rewards": torch.tensor(own, dtype=torch.float64),
+            "anchor_ids": torch.tensor(anchors, dtype=torch.int64),
+        }
+    )
+
+
+def part_columns(episodes: Sequence[Episode], keys: Sequence[str]) -> DataProto:
+    """Column reward_parts [B, K], for the rows of `episode_rows`; errors as of `reward_parts`."""
+    parts = torch.tensor([reward_parts(one, keys) for one in episodes])
+    column = parts.reshape(len(episodes), len(keys))  # also without samples
+    return DataProto.from_dict({"reward_parts": column})
+
+
+def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:
+    """The named parts of a sample's reward; `score` is the score itself.
+
+    Raises:
+        ValueError: the reward function returned no such number for this sample.
+    """
+    outcome = episode.outcome
+    if outcome is None or outcome.score is None:  # trained with reward.failed_score, whatever the part
+        return [0.0 if outcome is None or outcome.stand_in is None else outcome.stand_in] * len(keys)
+    found: dict[str, float | str | bool] = {**outcome.parts, "score": outcome.score}
+    for key in keys:
+        if key not in found or isinstance(found[key], str):
+            raise ValueError(
+                f"algorithm.reward_keys names {key!r}, but the reward function gave sample {episode.id} no such "
+                f"number: it returned {', '.join(sorted(found))}. Return it for every sample"
+            )
+    numbers = [finite(found[key]) for key in keys]
+    if None in numbers:
+        logger.warning(
+            "sample %s: a part of algorithm.reward_keys is no finite number (%s), so 0 stands in its place",
+            episode.id, ", ".join(f"{key}: {found[key]}" for key in keys),
+        )  # fmt: skip
+    return [number or 0.0 for number in numbers]
+
+
+def greedy_baselines(
+    config: Config, roles: Roles, prompts: Sequence[Prompt], sampling: Sampling
+) -> Callable[[Sequence[EpisodeReport]], DataProto]:
+    """Play and score the greedy answers; what gives the column reward_baselines [B] of training rows.
+
+    Baselines and samples are measured alike. Where the greedy answer could not be scored, it is the mean of the
+    prompt's samples, which is what it estimates.
+
+    Args:
+        config, roles: of the run.
+        prompts: of a step.
+        sampling: of its samples.
+    """
+
+    def measured(reports: Sequence[EpisodeReport]) -> Mapping[str, float]:
+        plain = training_rewards(reports, weight=config.reward.weight)
+        return penalized(config.reward, reports, plain, sampling.max_tokens)
+
+    played = roles.play(prompts, 1, replace(sampling, temperature=0.0, top_p=1.0, top_k=0)).reports
+    rewards = measured(played)
+    greedy = {report.uid: rewards.get(report.id) for report in played}
+
+    def column(reports: Sequence[EpisodeReport]) -> DataProto:
+        rewards = measured(reports)
+        own: dict[str, list[float]] = {}
+        for report in reports:
+            own.setdefault(report.uid, []).append(rewards[report.id])
+        means = {uid: sum(values) / len(values) for uid, values in own.items()}
+        values = [means[one.uid] if (known := greedy[one.uid]) is None else known for one in reports]
+        return DataProto.from_dict({"reward_baselines": torch.tensor(values)})
+
+    return column

@@ -1,0 +1,140 @@
+"""Samples as rows of the sample store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from strop.protocol import DataProto, columns
+from strop.protocol.trajectory import Media, Prompt, Trajectory
+from strop.rewards.wire import encode, plain
+from strop.workers.episodes import Episode
+from strop.workers.reports import Decided
+
+
+def shown_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], media: Sequence[Media]) -> str:
+    """Ids as the model sees them, special tokens included, with `<image 448x448: 256 tokens>` for each medium.
+
+    Of a video the times are those that its file says.
+    """
+    pieces, at = [], 0
+    for one in media:
+        start, end = one.span
+        wide, high = one.size
+        pieces.append(str(tokenizer.decode(list(token_ids[at:start]), skip_special_tokens=False)))
+        frames = (
+            f", {len(one.times)} frames from {one.times[0]:.1f} to {one.times[-1]:.1f} s" if one.times else ""
+        )
+        pieces.append(f"<{one.kind} {wide}x{high}: {one.num_tokens} tokens{frames}>")
+        at = end
+    pieces.append(str(tokenizer.decode(list(token_ids[at:]), skip_special_tokens=False)))
+    return "".join(pieces)
+
+
+def saved_rows(episodes: DataProto, tokenizer: Any, *, keeps_row: bool) -> list[dict[str, Any]]:
+    """Rows of the sample store; arguments as of `RolloutWorker.write_samples`."""
+    texts: dict[tuple[str, tuple[int, ...]], str] = {}
+    rows = []
+    told = episodes.non_tensor_batch
+    numbers = {
+        {"log_probs": "old_log_probs"}.get(name, name): columns.rows(values)
+        for name, values in episodes.tensors().items()
+    }
+    for place, (episode, decided, has_numbers) in enumerate(
+        zip(told["episode"], told["decided"], told["has_numbers"], strict=True)
+    ):
+        prompt, first = episode.prompt, episode.first
+        is_of_row = first is None or first.prompt_ids == prompt.token_ids
+        seen = prompt.token_ids if is_of_row else first.prompt_ids
+        key = (prompt.uid, seen)
+        if key not in texts:
+            media = prompt.media if is_of_row else [one for one in first.media if one.span[1] <= len(seen)]
+            texts[key] = shown_text(tokenizer, seen, media)
+        row = sample_row(episode, decided, prompt_text=texts[key], keeps_row=keeps_row)
+        if has_numbers:
+            row |= {name: values[place].tolist() for name, values in numbers.items()}
+        rows.append(row)
+    return rows
+
+
+def sample_row(
+    episode: Episode, decided: Decided, *, prompt_text: str, keeps_row: bool = False
+) -> dict[str, Any]:
+    """One sample as a row of the sample store.
+
+    Args:
+        episode: the sample.
+        decided: what came of it.
+        prompt_text: the prompt that the model was shown, as text.
+        keeps_row: add what a reward function gets of the dataset row, for data that cannot be read again by number.
+    """
+    trajectory, outcome = episode.trajectory, episode.outcome
+    row: dict[str, Any] = {
+        "id": episode.id,
+        "uid": episode.prompt.uid,
+        "sample_index": episode.sample_index,
+        "data_source": episode.prompt.data_source,
+        "agent_name": episode.prompt.agent_name,
+        "prompt": prompt_text,
+        "response": episode.text,
+        "ground_truth": episode.prompt.ground_truth,
+        "prompt_ids": list(episode.prompt.token_ids),
+        "advantage": decided.advantage,
+        "fate": decided.fate or None,
+        "fate_reason": decided.reason,
+    }
+    if keeps_row:
+        row["dataset_row"] = _row_text(episode.prompt)
+    if trajectory is not None:
+        row |= _sequence(trajectory)
+        if episode.first is not None and episode.first.prompt_ids != episode.prompt.token_ids:
+            row["row_prompt_ids"] = list(episode.prompt.token_ids)
+        row |= {"num_turns": trajectory.num_turns, "timings": dict(trajectory.timings)}
+        if trajectory.messages:
+            row["messages"] = list(trajectory.messages)
+        if trajectory.extra or trajectory.numbers:
+            row["agent_facts"] = {**trajectory.numbers, **trajectory.extra}
+        if episode.earlier:
+            row["earlier_sequences"] = [_sequence(one) for one in episode.earlier]
+    if outcome is not None:
+        row |= {
+            "score": outcome.score,
+            "outcome": outcome.kind,
+            "error": outcome.error,
+            "reward_parts": dict(outcome.parts),
+        }
+    else:
+        row["error"] = episode.failure
+    return row
+
+
+def _row_text(prompt: Prompt) -> str:
+    """Messages, extra_info and further columns of a prompt, as a reward worker would get them; what cannot be sent to
+    one becomes text."""
+    found = {
+        "messages": plain(prompt.messages),
+        "extra_info": {name: plain(value) for name, value in prompt.extra_info.items()},
+        "columns": {name: plain(value) for name, value in prompt.columns.items()},
+    }
+    return encode([found]).decode("ascii").strip()
+
+
+def _sequence(trajectory: Trajectory) -> dict[str, Any]:
+    """A training sequence under the names of the sample store's columns."""
+    row: dict[str, Any] = {
+        "prompt_ids": list(trajectory.prompt_ids),
+        "response_ids": list(trajectory.response_ids),
+        "response_mask": list(trajectory.sampled),
+        "rollout_log_probs": list(trajectory.log_probs),
+        "versions": list(trajectory.versions),
+        "stop_reason": trajectory.stop_reason,
+    }
+    if trajectory.turn_rewards:
+        row["turn_rewards"] = [[place, value] for place, value in trajectory.turn_rewards]
+    if trajectory.stands_alone:
+        row["stands_alone"] = True
+    if trajectory.anchor:
+        row["anchor"] = trajectory.anchor
+    return row

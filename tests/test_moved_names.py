@@ -1,0 +1,43 @@
+"""Dotted names of the version before work, and name their new place."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from strop._moved import MOVED
+
+NAMES = [
+    tuple(line.split())
+    for line in (Path(__file__).parent / "snapshots" / "names_of_0_2.txt").read_text().splitlines()
+]
+
+
+@pytest.mark.parametrize("module", sorted({module for module, _ in NAMES}))
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_names_that_were_public_are_found(module: str) -> None:
+    names = [name for of, name in NAMES if of == module]
+    assert [name for name in names if not hasattr(importlib.import_module(module), name)] == []
+
+
+@pytest.mark.parametrize("old", sorted(MOVED))
+def test_an_old_name_says_where_its_things_are(old: str) -> None:
+    code = f"import warnings; warnings.simplefilter('always'); import {old}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert f"DeprecationWarning: {old} is {' and '.join(MOVED[old])} now" in run.stderr
+
+
+def test_a_class_is_the_same_under_both_names() -> None:
+    with pytest.deprecated_call(match="strop.agents.tools.base"):
+        sys.modules.pop("strop.tools.base", None)
+        old = importlib.import_module("strop.tools.base")
+    assert old.BaseTool is importlib.import_module("strop.agents.tools.base").BaseTool
+
+
+def test_names_that_never_were_are_not_found() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"strop\.tools\.no_such_tool"):
+        importlib.import_module("strop.tools.no_such_tool")

@@ -1,0 +1,54 @@
+"""The loop of a worker that signals may interrupt."""
+
+import asyncio
+import contextlib
+import gc
+
+import pytest
+
+from strop.utils.call_loop import CallRunner
+
+
+async def groups_of_samples(ended: list[int]) -> None:
+    """As a step is played: a group of groups, of which one sample is hit by a signal."""
+
+    async def sample(number: int) -> None:
+        try:
+            await asyncio.sleep(0)
+            if number == 5:
+                raise KeyboardInterrupt  # as a handler does, in whatever task runs
+            await asyncio.sleep(60)
+        finally:
+            ended.append(number)
+
+    async def group(first: int) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(first, first + 4):
+                tasks.create_task(sample(number))
+
+    async with asyncio.TaskGroup() as tasks:
+        for first in (0, 4, 8):
+            tasks.create_task(group(first))
+
+
+def test_an_interrupt_in_a_nested_task_ends_all_tasks_of_the_call_and_no_other() -> None:
+    ended: list[int] = []
+    complaints: list[object] = []
+    with contextlib.closing(CallRunner()) as runner:
+        runner.loop.set_exception_handler(lambda loop, told: complaints.append(told))
+
+        async def begun_earlier() -> asyncio.Task[str]:
+            return asyncio.create_task(asyncio.sleep(0.05, "still here"))
+
+        kept = runner.run(begun_earlier())
+        with pytest.raises(KeyboardInterrupt):
+            runner.run(groups_of_samples(ended))
+        assert sorted(ended) == list(range(12))
+        assert asyncio.all_tasks(runner.loop) == {kept}
+
+        async def later() -> str:
+            return await kept
+
+        assert runner.run(later()) == "still here"
+    gc.collect()
+    assert complaints == []

@@ -1,0 +1,53 @@
+"""Garbage of a run, and what was there before it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+
+from strop.utils.gc_freeze import settled
+
+
+class Ring:
+    """It is garbage as soon as nobody else holds it."""
+
+    def __init__(self) -> None:
+        self.self = self
+
+
+@pytest.fixture
+def nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_what_is_there_is_passed_over_and_what_comes_is_not() -> None:
+    earlier, before = weakref.ref(Ring()), Ring()
+    stays = weakref.ref(before)
+    with settled():
+        assert earlier() is None, "garbage would stay to the end"
+        assert gc.get_freeze_count() > 1000
+        del before
+        within = weakref.ref(Ring())
+        gc.collect()
+        assert within() is None
+        assert stays() is not None
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert stays() is None
+
+
+@pytest.mark.usefixtures("nothing_frozen")
+def test_an_error_leaves_nothing_frozen_and_what_a_caller_froze_stays_so() -> None:
+    with pytest.raises(ValueError, match="within"), settled():
+        raise ValueError("within")
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    with settled():
+        pass
+    assert gc.get_freeze_count() > 1000
