@@ -1,9 +1,20 @@
 """Agents: what happens between a prompt and its final answer.
 
-registry.py      agents by name, the decorator that registers one, and the simplest agent: one answer, no tools
-context.py       what an agent may use: generate, chat template, limits, and what it is given (kits.py)
-setup.py         everything a run names, loaded and checked; rows with their agent and schemas
-episodes.py      plays an agent for one sample: its random stream, its token budget, its deadline
+builtin.py          Built-in agents, and the kits of a run, by name
+config.py           Configuration of what happens between a prompt and its final answer
+context.py          What an agent may use beside its prompt
+episodes.py         One episode
+kits.py             Kits
+openrlhf_agents.py  Agents of OpenRLHF
+registry.py         Registry of agents
+setup.py            The agents of a run
+spans.py            What happened in an episode, and when
+user_code.py        Code of users on the event loop
+envs/               Environments
+interactions/       Interactions
+openai_server/      The gateway
+tools/              Tools
+verl_loops/         Agent loops in verl's form
 """
 
 from __future__ import annotations
