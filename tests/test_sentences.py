@@ -28,7 +28,7 @@ NAMES = {key.rpartition(".")[2] for key in KEYS}
 GAP = "\N{OBJECT REPLACEMENT CHARACTER}"
 """What an f-string puts in."""
 
-OTHERS = {"compat/migration": "keys of verl, TRL and OpenRLHF"}
+OTHERS = {"compat/migrate": "keys of verl, TRL and OpenRLHF"}
 FILES = re.compile(r"\.(py|json|jsonl|yaml|parquet|safetensors|log|toml|index)$")
 NO_KEYS = {
     "reward_model.ground_truth": "a column of rows",
@@ -165,7 +165,7 @@ def test_every_setting_that_a_sentence_gives_is_given_by_its_full_key() -> None:
         for sentence in sentences()
         for name in re.findall(rf"(?<![\w.={GAP}/\[{{-])([a-z_]{{3,}})=(?=[\w\[{{'\".-]|{GAP})", sentence.text)
         if " " in sentence.text and name in NAMES - set(KEYS) - python
-        and not sentence.file.startswith("compat/")
+        and not sentence.file.startswith(("compat/", "controller/verl_groups.py", "data/dataset_class.py"))
     ]  # fmt: skip
     assert wrong == []
 
