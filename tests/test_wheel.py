@@ -56,7 +56,7 @@ def test_the_wheel_holds_every_file_of_the_package_and_no_other(wheel: Path) -> 
     }
     assert built == here
     assert {"strop/py.typed", "strop/compat/migrate/verl.toml"} < built
-    assert {"strop/view/page/static/index.html", "strop/rollout/native/cpu/decode.c"} < built
+    assert {"strop/observability/viewer/page/static/index.html", "strop/rollout/native/cpu/decode.c"} < built
 
 
 def test_the_wheel_works_where_there_is_no_checkout(wheel: Path, tmp_path: Path) -> None:
