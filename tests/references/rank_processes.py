@@ -15,6 +15,8 @@ survives the test run: the processes end with the one that started them.
 from __future__ import annotations
 
 import atexit
+import faulthandler
+import gc
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -161,6 +163,7 @@ def _collect(used: list[_Child], name: str, deadline: float) -> list[Any]:
 
 def _serve(connection: Connection, parent: int) -> None:
     """Life of a process: calls, until the one that started it is gone."""
+    faulthandler.enable()  # a rank that crashes says where
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     import torch
     import transformers
@@ -169,6 +172,7 @@ def _serve(connection: Connection, parent: int) -> None:
     transformers.utils.logging.disable_progress_bar()
     from strop.engines.parallel.process_group import leave_ranks
 
+    gc.freeze()  # imported modules are not looked through at each collection
     connection.send("ready")
     while True:
         try:
@@ -183,6 +187,8 @@ def _serve(connection: Connection, parent: int) -> None:
         except Exception:  # noqa: BLE001  (raised again where the call was made)
             connection.send((False, traceback.format_exc()))
         finally:
+            value = None
+            gc.collect()  # models and their collectives go before the group that they belong to
             leave_ranks()
 
 
