@@ -5,7 +5,7 @@ columns.py           Tensor columns of a batch
 data_proto.py        DataProto
 folder.py            A batch as a folder
 folding.py           Rows regrouped along a second axis, and rows added so that their number divides
-indices.py           Which rows
+indices.py           Row selection
 merging.py           Columns and facts by name
 schema.py            The columns of a training batch, declared once
 tensordict.py        Between a batch and a TensorDict that carries its non-tensor columns and facts too

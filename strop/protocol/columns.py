@@ -247,7 +247,7 @@ def compact(values: Tensor) -> Tensor:
 
 
 def same_column(left: Tensor, right: Tensor) -> bool:
-    """Whether two columns hold the same values, NaN equal to NaN.
+    """True if two columns hold the same values, NaN equal to NaN.
 
     Columns in the same memory are the same without a look at their values; only a copy is compared.
     """
@@ -274,7 +274,7 @@ def _same_values(left: Tensor, right: Tensor) -> bool:
 
 
 def _kind(column: Tensor) -> str:
-    """What two columns must agree on to be joined: layout, type, device and the shape of a row."""
+    """Properties that two columns must share to be joined: layout, type, device and the shape of a row."""
     device = "" if column.device.type == "cpu" else f" on {column.device}"
     if is_jagged(column):
         return f"jagged {column.dtype} rows [R~{''.join(f', {size}' for size in column.shape[2:])}]{device}"

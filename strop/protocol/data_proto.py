@@ -435,7 +435,7 @@ class DataProto:
         return data
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels to another process: only the memory of these rows, not of a batch they view."""
+        """State for another process: only the memory of these rows, not of a batch they view."""
         tensors: dict[str, tuple[Tensor, Tensor | None]] | None = None
         if self.batch is not None:
             tensors = {}

@@ -74,7 +74,7 @@ def write_batch(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_batch(path: Path) -> dict[str, Any]:
-    """What `write_batch` was given: the state of a batch.
+    """The state of a batch, as `write_batch` was given it.
 
     Raises:
         BatchError: there is no batch, it is damaged, or another version of strop wrote it.

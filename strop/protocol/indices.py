@@ -1,4 +1,4 @@
-"""Which rows: numbers, masks and equal ranges."""
+"""Row selection: numbers, masks and equal ranges."""
 
 from __future__ import annotations
 

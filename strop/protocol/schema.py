@@ -19,7 +19,7 @@ ColumnStage = Literal[
 ]  # fmt: skip
 """The stage of a step that makes a column; timing_s/ has it under this name (that of rollout is gen)."""
 Consumer = Literal["advantages", "resampling", "sampler", "preflight"]
-"""Who gets only the columns that it reads; roles with a model and the summary of a step get every column."""
+"""Consumers that get only the columns that they read; roles with a model and the summary of a step get every column."""
 
 
 @dataclass(frozen=True, kw_only=True)

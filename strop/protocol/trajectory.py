@@ -33,7 +33,7 @@ class Media:
     """Patches along time, height and width, after resizing; of models that cut images into tiles 1, and rows and
     columns of these."""
     start: int
-    """Where its tokens begin in the token ids that carry it."""
+    """Index of its first token in the token ids that carry it."""
     num_tokens: int
     """Tokens that stand for it, one after another; time stamps of a video, and what separates tiles, are among them."""
     key: str
@@ -41,7 +41,7 @@ class Media:
     frames: tuple[int, ...] = ()
     """Numbers of the frames that are taken from a video in one file; empty where each file is a frame."""
     times: tuple[float, ...] = ()
-    """When these frames are shown, in seconds after the first one of the video, as the file says."""
+    """Times of these frames in seconds after the first one of the video, as the file says."""
     seconds_per_patch: float = 1.0
     """Time from one patch of time to the next, for models whose positions tell it."""
 
@@ -86,7 +86,7 @@ def _check_places(media: Sequence[Media], num_tokens: int, where: str) -> None:
 
 
 def continues(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the answer to these messages goes on with the last one of them, which is the assistant's."""
+    """True if the answer continues the last message, which is the assistant's."""
     return bool(messages) and messages[-1].get("role") == "assistant"
 
 
@@ -125,11 +125,11 @@ class Prompt:
     data_source: str
     """Selects the default scorer and groups the validation metrics."""
     ground_truth: Any
-    """What the reward function receives as the right answer."""
+    """The right answer, for the reward function."""
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     """The dataset's free dictionary; handed to the reward function and to agents."""
     agent_name: str = "single_turn_agent"
-    """Which agent loop plays this prompt."""
+    """Name of the agent loop that plays this prompt."""
     columns: Mapping[str, Any] = field(default_factory=dict)
     """The other columns of the row, under their own names."""
     media: tuple[Media, ...] = ()
@@ -172,7 +172,7 @@ class Trajectory:
     num_turns: int = 2
     """Messages of the conversation, the prompt counted as one: 2 for a single answer."""
     stop_reason: str = UNFINISHED
-    """Why it ended: `stop`, `length`, `aborted`, or a word of the agent's; `unfinished` before that."""
+    """Reason of its end: `stop`, `length`, `aborted`, or a word of the agent's; `unfinished` before that."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds spent per activity, for example `generate_s`."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class Trajectory:
     """The prompt in chat messages, where it is not the row's: with what an environment showed at its reset, or of an
     agent of the user's. Of an episode's first sequence; empty: those of the row."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What the agent counted; each becomes a metric of the step."""
+    """Counts of the agent; each becomes a metric of the step."""
     turn_rewards: tuple[tuple[int, float], ...] = ()
     """Rewards of single answers: the place in the response of the answer's last token, and the reward. Over all
     sequences of an episode they add up to its reward_score."""

@@ -1,22 +1,23 @@
-"""What every room needs and none owns.
+"""Small named modules that every package uses.
 
-activity.py            What this process does (`doing`), and which things it waits for (`item`)
+activity.py            Activity of this process
 atomic_io.py           Writes that survive a crash
-background.py          What happens in a thread beside what the process does
+background.py          Work in a thread beside the process's own
 background_loop.py     Event loops in threads of their own, for what outlives the loop of any one caller or may block
                        it
 call_loop.py           The event loop of a worker whose work outlives the call that began it
 deadline.py            Time that has limits of its own, as that of a program in a sandbox, is not counted by the
                        deadline of a sample
-device.py              Which device this machine computes on
-field_types.py         What a field of a configuration may hold
-gc_freeze.py           How Python looks for garbage while a run goes on
+device.py              The device this machine computes on
+field_types.py         Types of configuration fields
+gc_freeze.py           Python's garbage collection during a run
 http_client.py         Calls of a service that takes and gives JSON over HTTP
 http_post.py           One POST of JSON with one deadline for all of it
-json_messages.py       JSON objects over a connection, each behind four bytes that say how long it is
+json_messages.py       JSON objects over a connection, each behind four bytes that say how long it is; nothing is
+                       unpickled
 lazy_import.py         Names of a package that are imported when they are first used, so that its light modules can be
                        had alone
-machine_limits.py      What this process may still take of its machine
+machine_limits.py      Cores and memory that this process may still use, within its control groups
 metrics.py             Metrics
 network_interfaces.py  Network interfaces by address, and the libraries that listen on one
 quiet_libraries.py     Quiet libraries, and the log of warnings on the terminal
@@ -26,13 +27,13 @@ rng.py                 Random numbers as pure functions of a key and a position
 safe_read.py           Files that somebody else may have written
 shell_words.py         Words of command lines that a person can copy
 standard_error.py      Standard error that cannot end a run
-tensor_metrics.py      What is measured while a loss runs
-terminal.py            What reaches the terminal
+tensor_metrics.py      Metrics of a loss
+terminal.py            Terminal output
 token_bucket.py        Calls per second, as a bucket of tokens
 triton.py              Triton, where this build of torch brings it
-trust.py               Whether what settings name may be run
-user_files.py          Python files of the user's own, imported once per process
-verdict.py             What a check found, and how much it matters
+trust.py               Trust in settings
+user_files.py          Python files of the user's own, imported once per process; what they define registers itself
+verdict.py             Findings of a check, and how much they matter
 chat_template/         The one door to chat templates
 sanitize/              The border
 

@@ -1,4 +1,4 @@
-"""What this process does (`doing`), and which things it waits for (`item`).
+"""Activity of this process: the work it does (`doing`) and the things it waits for (`item`).
 
 strop.utils writes both down, so that a run that died or hangs can be looked into.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 from strop.utils.safe_read import lines_of, open_regular
 
 _NO_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF}
-"""What some network file systems say of an fsync of a folder."""
+"""Error numbers with which some network file systems answer an fsync of a folder."""
 
 
 def fsync_path(path: Path) -> None:

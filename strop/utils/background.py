@@ -1,4 +1,4 @@
-"""What happens in a thread beside what the process does: once, or from time to time."""
+"""Work in a thread beside the process's own: once, or from time to time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def in_background(work: Callable[[], T], *, name: str) -> Future[T]:
-    """What `work` comes to, in a thread of that name.
+    """A future of `work`, which runs in a thread of that name.
 
     A process that must end does not wait for it, as it would for a pool of threads: the disk or the store that the
     work waits for may hang. Whoever needs the result asks for it.

@@ -16,7 +16,7 @@ Tell = Callable[[float | None], None]
 
 
 class _Away:
-    """How often the main thread is away at the moment: tasks of one event loop may be at the same time."""
+    """Number of `away` blocks the main thread is in: tasks of one event loop may be in several."""
 
     def __init__(self) -> None:
         self.tell: Tell | None = None
@@ -33,7 +33,7 @@ def listen(tell: Tell) -> None:
 
 @contextlib.contextmanager
 def away(at_most_s: float) -> Iterator[None]:
-    """What happens inside has limits of its own and ends within that time."""
+    """A block with limits of its own, which ends within that time."""
     if _away.tell is None or threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Which device this machine computes on: its name, its collective backend, its visibility variable.
+"""The device this machine computes on: its name, its collective backend, its visibility variable.
 
 No other module names a vendor. torch is imported only when a question about this machine is asked.
 """
@@ -20,7 +20,7 @@ OF_EACH_PROCESS = (
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceKind:
-    """What a kind of device is called by torch, by its collectives and by its driver."""
+    """Names of a kind of device: torch's, that of its collectives and that of its driver's variable."""
 
     name: str
     """The torch device type, for example `cuda`."""
@@ -85,7 +85,7 @@ def visibility_variable(device: str) -> str | None:
 
 
 def num_devices(device: str) -> int:
-    """How many devices of this type the process sees; 1 for a CPU."""
+    """Number of devices of this type that the process sees; 1 for a CPU."""
     return _num_devices(_kind(device).name)
 
 

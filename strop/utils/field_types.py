@@ -1,4 +1,4 @@
-"""What a field of a configuration may hold: its annotation, whether a value fits, and how both are called.
+"""Types of configuration fields: their annotations, the check of a value, and both in words.
 
 A field is one of: int, float, bool, str, a Literal, a union of these with None, tuple[X, ...], tuple[X, Y],
 dict[str, X] (free: its keys are the user's), or another dataclass (a section). Bounds stand in the annotation:
@@ -69,7 +69,7 @@ def literals(hint: Any) -> Iterator[Any]:
 
 
 def fits(hint: Any, value: Any) -> bool:
-    """Whether a value is of the type, strictly (neither "1" nor True is a number; 1 is also a float), and in bounds.
+    """True if a value is of the type, strictly (neither "1" nor True is a number; 1 is also a float), and in bounds.
     NaN fits nothing: it is no setting, and no two of them are equal."""
     members, origin, args = union_members(hint), get_origin(hint), get_args(hint)
     if len(members) > 1:
@@ -133,7 +133,7 @@ def _bounded_name(hint: Any) -> str:
 
 
 _SAME_SECTION = 0.2
-"""How much a key of the same section is preferred to others: run.keep is run.keep_last sooner than algorithm.keep."""
+"""Bonus of a key in the same section: run.keep is run.keep_last sooner than algorithm.keep."""
 
 
 def nearest(key: str, keys: Iterable[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""How Python looks for garbage while a run goes on."""
+"""Python's garbage collection during a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """What there is by now stays until the end: garbage is looked for only in what comes later.
+    """Freeze all objects that exist by now: inside, garbage is looked for only among later ones.
 
     Libraries leave half a million objects, and a look at all of them takes a third of a second, in a small run every
     two seconds. Where a caller has frozen objects, nothing is done.

@@ -33,7 +33,7 @@ _ABOUT_THE_REQUEST = frozenset({400, 413, 422})
 
 @dataclass(frozen=True, kw_only=True)
 class CallLimits:
-    """How a service is called: its key, rates and repeats."""
+    """Settings of calls to a service: its key, rates and retries."""
 
     api_key_env: str = ""
     """Environment variable with the key of the service, sent as a bearer token. Empty: no key."""

@@ -21,12 +21,12 @@ class AnswerTooLargeError(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a server sent."""
+    """The response of a server."""
 
     status: int
     body: bytes
     retry_after_s: float | None = None
-    """What the server asks for before the next request."""
+    """Seconds that the server asks to wait before the next request."""
 
 
 async def post(url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> Answer:

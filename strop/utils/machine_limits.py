@@ -1,4 +1,4 @@
-"""What this process may still take of its machine: cores and memory, within its control groups."""
+"""Cores and memory that this process may still use, within its control groups."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _V1, _V2 = (
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ("memory.max", "memory.current", "inactive_file"),
 )
-"""What a control group calls its limit, its use, and, in memory.stat, the part of it that the kernel takes back."""
+"""Files of a control group with its limit and its use, and the entry of memory.stat that the kernel can reclaim."""
 
 
 def usable_cores(*, root: Path = Path("/")) -> int:
@@ -92,7 +92,7 @@ def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _left(folder: Path, limit: str, use: str, spare: str, *, otherwise: int) -> int:
-    """What a control group leaves; `otherwise` without a limit."""
+    """Memory that a control group leaves; `otherwise` without a limit."""
     if not (folder / limit).is_file() or not (folder / use).is_file():
         return otherwise
     most = (folder / limit).read_text(encoding="utf-8").strip()

@@ -29,7 +29,7 @@ class Metric(str):
 
     unit: str
     over: str
-    """What one number stands for, and over what it is a mean, a sum, a largest or a smallest."""
+    """Meaning of one number, and the items over which it is a mean, a sum, a largest or a smallest."""
 
     def __new__(cls, name: str, unit: str, over: str) -> Metric:
         """Declare it.
@@ -64,7 +64,7 @@ class Metric(str):
 
     @property
     def last(self) -> str:
-        """What is behind the last slash: its name among the statistics of a loss."""
+        """The part behind the last slash: the name among the statistics of a loss."""
         return self.rpartition("/")[2]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ class Metric(str):
 
 
 class Reduction(Protocol):
-    """What one part reports of a metric, and how it merges with what others do."""
+    """A metric over some of the items; merges with that over others."""
 
     @property
     def value(self) -> float:
@@ -84,7 +84,7 @@ class Reduction(Protocol):
         """There is no number, as nothing was counted."""
 
     def merge(self, other: Self) -> Self:
-        """That over the items of both."""
+        """The metric over the items of both."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def _without_notices() -> Iterator[None]:
 
 
 SPIN_COUNT = "30000"
-"""How often a waiting OpenMP thread looks before it sleeps: about 0.1 ms, longer than the pause between two
+"""Number of times a waiting OpenMP thread looks before it sleeps: about 0.1 ms, longer than the pause between two
 operations. The default of libgomp is ten times that or more: with two busy programs beside it, a quickstart took ten
 times as long, because spinning threads keep the core from the thread that they wait for."""
 BLOCK_TIME_MS = "1"

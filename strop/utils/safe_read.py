@@ -169,7 +169,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def too_deep() -> ValueError:
-    """What is raised for a document that is nested too deeply."""
+    """The error for a document that is nested too deeply."""
     return ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
 
 

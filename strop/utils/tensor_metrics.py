@@ -1,4 +1,4 @@
-"""What is measured while a loss runs: added up on the device, and read once per optimizer step.
+"""Metrics of a loss: added up on the device, and read once per optimizer step.
 
 Every number that is read in between makes the host wait for the device, which then has nothing to do until the host has
 caught up; so nothing here is a Python number before `read`.

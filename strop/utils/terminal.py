@@ -1,4 +1,4 @@
-"""What reaches the terminal. Results go to standard output, all else to standard error.
+"""Terminal output. Results go to standard output, all else to standard error.
 
 Text of models and of reward functions is untrusted: control characters could move the cursor, recolour or
 rewrite lines, so they are shown as escapes.

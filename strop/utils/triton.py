@@ -20,5 +20,5 @@ jit: Any = (lambda function: function) if triton is None else triton.jit
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether kernels can be compiled for this device."""
+    """True if kernels can be compiled for this device."""
     return triton is not None and device.type == "cuda"

@@ -1,4 +1,4 @@
-"""Whether what settings name may be run: the one door in front of code, commands and addresses.
+"""Trust in settings: the one check in front of code, commands and addresses that settings name.
 
 What received settings name is not run, imported, started or contacted unless the user says so for this command
 (which settings are received, strop.trainer.untrusted_runs knows).
@@ -34,7 +34,7 @@ class Named:
 @dataclass(frozen=True)
 class _Closed:
     origin: str
-    """Where the settings come from."""
+    """Source of the settings."""
     own: frozenset[str]
     """Full keys that the user has given on this command line, whose values are the user's."""
 
@@ -71,7 +71,8 @@ def reopen() -> None:
 
 
 def may_run(setting: str) -> bool:
-    """Whether what this setting names may be run; for those that can do without. `*.name` is every such setting."""
+    """True if the code that this setting names may be run; for callers that can do without. `*.name` is every such
+    setting."""
     return _closed is None or any(fnmatchcase(own, setting.partition(":")[0]) for own in _closed.own)
 
 

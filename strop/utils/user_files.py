@@ -137,5 +137,5 @@ def absolute_path(path: str) -> str:
 
 
 def is_loaded(name: str) -> bool:
-    """Whether this process has imported the file by `load_user_file`."""
+    """True if this process has imported the file by `load_user_file`."""
     return Path(name).expanduser().resolve() in _LOADED

@@ -1,4 +1,4 @@
-"""What a check found, and how much it matters."""
+"""Findings of a check, and how much they matter."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Check:
 
     name: str
     text: str
-    """What was found."""
+    """The finding in words."""
     level: Literal["ok", "warn", "stop"] = "ok"
     """`warn`: a run may learn all the same. `stop`: it cannot, and is not started."""
     advice: str = ""
-    """What to do; empty where it is fine."""
+    """Advice; empty where all is fine."""
 
     @property
     def is_fine(self) -> bool:

@@ -70,7 +70,7 @@ def remember_named(values: Mapping[str, str]) -> None:
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a setting of this name has a key or a password for its value, or one whose form is that of a key."""
+    """True if a setting of this name holds a key or a password, or its value has the form of a key."""
     if not isinstance(value, str) or not value.strip() or value.lstrip().startswith("$"):
         return False
     if _SECRET_FORM.search(value):

@@ -25,7 +25,7 @@ _HIDDEN_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 private use, and the separators of lines and paragraphs."""
 _JOINERS = "\u200c\u200d"  # format characters that ordinary words and emoji need
 BROKEN = (Exception, SystemExit, GeneratorExit)
-"""What the code of a strange object may raise; Ctrl-C is ours."""
+"""Errors that the code of a strange object may raise; Ctrl-C is ours."""
 
 
 def encodable(text: str) -> str:

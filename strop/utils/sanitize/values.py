@@ -64,7 +64,7 @@ def read_json_at(text: str, start: int) -> tuple[Any, int]:
 
 
 def is_deeper(value: object, limit: int = MAX_JSON_DEPTH) -> bool:
-    """Whether lists and dictionaries are nested more than so many levels deep; found without recursion."""
+    """True if lists and dictionaries are nested more than so many levels deep; no recursion."""
     level: list[Any] = [value]
     for _ in range(limit + 1):
         level = [one for one in level if isinstance(one, dict | list)]
