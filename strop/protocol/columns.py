@@ -58,9 +58,11 @@ def from_flat(values: Tensor, lengths: Tensor) -> Tensor:
 
 def jagged_like(column: Tensor, values: Tensor) -> Tensor:
     """A jagged column with the row lengths of `column` and other values `[N, ...]`; shares its offsets."""
-    own, offsets = parts(column)
-    if len(own) != len(values):
-        raise BatchError(f"the column has {len(own)} values in all, got {len(values)} to put in their place")
+    flat_values, offsets = parts(column)
+    if len(flat_values) != len(values):
+        raise BatchError(
+            f"the column has {len(flat_values)} values in all, got {len(values)} to put in their place"
+        )
     return _column(values, offsets)
 
 
@@ -167,18 +169,18 @@ def take_rows(column: Tensor, index: Tensor) -> Tensor:
 
 def take_columns(columns: Mapping[str, Tensor], index: Tensor) -> dict[str, Tensor]:
     """`take_rows` of several columns; equal raggedness is computed once and shared by the results."""
-    taken = {
+    rows = {
         name: column.index_select(0, index.to(column.device))
         for name, column in columns.items()
         if not is_jagged(column)
     }
     for offsets, members in _equally_ragged(columns):
-        place = index.to(offsets.device)
-        closed = _offsets(offsets.diff().index_select(0, place))
-        positions = _runs(offsets[:-1].index_select(0, place), closed)
+        position = index.to(offsets.device)
+        closed = _offsets(offsets.diff().index_select(0, position))
+        positions = _runs(offsets[:-1].index_select(0, position), closed)
         for name, values in members.items():
-            taken[name] = _column(values.index_select(0, positions), closed)
-    return {name: taken[name] for name in columns}
+            rows[name] = _column(values.index_select(0, positions), closed)
+    return {name: rows[name] for name in columns}
 
 
 def slice_columns(columns: Mapping[str, Tensor], start: int, stop: int) -> dict[str, Tensor]:
@@ -203,9 +205,9 @@ def cat_columns(columns: Sequence[Tensor], *, name: str = "") -> Tensor:
     kinds = {_kind(column): number for number, column in reversed(list(enumerate(columns)))}
     if len(kinds) > 1:
         firsts = sorted((number, kind) for kind, number in kinds.items())
-        found = "; ".join(f"part {number}: {kind}" for number, kind in firsts)
+        described = "; ".join(f"part {number}: {kind}" for number, kind in firsts)
         raise BatchError(
-            f"column {name!r} cannot be joined, its parts differ ({found}). Token columns of different "
+            f"column {name!r} cannot be joined, its parts differ ({described}). Token columns of different "
             f"widths join when they are jagged: strop.protocol.from_padded(column, mask)"
         )
     if len(columns) == 1:
@@ -242,8 +244,10 @@ def copied(column: Tensor) -> Tensor:
 
 def compact(values: Tensor) -> Tensor:
     """The same values in a storage that holds nothing else; itself when that is so already."""
-    own = values.numel() * values.element_size() == values.untyped_storage().nbytes()
-    return values if own and values.is_contiguous() else values.clone(memory_format=torch.contiguous_format)
+    is_whole = values.numel() * values.element_size() == values.untyped_storage().nbytes()
+    return (
+        values if is_whole and values.is_contiguous() else values.clone(memory_format=torch.contiguous_format)
+    )
 
 
 def same_column(left: Tensor, right: Tensor) -> bool:
@@ -257,8 +261,8 @@ def same_column(left: Tensor, right: Tensor) -> bool:
         return False
     if not is_jagged(left):
         return _same_values(left, right)
-    (own, offsets), (other, other_offsets) = parts(left), parts(right)
-    return _same_values(offsets, other_offsets) and _same_values(own, other)
+    (values, offsets), (other, other_offsets) = parts(left), parts(right)
+    return _same_values(offsets, other_offsets) and _same_values(values, other)
 
 
 def _same_values(left: Tensor, right: Tensor) -> bool:
@@ -306,18 +310,20 @@ def _runs(starts: Tensor, offsets: Tensor) -> Tensor:
 
 def _equally_ragged(columns: Mapping[str, Tensor]) -> list[tuple[Tensor, dict[str, Tensor]]]:
     """The jagged columns, those with rows of equal lengths together: offsets, and the values of each by name."""
-    found: list[tuple[Tensor, dict[str, Tensor]]] = []
+    groups: list[tuple[Tensor, dict[str, Tensor]]] = []
     for name, column in columns.items():
         if not is_jagged(column):
             continue
         values, offsets = parts(column)
-        for known, members in found:  # B + 1 numbers are compared
-            if known is offsets or (known.device == offsets.device and torch.equal(known, offsets)):
+        for group_offsets, members in groups:  # B + 1 numbers are compared
+            if group_offsets is offsets or (
+                group_offsets.device == offsets.device and torch.equal(group_offsets, offsets)
+            ):
                 members[name] = values
                 break
         else:
-            found.append((offsets, {name: values}))
-    return found
+            groups.append((offsets, {name: values}))
+    return groups
 
 
 def _spread(mask: Tensor, like: Tensor) -> Tensor:

@@ -175,15 +175,15 @@ class DataProto:
         )
 
     def _row(self, number: int) -> DataProtoItem:
-        place = number + len(self) if number < 0 else number
-        if not 0 <= place < len(self):
+        index = number + len(self) if number < 0 else number
+        if not 0 <= index < len(self):
             raise IndexError(f"row {number} does not exist in a batch of {len(self)} rows")
         batch = None
         if self.batch is not None:
-            cut = cols.slice_columns(self.tensors(), place, place + 1)
+            cut = cols.slice_columns(self.tensors(), index, index + 1)
             row = {name: cols.rows(column)[0] for name, column in cut.items()}
             batch = TensorDict(row, batch_size=[])
-        others = {name: column[place] for name, column in self.non_tensor_batch.items()}
+        others = {name: column[index] for name, column in self.non_tensor_batch.items()}
         return DataProtoItem(batch, others, self.meta_info)
 
     def slice(self, start: int | None = None, end: int | None = None, step: int | None = None) -> DataProto:
@@ -453,8 +453,8 @@ class DataProto:
         self.batch = None
         if state["tensors"] is not None:
             tensors = {
-                name: one if two is None else cols.from_flat(one, two.diff())
-                for name, (one, two) in state["tensors"].items()
+                name: values if offsets is None else cols.from_flat(values, offsets.diff())
+                for name, (values, offsets) in state["tensors"].items()
             }
             self.batch = _tensor_dict(cols.share_offsets(tensors), state["length"])
         self.non_tensor_batch, self.meta_info = state["others"], state["facts"]

@@ -63,8 +63,8 @@ def write_batch(path: Path, state: Mapping[str, Any]) -> None:
     temporary.mkdir()
     try:
         # Columns may share memory, which safetensors refuses: each gets its own.
-        own = {name: one.detach().cpu().contiguous().clone() for name, one in files.items()}
-        save_file(own, temporary / _TENSORS)
+        tensors_to_save = {name: column.detach().cpu().contiguous().clone() for name, column in files.items()}
+        save_file(tensors_to_save, temporary / _TENSORS)
         (temporary / _COLUMNS).write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
         for file in (_TENSORS, _COLUMNS, "."):
             fsync_path(temporary / file)
@@ -88,19 +88,19 @@ def read_batch(path: Path) -> dict[str, Any]:
                 f"{path} has format {record['format']}, this version of strop reads format {FORMAT}; read it "
                 f"with the version that wrote it"
             )
-        found = load_file(path / _TENSORS)
+        stored = load_file(path / _TENSORS)
         tensors = None
         if record["tensors"] is not None:
             tensors = {
-                name: (found[f"values/{name}"], found[f"offsets/{name}"])
-                if f"offsets/{name}" in found
-                else (found[f"dense/{name}"], None)
+                name: (stored[f"values/{name}"], stored[f"offsets/{name}"])
+                if f"offsets/{name}" in stored
+                else (stored[f"dense/{name}"], None)
                 for name in record["tensors"]
             }
         return {
             "length": record["num_rows"],
             "tensors": tensors,
-            "others": {name: _array_from_json(one) for name, one in record["non_tensor_batch"].items()},
+            "others": {name: _array_from_json(column) for name, column in record["non_tensor_batch"].items()},
             "facts": {key: from_json(fact) for key, fact in record["meta_info"].items()},
         }
     except (OSError, SafetensorError, json.JSONDecodeError, KeyError, TypeError) as error:

@@ -96,15 +96,15 @@ def _joined_metrics(values: Sequence[Any]) -> dict[str, list[Any]]:
     return joined
 
 
-def chosen(found: Mapping[str, Any], names: Sequence[str] | None, kind: str) -> dict[str, Any]:
+def chosen(columns: Mapping[str, Any], names: Sequence[str] | None, kind: str) -> dict[str, Any]:
     """The entries of these names, in their order; None: all. An unknown name is a BatchError."""
     if names is None:
-        return dict(found)
-    wanted = [names] if isinstance(names, str) else list(names)
-    for name in wanted:
-        if name not in found:
-            raise BatchError(f"{kind} has no {name!r}; it has {', '.join(sorted(found)) or 'nothing'}")
-    return {name: found[name] for name in wanted}
+        return dict(columns)
+    requested = [names] if isinstance(names, str) else list(names)
+    for name in requested:
+        if name not in columns:
+            raise BatchError(f"{kind} has no {name!r}; it has {', '.join(sorted(columns)) or 'nothing'}")
+    return {name: columns[name] for name in requested}
 
 
 def check_same_columns(parts: Sequence[tuple[Collection[str], Collection[str]]]) -> None:

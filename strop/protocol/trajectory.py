@@ -76,13 +76,13 @@ def media_of(token_ids: Sequence[int]) -> tuple[Media, ...]:
 def _check_places(media: Sequence[Media], num_tokens: int, where: str) -> None:
     """Refuse media that do not stand one after another within so many tokens."""
     end = 0
-    for one in media:
-        if not end <= one.start < one.start + one.num_tokens <= num_tokens:
+    for medium in media:
+        if not end <= medium.start < medium.start + medium.num_tokens <= num_tokens:
             raise ValueError(
-                f"{where} has {num_tokens} tokens, but its {one.kind} is said to stand at {list(one.span)}; media are "
-                f"named in order, and none is cut"
+                f"{where} has {num_tokens} tokens, but its {medium.kind} is said to stand at {list(medium.span)}; media "
+                f"are named in order, and none is cut"
             )
-        end = one.start + one.num_tokens
+        end = medium.start + medium.num_tokens
 
 
 def continues(messages: Sequence[Mapping[str, Any]]) -> bool:
@@ -95,17 +95,17 @@ def with_answer(messages: Sequence[Mapping[str, Any]], text: str) -> tuple[Mappi
     if not continues(messages):
         return (*messages, {"role": "assistant", "content": text})
     *before, last = messages
-    given = last.get("content") or ""
-    whole = given + text if isinstance(given, str) else [*given, {"type": "text", "text": text}]
+    content = last.get("content") or ""
+    whole = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
     return (*before, {**last, "content": whole})
 
 
 def words_of(message: Mapping[str, Any]) -> str:
     """The text of a message, of which each part may be text."""
-    given = message.get("content") or ""
-    if isinstance(given, str):
-        return given
-    texts = [part for part in given if isinstance(part, Mapping) and part.get("type") == "text"]
+    content = message.get("content") or ""
+    if isinstance(content, str):
+        return content
+    texts = [part for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
     return "".join(str(part.get("text", "")) for part in texts)
 
 
@@ -211,9 +211,9 @@ class Trajectory:
             "versions": len(self.versions),
         }
         if len(set(lengths.values())) > 1:
-            found = ", ".join(f"{count} {name}" for name, count in lengths.items())
+            counts = ", ".join(f"{count} {name}" for name, count in lengths.items())
             raise ValueError(
-                f"trajectory {self.id} has {found}; append them together, one call of with_sampled or "
+                f"trajectory {self.id} has {counts}; append them together, one call of with_sampled or "
                 f"with_given per turn"
             )
         if not self.prompt_ids:
@@ -226,8 +226,8 @@ class Trajectory:
     def _check_provenance(self) -> None:
         """Refuse log-probs and versions that do not fit their tokens; tokens that were checked are not looked at."""
         columns = (self.sampled, self.log_probs, self.versions)
-        known = self.checked
-        if len(known) == 3 and all(one is other for one, other in zip(known, columns, strict=True)):
+        checked = self.checked
+        if len(checked) == 3 and all(column is other for column, other in zip(checked, columns, strict=True)):
             return
         _check_tokens(self.id, *columns, first=0)
         object.__setattr__(self, "checked", columns)
@@ -263,7 +263,7 @@ class Trajectory:
         """
         self._refuse_if_finished()
         count, length = len(token_ids), len(self.prompt_ids) + len(self.response_ids)
-        media = tuple(replace(one, start=length + one.start) for one in media_of(token_ids))
+        media = tuple(replace(medium, start=length + medium.start) for medium in media_of(token_ids))
         new = ((False,) * count, (0.0,) * count, (NOT_SAMPLED,) * count)
         return self._appended(tuple(token_ids), *new, media=self.media + media)
 
@@ -274,12 +274,12 @@ class Trajectory:
         """
         first = len(self.prompt_ids)
         end = first + min(max_response_tokens, len(self.response_ids))
-        kept = list(self.media)
-        while kept and kept[-1].start >= first and kept[-1].span[1] >= end:
-            end = min(end, kept.pop().start)
+        media = list(self.media)
+        while media and media[-1].start >= first and media[-1].span[1] >= end:
+            end = min(end, media.pop().start)
         count = end - first
         columns = (self.sampled[:count], self.log_probs[:count], self.versions[:count])
-        return self._with_columns(self.response_ids[:count], columns, media=tuple(kept))
+        return self._with_columns(self.response_ids[:count], columns, media=tuple(media))
 
     def finish(self, stop_reason: str) -> Trajectory:
         """This trajectory, closed: no token can be appended to the result."""

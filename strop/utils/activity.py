@@ -16,9 +16,9 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def doing(what: str) -> Iterator[None]:
+def doing(activity: str) -> Iterator[None]:
     """The process does this, within what it did before; for its main thread."""
-    steps.append((what, time.monotonic()))
+    steps.append((activity, time.monotonic()))
     try:
         yield
     finally:
@@ -31,8 +31,8 @@ def item(name: str) -> Iterator[Callable[[str], None]]:
     number, since = next(_numbers), time.monotonic()
     items[number] = (name, "", since)
 
-    def now(what: str) -> None:
-        items[number] = (name, what, since)
+    def now(stage: str) -> None:
+        items[number] = (name, stage, since)
 
     try:
         yield now

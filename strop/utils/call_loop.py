@@ -68,10 +68,10 @@ class CallRunner:
 def _end(loop: asyncio.AbstractEventLoop, but: set[asyncio.Task[Any]]) -> None:
     """Cancel all other tasks. One that awaits a task with a KeyboardInterrupt raises it once more, out of the loop."""
     ended: set[asyncio.Task[Any]] = set()
-    while others := asyncio.all_tasks(loop) - but:
-        ended |= others
+    while tasks := asyncio.all_tasks(loop) - but:
+        ended |= tasks
         with contextlib.suppress(KeyboardInterrupt):
-            loop.run_until_complete(_cancelled(others))
+            loop.run_until_complete(_cancelled(tasks))
     for task in ended:
         if not task.cancelled():
             task.exception()  # looked at, so that nothing is said of it

@@ -53,8 +53,8 @@ def check_device_name(name: str, key: str) -> None:
     kind = name.partition(":")[0]
     if name != "auto" and kind not in _KINDS:
         accelerator = next(iter(_KINDS))
-        meant = f"; did you mean {accelerator}?" if kind == "gpu" else ""
-        raise ValueError(f"{key} is {name!r}, but the devices are auto, {', '.join(_KINDS)}{meant}")
+        suggestion = f"; did you mean {accelerator}?" if kind == "gpu" else ""
+        raise ValueError(f"{key} is {name!r}, but the devices are auto, {', '.join(_KINDS)}{suggestion}")
 
 
 def device_name(requested: str = "auto") -> str:

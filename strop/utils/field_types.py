@@ -83,7 +83,7 @@ def fits(hint: Any, value: Any) -> bool:
         return isinstance(value, tuple) and len(items) == len(value) and all(map(fits, items, value))
     if is_mapping(hint):
         return isinstance(value, Mapping) and all(
-            isinstance(name, str) and fits(args[1], one) for name, one in value.items()
+            isinstance(name, str) and fits(args[1], item) for name, item in value.items()
         )
     if hint is float:
         return type(value) is int or (type(value) is float and not math.isnan(value))
@@ -124,10 +124,10 @@ def type_name(hint: Any) -> str:
 
 def _bounded_name(hint: Any) -> str:
     """The name of a type with bounds; where one is infinity, it is called finite."""
-    name, bounds = _WORDS[hint.__origin__], [one for one in hint.__metadata__ if type(one) in _HOLDS]
-    numbers = [f"{_WORDS[type(one)]} {_limit(one)}" for one in bounds if not math.isinf(_limit(one))]
-    numbers += [_WORDS[MinLen] for one in hint.__metadata__ if isinstance(one, MinLen)]
-    if any(math.isinf(_limit(one)) for one in bounds):
+    name, bounds = _WORDS[hint.__origin__], [bound for bound in hint.__metadata__ if type(bound) in _HOLDS]
+    numbers = [f"{_WORDS[type(bound)]} {_limit(bound)}" for bound in bounds if not math.isinf(_limit(bound))]
+    numbers += [_WORDS[MinLen] for bound in hint.__metadata__ if isinstance(bound, MinLen)]
+    if any(math.isinf(_limit(bound)) for bound in bounds):
         name = name.replace("a ", "a finite ", 1)
     return f"{name} {' and '.join(numbers).replace('and of ', 'and ')}".strip()
 
@@ -145,12 +145,12 @@ def nearest(key: str, keys: Iterable[str]) -> str | None:
     best, best_score = None, 0.0
     section, _, name = key.rpartition(".")
     keys = list(keys)
-    begun = [one for one in keys if one.rpartition(".")[2].startswith(f"{name}_")]
-    in_section = [one for one in begun if one.rpartition(".")[0] == section]
-    if len({one.rpartition(".")[2] for one in begun}) > 1:
+    begun = [full for full in keys if full.rpartition(".")[2].startswith(f"{name}_")]
+    in_section = [full for full in begun if full.rpartition(".")[0] == section]
+    if len({full.rpartition(".")[2] for full in begun}) > 1:
         begun = in_section
     if section and begun:
-        return max(in_section or begun, key=lambda one: difflib.SequenceMatcher(None, key, one).ratio())
+        return max(in_section or begun, key=lambda full: difflib.SequenceMatcher(None, key, full).ratio())
     for candidate in keys:
         whole = difflib.SequenceMatcher(None, key.lower(), candidate.lower()).ratio()
         last = difflib.SequenceMatcher(None, name.lower(), candidate.lower().rpartition(".")[2]).ratio()

@@ -177,9 +177,9 @@ class Caller:
             try:
                 async with self._places:
                     await self._bucket.take()
-                    if why := refusal():
+                    if reason := refusal():
                         usage = _counted(attempt - 1, time.monotonic() - started)
-                        raise CallRefused("infrastructure", f"the {self._name} {why}", usage)
+                        raise CallRefused("infrastructure", f"the {self._name} {reason}", usage)
                     data = await self._attempt(body, read)
             except CallRefused as refused:
                 if refused.usage:  # it was not asked
@@ -218,8 +218,8 @@ class Caller:
     def _read(self, answer: Answer) -> Any:
         if answer.status != 200:
             kind: Failure = "error" if answer.status in _ABOUT_THE_REQUEST else "infrastructure"
-            said = " ".join(_shown(answer.body, 300).split())
-            sentence = f"refused with HTTP status {answer.status}{f': {said}' if said else ''}"
+            detail = " ".join(_shown(answer.body, 300).split())
+            sentence = f"refused with HTTP status {answer.status}{f': {detail}' if detail else ''}"
             is_repeated = answer.status in _REPEATABLE
             raise CallRefused(kind, sentence, {}, repeats=is_repeated, wait_s=answer.retry_after_s)
         try:

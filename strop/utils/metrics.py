@@ -39,10 +39,10 @@ class Metric(str):
         """
         metric = super().__new__(cls, name)
         metric.unit, metric.over = unit, over
-        known = METRICS.setdefault(name, metric)
-        if (known.unit, known.over) != (unit, over):
+        registered = METRICS.setdefault(name, metric)
+        if (registered.unit, registered.over) != (unit, over):
             raise ValueError(
-                f"metric {name!r} is declared twice: {known.over!r}, and {over!r}; take one, or another name"
+                f"metric {name!r} is declared twice: {registered.over!r}, and {over!r}; take one, or another name"
             )
         return metric
 
@@ -59,8 +59,8 @@ class Metric(str):
             raise ValueError(
                 f"metric {str(self)!r} has no member with the words {', '.join(words) or '(none)'}"
             )
-        given = iter(words)
-        return _PLACE.sub(lambda _: next(given), self)
+        remaining = iter(words)
+        return _PLACE.sub(lambda _: next(remaining), self)
 
     @property
     def last(self) -> str:
@@ -146,13 +146,13 @@ def merge_metrics(parts: Iterable[Mapping[str, Reduction]]) -> dict[str, Reducti
     merged: dict[str, Any] = {}
     for part in parts:
         for key, item in part.items():
-            held = merged.get(key)
-            if held is not None and type(held) is not type(item):
+            earlier = merged.get(key)
+            if earlier is not None and type(earlier) is not type(item):
                 raise ValueError(
-                    f"metric {key!r} is reported as {type(held).__name__} by one part and as {type(item).__name__} by "
-                    f"another: report it with one rule"
+                    f"metric {key!r} is reported as {type(earlier).__name__} by one part and as {type(item).__name__} "
+                    f"by another: report it with one rule"
                 )
-            merged[key] = item if held is None else held.merge(item)
+            merged[key] = item if earlier is None else earlier.merge(item)
     return merged
 
 

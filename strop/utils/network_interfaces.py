@@ -23,14 +23,16 @@ def interface_of(address: str) -> str:
     """The name of the interface that has an address of this machine; "" where none has."""
     import psutil  # here: groups of several processes need it, and come with the Ray runtime that brings it
 
-    wanted = ipaddress.ip_address(address.partition("%")[0])
+    searched = ipaddress.ip_address(address.partition("%")[0])
     for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
+        for entry in addresses:
             try:
-                held = ipaddress.ip_address(one.address.partition("%")[0])
+                bound = ipaddress.ip_address(entry.address.partition("%")[0])
             except ValueError:  # a hardware address
                 continue
             # All of 127.0.0.0/8 is on the loopback interface, which shows one address of it.
-            if held == wanted or (held.is_loopback and wanted.is_loopback and held.version == wanted.version):
+            if bound == searched or (
+                bound.is_loopback and searched.is_loopback and bound.version == searched.version
+            ):
                 return str(name)
     return ""

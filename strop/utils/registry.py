@@ -55,8 +55,8 @@ class Registry(dict[str, T], Generic[T]):
 
 def unknown(kind: str, name: str, known: Collection[str]) -> str:
     """A sentence for a name that nothing has."""
-    near = nearest(name, known)
-    way = f"Did you mean {near}? " if near else ""
+    suggestion = nearest(name, known)
+    way = f"Did you mean {suggestion}? " if suggestion else ""
     return (
         f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none'}. {way}A function of "
         f"your own must be registered under this name before the run starts"

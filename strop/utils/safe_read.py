@@ -89,12 +89,12 @@ def check_regular(path: Path | str) -> int:
         return os.fstat(file.fileno()).st_size
 
 
-def _check_regular(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise NotAFile(path, found.st_mode)
-    stored = found.st_blocks * 512
-    if found.st_size > _SPARSE_FROM_BYTES and stored < found.st_size * _MIN_STORED_SHARE:
-        raise TooLarge(path, found.st_size, _SPARSE_FROM_BYTES)
+def _check_regular(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise NotAFile(path, status.st_mode)
+    stored = status.st_blocks * 512
+    if status.st_size > _SPARSE_FROM_BYTES and stored < status.st_size * _MIN_STORED_SHARE:
+        raise TooLarge(path, status.st_size, _SPARSE_FROM_BYTES)
 
 
 def read_bytes(path: Path | str, *, limit: int = MAX_JSON_BYTES) -> bytes:
@@ -201,13 +201,13 @@ def _check_expanded(root: yaml.Node) -> None:
             continue
         if key not in open_nodes:
             open_nodes.add(key)
-            if any(id(one) in open_nodes and id(one) not in sizes for one in inner):
+            if any(id(child) in open_nodes and id(child) not in sizes for child in inner):
                 raise yaml.MarkedYAMLError(problem="a value contains itself", problem_mark=node.start_mark)
-            stack += [one for one in inner if id(one) not in sizes]
+            stack += [child for child in inner if id(child) not in sizes]
             continue
         stack.pop()
-        sizes[key] = 1 + sum(sizes[id(one)] for one in inner)
-        depths[key] = 1 + max(depths[id(one)] for one in inner)
+        sizes[key] = 1 + sum(sizes[id(child)] for child in inner)
+        depths[key] = 1 + max(depths[id(child)] for child in inner)
         if sizes[key] > MAX_YAML_VALUES:
             problem = f"its aliases stand for more than {MAX_YAML_VALUES} values"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
@@ -217,7 +217,7 @@ def _check_expanded(root: yaml.Node) -> None:
 
 def _inner(node: yaml.Node) -> list[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
-        return [one for pair in node.value for one in pair]
+        return [child for pair in node.value for child in pair]
     return list(node.value) if isinstance(node, yaml.SequenceNode) else []
 
 

@@ -59,13 +59,13 @@ class TensorMetrics:
         """Everything, as it merges over ranks; waits for the device, once."""
         totals, smallest, largest = list(self._totals), list(self._smallest), list(self._largest)
         measured = [name for name in totals if isinstance(self._counts[name], Tensor)]
-        held = [
+        recorded = [
             *(self._totals[name] for name in totals),
             *(torch.as_tensor(self._counts[name]).double() for name in measured),
             *(self._smallest[name] for name in smallest),
             *(self._largest[name] for name in largest),
         ]
-        numbers = iter(torch.stack(held).tolist() if held else [])
+        numbers = iter(torch.stack(recorded).tolist() if recorded else [])
         sums = {name: next(numbers) for name in totals}
         counts: dict[str, Tensor | float] = self._counts | {name: next(numbers) for name in measured}
         metrics: dict[str, Reduction] = {name: Mean(sums[name], float(counts[name])) for name in totals}

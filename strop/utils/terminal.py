@@ -35,8 +35,8 @@ plain = printable
 
 def shorten(text: str, length: int) -> str:
     """At most `length` characters of the text, as one line."""
-    shown = plain(text, is_one_line=True)
-    return shown if len(shown) <= length else shown[: length - 1] + "…"
+    line = plain(text, is_one_line=True)
+    return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def print_plain(text: str = "", *, end: str = "\n", file: TextIO | None = None) -> None:

@@ -61,13 +61,13 @@ def load_user_class(path: str, name: str, *, setting: str) -> type:
         ValueError: there is no such file or class, or importing it failed.
     """
     module = load_user_file(path, setting=f"{setting}.path")
-    found = getattr(module, name, None)
-    if not isinstance(found, type):
+    cls = getattr(module, name, None)
+    if not isinstance(cls, type):
         classes = sorted(key for key, value in vars(module).items() if isinstance(value, type))
         raise ValueError(
             f"{setting}.name is {name!r}, but {path} has no class of that name; it has {', '.join(classes) or 'none'}"
         )
-    return found
+    return cls
 
 
 @contextlib.contextmanager

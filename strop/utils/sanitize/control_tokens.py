@@ -27,17 +27,19 @@ class ControlText:
         self._tokenizer = tokenizer
         template = str(getattr(tokenizer, "chat_template", None) or "")
         added: Mapping[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-        control = {number: one for number, one in added.items() if one.special or str(one) in template}
-        names = {str(one) for one in control.values()} | set(getattr(tokenizer, "all_special_tokens", []))
+        control = {
+            number: token for number, token in added.items() if token.special or str(token) in template
+        }
+        names = {str(token) for token in control.values()} | set(getattr(tokenizer, "all_special_tokens", []))
         self._names = any_of(name for name in names if len(name.strip()) > 1)
-        self._ids = {number for number, one in control.items() if len(str(one).strip()) > 1}
+        self._ids = {number for number, token in control.items() if len(str(token).strip()) > 1}
         # A normalizer may make one of other characters: of wide ones, or of capitals.
         normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
-        self._is_normalized = normalizer is not None and any(one.normalized for one in control.values())
+        self._is_normalized = normalizer is not None and any(token.normalized for token in control.values())
 
     def as_plain_text(self, text: str) -> str:
         """The text with a space in every control token that it spells out, so that none is made of it."""
-        text = self._names.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+        text = self._names.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
         return self._after_normalizing(text) if self._is_normalized else text
 
     def _after_normalizing(self, text: str) -> str:
@@ -63,10 +65,10 @@ _FORMS = re.compile(
 
 def without_common_control_text(text: str) -> str:
     """As `as_plain_text`, for a reader whose tokenizer is not known: the forms that control tokens commonly have."""
-    return _FORMS.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+    return _FORMS.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:
     """A pattern for each of some texts, the longest first; it matches nothing where there is none."""
-    alternatives = "|".join(re.escape(one) for one in sorted(texts, key=len, reverse=True) if one)
+    alternatives = "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True) if text)
     return re.compile(alternatives or r"(?!)")

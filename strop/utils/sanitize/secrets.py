@@ -56,7 +56,8 @@ def remember_secret(value: str) -> None:
         _remembered.add(value)
         _forms = tuple(
             sorted(
-                {form for one in _remembered for form in _spellings(one)}, key=lambda form: (-len(form), form)
+                {form for known in _remembered for form in _spellings(known)},
+                key=lambda form: (-len(form), form),
             )
         )
 
@@ -123,7 +124,7 @@ def redacted(text: str) -> str:
 def _spellings(secret: str) -> set[str]:
     data = secret.encode("utf-8", "replace")
     quoted = {quote(data, safe=""), quote(data), quote_plus(data)}
-    lower = {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), one) for one in quoted}
+    lower = {re.sub("%[0-9A-F]{2}", lambda match: match[0].lower(), quoted_form) for quoted_form in quoted}
     escaped = json.dumps(secret)[1:-1]
     forms = {secret, escaped, escaped.replace("/", "\\/"), *quoted, *lower}
     for offset in range(3):  # whatever stands before it, such as a user name and a colon

@@ -49,12 +49,12 @@ def storable_text(text: object, *, max_chars: int = MAX_CHARS) -> str:
         text: anything; what is no text becomes a short description of itself.
         max_chars: of what follows, only its length is said: "… [12 more characters]".
     """
-    shown = encodable(text) if is_text(text) else describe_object(text)
-    left_out = len(shown) - max_chars
-    shown = shown[:max_chars] if left_out > 0 else shown
-    if _CONTROL.search(shown):
-        shown = shown.translate(_ESCAPED)
-    return f"{shown}… [{left_out} more characters]" if left_out > 0 else shown
+    result = encodable(text) if is_text(text) else describe_object(text)
+    left_out = len(result) - max_chars
+    result = result[:max_chars] if left_out > 0 else result
+    if _CONTROL.search(result):
+        result = result.translate(_ESCAPED)
+    return f"{result}… [{left_out} more characters]" if left_out > 0 else result
 
 
 def printable(text: object, *, is_one_line: bool = False) -> str:
@@ -64,11 +64,11 @@ def printable(text: object, *, is_one_line: bool = False) -> str:
         text: of any origin.
         is_one_line: also escape line breaks and tabs.
     """
-    shown = redacted(str.__str__(text)) if is_text(text) else storable_text(text)
-    if shown.isascii() and shown.isprintable():
-        return shown
-    kept = "" if is_one_line else "\n\t"
-    return "".join(char if char in kept or _is_harmless(char) else _escape(char) for char in shown)
+    result = redacted(str.__str__(text)) if is_text(text) else storable_text(text)
+    if result.isascii() and result.isprintable():
+        return result
+    allowed = "" if is_one_line else "\n\t"
+    return "".join(char if char in allowed or _is_harmless(char) else _escape(char) for char in result)
 
 
 def described(error: BaseException, *, max_chars: int = MAX_ERROR_CHARS) -> str:

@@ -67,10 +67,10 @@ def is_deeper(value: object, limit: int = MAX_JSON_DEPTH) -> bool:
     """True if lists and dictionaries are nested more than so many levels deep; no recursion."""
     level: list[Any] = [value]
     for _ in range(limit + 1):
-        level = [one for one in level if isinstance(one, dict | list)]
+        level = [inner for inner in level if isinstance(inner, dict | list)]
         if not level:
             return False
-        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+        level = [item for inner in level for item in (inner.values() if isinstance(inner, dict) else inner)]
     return True
 
 
@@ -242,9 +242,9 @@ class _Walk:
             self._above.discard(id(value))
 
     def _text(self, text: str, max_chars: int = MAX_CHARS) -> str:
-        shown = storable_text(text, max_chars=max(0, min(self._chars, max_chars)))
-        self._chars -= len(shown)
-        return shown
+        result = storable_text(text, max_chars=max(0, min(self._chars, max_chars)))
+        self._chars -= len(result)
+        return result
 
     def _list(self, values: Sequence[Any]) -> list[Any]:
         items: list[Any] = []
@@ -271,10 +271,10 @@ class _Walk:
                 break
             self._items -= 1
             num_read += 1
-            name = wanted = self._key(key)
+            name = base = self._key(key)
             while name in entries:
-                times[wanted] = times.get(wanted, 1) + 1
-                name = f"{wanted} ({times[wanted]})"
+                times[base] = times.get(base, 1) + 1
+                name = f"{base} ({times[base]})"
             entries[name] = self.value(item)
         if num_read < len(values):
             entries["…"] = f"[{len(values) - num_read} more]"
