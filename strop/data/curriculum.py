@@ -1,4 +1,4 @@
-"""Orders of rows by what came of them, and orders of a user's own: functions that see results, or classes.
+"""Orders of the rows of an epoch (data.sampler): shuffled, by results, and those of a user's own.
 
 A sampler is a pure function, called with what it has parameters for:
 
@@ -13,18 +13,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.data.sampler import ORDERS, Rows, parse_visit_uid, shuffled
+from strop.data.visit_ids import parse_visit_uid
 from strop.utils.registry import Registry, dotted, required_parameters
+from strop.utils.rng import permutation, random_key
 
 if TYPE_CHECKING:
+    from strop.data.sampler_class import VerlSampler
     from strop.protocol import DataProto
     from strop.workers.reports import EpisodeReport
 
+Rows = Sequence[int] | NDArray[np.int64]
+"""Row numbers."""
 Sampler = Callable[..., Rows]
 """See the module."""
 F = TypeVar("F", bound=Sampler)
@@ -36,6 +40,20 @@ SAMPLERS: Registry[Sampler] = Registry("sampler")
 
 UNKNOWN_PASS_RATE = 0.5
 """Of a row that was never scored: in the middle between easy and hard."""
+
+
+def shuffled(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
+    """An order drawn from the seed, another one in each epoch."""
+    return np.asarray(rows)[permutation(random_key(seed, "prompt_order", epoch), len(rows))]
+
+
+def in_order(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
+    """The order of the files."""
+    return np.asarray(rows)
+
+
+ORDERS: dict[str, Callable[..., NDArray[np.int64]]] = {"shuffled": shuffled, "in_order": in_order}
+"""Values of data.sampler that look at no results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,28 +70,8 @@ class RowResult:
     """When that was."""
 
 
-class SamplerObject(Protocol):
-    """A sampler that is a class, made once per run."""
-
-    @property
-    def learns(self) -> bool:
-        """It wants to be shown steps."""
-
-    def positions(self) -> list[int]:
-        """The order of the next epoch, as positions in the rows."""
-
-    def update(self, batch: DataProto) -> None:
-        """Show it a step."""
-
-    def state(self) -> dict[str, Any]:
-        """For the manifest of a checkpoint, as JSON has it."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from such a state."""
-
-
 def register_sampler(name: str) -> Callable[[F], F]:
-    """A decorator that makes a function, or a class in verl's form (`SamplerObject`), available as
+    """A decorator that makes a function, or a class in verl's form (`strop.data.sampler_class`), available as
     data.sampler=name.
 
     Raises:
@@ -83,7 +81,9 @@ def register_sampler(name: str) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         if isinstance(function, type):
-            _form_of_classes(name).check(name, function)
+            from strop.data.sampler_class import check_sampler_class  # torch: seconds
+
+            check_sampler_class(name, function)
             SAMPLERS.register(name)(function)
             return function
         required = required_parameters(function)
@@ -97,12 +97,6 @@ def register_sampler(name: str) -> Callable[[F], F]:
         return function
 
     return add
-
-
-def _form_of_classes(name: str) -> Any:
-    from strop.data.sampler_class import VerlSampler  # torch: seconds
-
-    return VerlSampler
 
 
 class ResultsOrder:
@@ -120,9 +114,11 @@ class ResultsOrder:
         function: Any = SAMPLERS[name]
         self._name, self._rows = name, np.asarray(rows, dtype=np.int64)
         self._results: dict[int, RowResult] = {}
-        self._object: SamplerObject | None = None
+        self._object: VerlSampler | None = None
         if isinstance(function, type):
-            self._object = _form_of_classes(name)(name, function, rows, data)
+            from strop.data.sampler_class import VerlSampler  # torch: seconds
+
+            self._object = VerlSampler(name, function, rows, data)
         self.sees_results = sees_results(name)
 
     @property
@@ -197,6 +193,11 @@ def row_results(reports: Sequence[EpisodeReport], *, step: int) -> dict[int, Row
             last_step=step,
         )
     return results
+
+
+def is_sampler(name: str) -> bool:
+    """There is a sampler of this name, built in or registered in this process."""
+    return name in ORDERS or name in SAMPLERS
 
 
 def sees_results(name: str) -> bool:

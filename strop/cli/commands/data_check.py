@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("name the files to check, or a configuration with data.train_files (--config FILE)")
     from strop.agents.setup import AgentSetup
     from strop.data.file_check import examine, overlap
-    from strop.data.readers import load_rows
+    from strop.data.loading import load_rows
     from strop.engines.model import load_tokenizer
 
     tokenizer = load_tokenizer(dataclasses.replace(config.model, path=_model_folder(args, config)))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from strop.algorithms.group_functions import config as stream_functions
 from strop.algorithms.specs import check_estimator, check_loss_settings
-from strop.data.sampler import sees_results
+from strop.data.curriculum import sees_results
 from strop.rewards.judges import config as judges
 from strop.rollout.registry import check_engine_name
 from strop.rollout.replicas import checks as rollout_processes
