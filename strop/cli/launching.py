@@ -16,7 +16,9 @@ from strop.cli.settings import (
     admission,
     user_path,
 )
+from strop.compat.key_aliases import key_aliases
 from strop.run import MODEL_FOLDER, RunFolder, is_run
+from strop.run.folder import CONFIG_FILE
 from strop.trainer.init_from.options import add_arguments as add_beginning_arguments
 from strop.trainer.sections import FINE_TUNING_SECTIONS, SECTION_OF_COMMAND
 from strop.utils.remote_path import is_url
@@ -68,11 +70,16 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
         _refuse_sources(args)
         check_kind(args.resume, kind)
         _refuse_unread(args, reads)
-        from strop.trainer.start import CONFIG_FILE, resume_run
+        from strop.trainer.start import resume_run
 
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(
-            args.resume, overrides=args.overrides, say=say, admit=admit, accept_changes=args.accept_changes
+            args.resume,
+            overrides=args.overrides,
+            say=say,
+            admit=admit,
+            accept_changes=args.accept_changes,
+            aliases=key_aliases,
         )
     from strop.cli.init_from import settings
 

@@ -77,11 +77,11 @@ COMMANDS = {
     "sweep": Command(module="strop.cli.commands.sweep"),
     "track": Command(module="strop.cli.commands.track"),
     "view": Command(module="strop.cli.commands.view"),
-    "runs": Command(module="strop.observability.viewer.runs"),
-    "plot": Command(module="strop.observability.viewer.plot"),
-    "samples": Command(module="strop.observability.viewer.samples"),
-    "diff": Command(module="strop.observability.viewer.diff"),
-    "incident": Command(module="strop.observability.viewer.postmortem"),
+    "runs": Command(module="strop.cli.commands.runs"),
+    "plot": Command(module="strop.cli.commands.plot"),
+    "samples": Command(module="strop.cli.commands.samples"),
+    "diff": Command(module="strop.cli.commands.diff"),
+    "incident": Command(module="strop.cli.commands.incident"),
 }
 
 _EPILOG = """\
