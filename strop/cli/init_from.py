@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from strop.cli.launching import check_kind
+from strop.cli.run_kinds import check_kind
 from strop.cli.settings import check_unchanged, load_settings
 from strop.run import RunError, RunFolder
 from strop.run.naming import choose_checkpoint, run_in

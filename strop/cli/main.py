@@ -216,7 +216,7 @@ def _dispatch(words: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
         from strop.cli.completion import complete
 
-        return complete()
+        return complete(COMMANDS, lambda name: command_parser(name)[0])
     if words[:1] == ["--version"]:
         from strop.cli.versions import describe_installation
 

@@ -24,7 +24,8 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from strop.rewards.combine import Part, combine
-from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
+from strop.rewards.function_loading import load_functions
+from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe
 from strop.rewards.outcome import Outcome, RewardUnavailable
 from strop.rewards.scorers import budget
 from strop.rewards.wire import MAX_PARTS_BYTES
