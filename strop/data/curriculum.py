@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.data.visit_ids import parse_visit_uid
 from strop.utils.registry import Registry, dotted, required_parameters
 from strop.utils.rng import permutation, random_key
 
 if TYPE_CHECKING:
     from strop.data.sampler_class import VerlSampler
     from strop.protocol import DataProto
-    from strop.workers.reports import EpisodeReport
 
 Rows = Sequence[int] | NDArray[np.int64]
 """Row numbers."""
@@ -148,11 +146,11 @@ class ResultsOrder:
             return ordered_rows(self._name, rows, self._results, epoch=epoch, seed=seed)
         return self._rows[checked_order(self._name, np.arange(len(self._rows)), self._object.positions())]
 
-    def record(self, step: int, reports: Sequence[EpisodeReport], batch: DataProto | None) -> None:
-        """What came of the samples of a step."""
+    def record(self, results: Mapping[int, RowResult], batch: DataProto | None) -> None:
+        """Take in the results of a step; arguments as of `PromptSampler.record`."""
         if self._object is not None and batch is not None:
             self._object.update(batch)
-        for row, result in row_results(reports, step=step).items():
+        for row, result in results.items():
             before = self._results[row].visits if row in self._results else 0
             self._results[row] = replace(result, visits=before + result.visits)
 
@@ -172,27 +170,6 @@ class ResultsOrder:
         }
         if self._object is not None:
             self._object.restore(state["own"])
-
-
-def row_results(reports: Sequence[EpisodeReport], *, step: int) -> dict[int, RowResult]:
-    """What came of each row that was visited in a step, with one visit each; rows without a scored sample are left
-    out. Of a row that was visited twice, in two epochs, the later visit counts."""
-    scored: dict[str, list[EpisodeReport]] = {}
-    for report in reports:
-        if report.score is not None:
-            scored.setdefault(report.uid, []).append(report)
-    results: dict[int, RowResult] = {}
-    for uid, samples in scored.items():
-        _, row = parse_visit_uid(uid)
-        mean_score = sum(sample.score or 0.0 for sample in samples) / len(samples)
-        verdicts = [sample.passes for sample in samples]
-        results[row] = RowResult(
-            visits=results[row].visits + 1 if row in results else 1,
-            mean_score=mean_score,
-            pass_rate=mean_score if None in verdicts else sum(map(bool, verdicts)) / len(samples),
-            last_step=step,
-        )
-    return results
 
 
 def is_sampler(name: str) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.data.curriculum import ORDERS, ResultsOrder
+from strop.data.curriculum import ORDERS, ResultsOrder, RowResult
 from strop.data.visit_ids import parse_visit_uid
 
 if TYPE_CHECKING:
@@ -168,18 +168,18 @@ class PromptSampler:
         """`record` takes a batch too."""
         return self._by is not None and self._by.wants_batch
 
-    def record(self, step: int, reports: Sequence[Any], batch: DataProto | None = None) -> None:
-        """What came of the samples of a step.
+    def record(self, step: int, results: Mapping[int, RowResult], batch: DataProto | None = None) -> None:
+        """Take in the results of a step.
 
         The sampler sees it when it orders the next epoch, or with `reorder_every` the rest of this one.
 
         Args:
             step: which one.
-            reports: its samples (strop.workers.reports.EpisodeReport).
-            batch: the same with their numbers, for a sampler that is a class; None in a step without.
+            results: of each row that has scored samples, with its visits in this step.
+            batch: the samples with their numbers, for a sampler that is a class; None in a step without.
         """
         if self._by is not None:
-            self._by.record(step, reports, batch)
+            self._by.record(results, batch)
         if self._reorder_every and step % self._reorder_every == 0:
             self._order, self._index = None, 0
 
