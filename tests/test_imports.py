@@ -267,7 +267,7 @@ def test_a_process_that_scores_loads_no_torch(tmp_path: Path, source: str) -> No
         "manager": "", "tokenizer": "", "is_left_out": False,
     }  # fmt: skip
     code = (
-        "import sys\nimport strop.rewards.worker_main\nfrom strop.rewards.functions import load_functions\n"
+        "import sys\nimport strop.rewards.worker_main\nfrom strop.rewards.function_loading import load_functions\n"
         f"load_functions([{setup!r}])\nprint(sorted(set({sorted(HEAVY)}) & set(sys.modules)))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

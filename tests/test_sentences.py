@@ -28,7 +28,7 @@ NAMES = {key.rpartition(".")[2] for key in KEYS}
 GAP = "\N{OBJECT REPLACEMENT CHARACTER}"
 """What an f-string puts in."""
 
-OTHERS = {"compat/migrate": "keys of verl, TRL and OpenRLHF"}
+OTHERS = {"compat/": "keys of verl, TRL and OpenRLHF"}
 FILES = re.compile(r"\.(py|json|jsonl|yaml|parquet|safetensors|log|toml|index)$")
 NO_KEYS = {
     "reward_model.ground_truth": "a column of rows",

@@ -28,7 +28,7 @@ import pytest
 
 from strop.cli.main import main
 from strop.controller import Dispatch, as_list, register
-from strop.data.sampler import is_visit
+from strop.data.visit_ids import is_visit
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.outcome import Outcome

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from strop.api.training import Settings, overrides_of
+from strop.compat.key_aliases import key_aliases
 from strop.controller import as_list
 from strop.data.prompt_loader import draw
 from strop.protocol import DataProto, jagged
@@ -105,7 +106,7 @@ class Pieces:
         self.config = (
             config
             if isinstance(config, Config)
-            else load(config, overrides=overrides_of(settings), in_shell=False)
+            else load(config, overrides=overrides_of(settings), in_shell=False, aliases=key_aliases)
         )
         check_models(self.config)
         self.data = load_training_data(self.config)

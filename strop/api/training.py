@@ -24,13 +24,15 @@ from strop.api.callbacks import Functions
 from strop.api.inputs import Reward, Rows, column_settings, data_files, model_folder, reward_settings
 from strop.api.live_plot import Picture, in_notebook
 from strop.api.results import Result
+from strop.compat.key_aliases import key_aliases
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
+from strop.run.folder import CONFIG_FILE
 from strop.trainer.config import Config
 from strop.trainer.early_stopping import result_of
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.loading import load
 from strop.trainer.named_files import check_named_files
-from strop.trainer.start import CONFIG_FILE, Start, resume_run, start_run
+from strop.trainer.start import Start, resume_run, start_run
 from strop.utils.quiet_libraries import quiet_libraries
 
 T = TypeVar("T")
@@ -282,7 +284,7 @@ def evaluate(
         given |= _brought(model, tokenizer, {"data.val_files": data}, Path(name)) | column_settings(data)
         given |= reward_settings(rewards, reward_weights, Path(name))
         overrides = [*map(override_of, given.items()), *overrides_of(settings)]
-        loaded = load(config, overrides=overrides, in_shell=False)
+        loaded = load(config, overrides=overrides, in_shell=False, aliases=key_aliases)
         check_named_files(loaded, "eval")
         from strop.evaluation.evaluate import evaluate as evaluate_model  # torch and transformers: seconds
 
@@ -371,6 +373,7 @@ def _begun(
             say=_say,
             accept_changes=accept_changes,
             in_shell=False,
+            aliases=key_aliases,
         )
         return
     if is_run(folder):  # before its inputs are written over
@@ -380,7 +383,7 @@ def _begun(
     try:
         brought = given(inputs)
         overrides = [*map(override_of, brought.items()), *overrides_of(settings)]
-        loaded: Config = load(config, overrides=overrides, in_shell=False)
+        loaded: Config = load(config, overrides=overrides, in_shell=False, aliases=key_aliases)
         _say(f"run folder: {folder}")
         yield start_run(folder, loaded, command=["strop", kind], say=_say)
     finally:

@@ -5,6 +5,8 @@ eval_table.py     `strop eval` of several models
 init_from.py      What `--from RUN` and `--with-optimizer` ask for
 launching.py      What commands that make runs share
 main.py           `strop`
+model_argument.py MODEL_OR_RUN and `--step` of commands that let a model answer
+run_kinds.py      Kinds of runs, by the command that makes them
 settings.py       Settings on the command line
 unused_keys.py    Settings that a command has no use for
 versions.py       What is installed, for `strop --version` and others

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -41,22 +41,25 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def complete() -> int:
-    """Answer the shell, and leave."""
-    from strop.cli.main import COMMANDS, command_parser
+def complete(commands: Collection[str], parser_of: Callable[[str], argparse.ArgumentParser]) -> int:
+    """Answer the shell, and leave.
 
+    Args:
+        commands: their names.
+        parser_of: the parser of a command.
+    """
     library = _library()
     before = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])]
     words = before.split()
     name = words[1] if len(words) > 2 or (len(words) == 2 and before[-1].isspace()) else ""
-    if name in COMMANDS:
-        parser, _ = command_parser(name)
+    if name in commands:
+        parser = parser_of(name)
         os.environ[ASKED] = "2"  # the words of the command begin after its name
         for action in parser._actions:
             _complete_settings(action, library)
     else:
-        parser = argparse.ArgumentParser(prog="strop")  # type: ignore[assignment]
-        parser.add_argument("command", choices=tuple(COMMANDS))
+        parser = argparse.ArgumentParser(prog="strop")
+        parser.add_argument("command", choices=tuple(commands))
         parser.add_argument("--version", action="store_true")
     library.autocomplete(parser, validator=lambda found, prefix: found.startswith(prefix))
     return 0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from strop.cli.launching import check_kind
+from strop.cli.run_kinds import check_kind
 from strop.cli.settings import check_unchanged, load_settings
 from strop.run import RunError, RunFolder
+from strop.run.naming import choose_checkpoint, run_in
 from strop.trainer.config import Config
-from strop.trainer.init_from.naming import choose_checkpoint, run_in
 from strop.trainer.init_from.weights import Beginning
 from strop.utils.remote_path import is_url
 from strop.utils.terminal import UsageError, say

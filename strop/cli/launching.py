@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.cli.run_kinds import check_kind
 from strop.cli.settings import (
     add_accept_argument,
     add_config_arguments,
@@ -16,9 +17,10 @@ from strop.cli.settings import (
     admission,
     user_path,
 )
-from strop.run import MODEL_FOLDER, RunFolder, is_run
+from strop.compat.key_aliases import key_aliases
+from strop.run import MODEL_FOLDER
+from strop.run.folder import CONFIG_FILE
 from strop.trainer.init_from.options import add_arguments as add_beginning_arguments
-from strop.trainer.sections import FINE_TUNING_SECTIONS, SECTION_OF_COMMAND
 from strop.utils.remote_path import is_url
 from strop.utils.shell_words import shell_word
 from strop.utils.terminal import Interrupted, UsageError, say
@@ -68,11 +70,16 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
         _refuse_sources(args)
         check_kind(args.resume, kind)
         _refuse_unread(args, reads)
-        from strop.trainer.start import CONFIG_FILE, resume_run
+        from strop.trainer.start import resume_run
 
         admit = None if args.trust_code else admission(args.resume / CONFIG_FILE, args.overrides)
         return resume_run(
-            args.resume, overrides=args.overrides, say=say, admit=admit, accept_changes=args.accept_changes
+            args.resume,
+            overrides=args.overrides,
+            say=say,
+            admit=admit,
+            accept_changes=args.accept_changes,
+            aliases=key_aliases,
         )
     from strop.cli.init_from import settings
 
@@ -189,23 +196,3 @@ def _refuse_sources(args: argparse.Namespace) -> None:
             f"--resume continues a run with its own settings, so {' '.join(given)} has no place "
             f"here; leave it out, or start a run of its own with --out"
         )
-
-
-def check_kind(folder: Path, kind: str, *, needs_same: bool = True) -> None:
-    """Refuse a run that another command has made, where that matters."""
-    if not is_run(folder) or not needs_same:
-        return  # opening it says what is wrong
-    with RunFolder.open(folder, read_only=True) as run:
-        made_by = "".join(run.info["command"][1:2])
-    if _kind_of(made_by) not in ("", kind):
-        raise UsageError(f"{folder} is a run of `strop {made_by}`; continue it with that command")
-
-
-def _section(kind: str) -> str:
-    """The section of the settings that belongs to a kind of run; empty for a training."""
-    return kind if kind in FINE_TUNING_SECTIONS else ""
-
-
-def _kind_of(word: str) -> str:
-    """The kind of run that a command makes; empty where it makes none."""
-    return "train" if word == "train" else SECTION_OF_COMMAND.get(word, "")

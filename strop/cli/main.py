@@ -77,11 +77,11 @@ COMMANDS = {
     "sweep": Command(module="strop.cli.commands.sweep"),
     "track": Command(module="strop.cli.commands.track"),
     "view": Command(module="strop.cli.commands.view"),
-    "runs": Command(module="strop.observability.viewer.runs"),
-    "plot": Command(module="strop.observability.viewer.plot"),
-    "samples": Command(module="strop.observability.viewer.samples"),
-    "diff": Command(module="strop.observability.viewer.diff"),
-    "incident": Command(module="strop.observability.viewer.postmortem"),
+    "runs": Command(module="strop.cli.commands.runs"),
+    "plot": Command(module="strop.cli.commands.plot"),
+    "samples": Command(module="strop.cli.commands.samples"),
+    "diff": Command(module="strop.cli.commands.diff"),
+    "incident": Command(module="strop.cli.commands.incident"),
 }
 
 _EPILOG = """\
@@ -216,7 +216,7 @@ def _dispatch(words: list[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what could come next
         from strop.cli.completion import complete
 
-        return complete()
+        return complete(COMMANDS, lambda name: command_parser(name)[0])
     if words[:1] == ["--version"]:
         from strop.cli.versions import describe_installation
 

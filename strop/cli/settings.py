@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.compat.key_aliases import key_aliases
 from strop.trainer.untrusted_runs import settings as received
 
 if TYPE_CHECKING:
@@ -122,10 +123,12 @@ def load_settings(
     path = Path(args.config) if args.config else source
     if path is None or args.trust_code or (args.config and not _lies_in_run(path)):
         # what the command line names is the user's word
-        config: Config = load(args.config or source, overrides=args.overrides, section=section)
+        config: Config = load(
+            args.config or source, overrides=args.overrides, section=section, aliases=key_aliases
+        )
     else:
         needs = (*needs, "resources.env")
-        config = received.load(path, read_settings(path), args.overrides, needs)
+        config = received.load(path, read_settings(path), args.overrides, needs, aliases=key_aliases)
     os.environ.update(variables_of(config.resources))
     return config
 
@@ -133,7 +136,7 @@ def load_settings(
 def admission(path: Path, overrides: Sequence[str]) -> Callable[[str], object]:
     """What refuses to go on with the settings of a run folder when they name code and are not the user's own: a
     function of their text, which raises an UntrustedCode that lists what they name, or a ConfigError."""
-    return lambda text: received.load(path, text, overrides, EVERYTHING)
+    return lambda text: received.load(path, text, overrides, EVERYTHING, aliases=key_aliases)
 
 
 def _lies_in_run(path: Path) -> bool:

@@ -3,7 +3,7 @@
 load.py is the way in: values come from sources.py (files, presets) and overrides.py (the command line), are
 laid over each other in layers.py by the keys of schema.py, and become objects in build.py. What fits a field, and the
 names of bounds, stand below this room (strop.utils.field_types).
-save.py is the way out.
+save.py is the way out; explanation.py explains one key.
 Knows no room of strop and imports no torch.
 """
 
@@ -19,8 +19,8 @@ from strop.config.sources import preset_names, read_settings
 from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
-    from strop.cli.explain.keys import Explanation, explain
     from strop.config.docs import FieldDoc, describe
+    from strop.config.explanation import Explanation, explain
     from strop.config.preset_difference import deviations, preset_deviations
 
 __all__ = [
@@ -48,6 +48,6 @@ __getattr__, __dir__ = lazy_names(
     {
         "strop.config.docs": "FieldDoc describe",
         "strop.config.preset_difference": "deviations preset_deviations",
-        "strop.cli.explain.keys": "Explanation explain",
+        "strop.config.explanation": "Explanation explain",
     },
 )

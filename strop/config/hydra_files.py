@@ -70,7 +70,7 @@ def own_file(folder: Path | None, group: str, name: str) -> Path | None:
     return next((one for one in options if one.is_file()), None)
 
 
-def chosen(folder: Path | None, group: str, name: str) -> list[Layer] | None:
+def chosen_file(folder: Path | None, group: str, name: str) -> list[Layer] | None:
     """The layers of the file that GROUP=NAME names; None where there is none.
 
     Args:

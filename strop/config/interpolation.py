@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from strop.config.schema import locate, tree
+from strop.config.schema import KeyAliases, locate, tree
 from strop.config.yaml_text import parse
 from strop.utils.field_types import fits
 
@@ -24,8 +24,8 @@ _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 class Interpolation:
     """What `${...}` stands for among the values of one configuration."""
 
-    def __init__(self, root: type, values: Mapping[str, Any]) -> None:
-        self._root, self._values = root, values
+    def __init__(self, root: type, values: Mapping[str, Any], aliases: KeyAliases | None = None) -> None:
+        self._root, self._values, self._aliases = root, values, aliases
 
     def value(self, given: Any, key: str, *, above: tuple[str, ...] = ()) -> Any:
         """A value, or a list of values, with everything put in.
@@ -65,7 +65,7 @@ class Interpolation:
             if dots > len(parts):
                 raise ValueError(f"${{{name}}} leads above the top of the configuration")
             name = ".".join([*parts[: len(parts) - dots], name.lstrip(".")])
-        found, entry = locate(self._root, name)
+        found, entry = locate(self._root, name, aliases=self._aliases)
         if entry or found.is_section:
             what = "an entry of a free dict" if entry else "a section"
             raise ValueError(f"${{{name}}} is {what}; name a key with one value")

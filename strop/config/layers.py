@@ -10,9 +10,10 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from strop.config.interpolation import Interpolation
 from strop.config.overrides import Override
 from strop.config.places import place_of
-from strop.config.schema import Key, flat, join, locate, tree, unknown_key
+from strop.config.schema import Key, KeyAliases, flat, join, locate, tree, unknown_key
 from strop.config.sources import Layer, preset_names
 from strop.config.wrong_values import Written
 from strop.utils.field_types import field_hints, is_section
@@ -23,9 +24,15 @@ class Layers:
     """Values given so far for the tree of `root`, by full keys. Problems are collected in `problems`, not raised."""
 
     def __init__(
-        self, root: type, layers: Sequence[Layer] = (), *, section: str = "", in_shell: bool = True
+        self,
+        root: type,
+        layers: Sequence[Layer] = (),
+        *,
+        section: str = "",
+        in_shell: bool = True,
+        aliases: KeyAliases | None = None,
     ) -> None:
-        self.root, self._section, self._in_shell = root, section, in_shell
+        self.root, self._section, self._in_shell, self._aliases = root, section, in_shell, aliases
         self.values: dict[str, Any] = {}
         self.problems: list[str] = []
         self.presets: dict[str, str] = {}
@@ -89,9 +96,7 @@ class Layers:
             except ValueError as error:
                 self.problems.append(f"{layer.origin}: {error}")
         else:
-            self.problems.append(
-                unknown_key(self.root, layer.section, _where(layer.origin), section=self._section)
-            )
+            self.problems.append(self._unknown(layer.section, _where(layer.origin)))
 
     def replace_section(self, key: str, layers: Sequence[Layer]) -> None:
         """Forget what is there for a section and lay a preset's values over its defaults; what the preset says of other
@@ -104,7 +109,7 @@ class Layers:
         """Apply one override of the command line."""
         remember_secrets_in(override.value, override.key)
         try:
-            found, entry = locate(self.root, override.key, self._section)
+            found, entry = locate(self.root, override.key, self._section, self._aliases)
             if entry:
                 self._change_entry(found, entry, override)
             elif override.kind == "reset":
@@ -126,11 +131,9 @@ class Layers:
 
     def resolve(self) -> None:
         """Put values in the place of `${...}`, and find keys that a file leaves open with `???`."""
-        from strop.config.interpolation import Interpolation  # its package imports this one
-
         for key, value in list(self._interpolated()):
             try:
-                self.values[key] = Interpolation(self.root, self.values).value(value, key)
+                self.values[key] = Interpolation(self.root, self.values, self._aliases).value(value, key)
             except ValueError as error:
                 self.problems.append(f"{key} is {value!r}{self.origin(key)}: {error}")
         for key, value in self.values.items():
@@ -160,9 +163,7 @@ class Layers:
             if hint is None:
                 is_misspelt_section = isinstance(value, dict) and len(value) == 1  # the key in it tells more
                 full = join(key, str(next(iter(value)))) if is_misspelt_section else key
-                self.problems.append(
-                    unknown_key(self.root, full, _where_in(layer, full), section=self._section)
-                )
+                self.problems.append(self._unknown(full, _where_in(layer, full)))
             elif is_section(hint):
                 self.problems.append(_value_for_section(hint, key, value, _where_in(layer, key)))
             else:
@@ -171,6 +172,9 @@ class Layers:
                 self._origins[key] = origin
                 if layer is not None and layer.text:
                     self._files[key] = layer
+
+    def _unknown(self, key: str, origin: str) -> str:
+        return unknown_key(self.root, key, origin, section=self._section, aliases=self._aliases)
 
     def _forget(self, key: str) -> None:
         """Go back to the default of a full key, with all that is below it."""

@@ -7,31 +7,41 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from strop.config.build import build_config
+from strop.config.errors import ConfigError
+from strop.config.hydra_files import chosen_file, own_layers
 from strop.config.layers import Layers
 from strop.config.overrides import Override, parse_override
+from strop.config.schema import KeyAliases
 from strop.config.sources import (
     Layer,
+    layers_of,
     mapping_in,
     preset_layers,
+    preset_names,
     read_settings,
-    source_layers,
 )
 
 T = TypeVar("T")
 
 
-def load_config(root: type[T], *, source: str | Path | None = None, overrides: Sequence[str] = ()) -> T:
+def load_config(
+    root: type[T],
+    *,
+    source: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    aliases: KeyAliases | None = None,
+) -> T:
     """The configuration of type `root` from a source, with overrides on top of it.
 
     Args:
         root: a frozen dataclass, whose fields may be dataclasses (sections).
-        source, overrides: as for `load_layers`.
+        source, overrides, aliases: as for `load_layers`.
 
     Raises:
         ConfigError: a key is unknown, a value has the wrong type or is out of bounds, or a check of a dataclass
             refuses it. What can be found in one pass is reported together.
     """
-    return build_config(root, load_layers(root, source=source, overrides=overrides))
+    return build_config(root, load_layers(root, source=source, overrides=overrides, aliases=aliases))
 
 
 def load_layers(
@@ -42,6 +52,7 @@ def load_layers(
     overrides: Sequence[str] = (),
     section: str = "",
     in_shell: bool = True,
+    aliases: KeyAliases | None = None,
 ) -> Layers:
     """What a source and overrides give for the tree of `root`, and where each value comes from.
 
@@ -59,12 +70,13 @@ def load_layers(
             free dict a.b, `a.b.c=1` adds an entry; `~a.b` goes back to the default.
         section: of the command that reads the settings, whose keys are meant first where one is unknown.
         in_shell: the overrides were typed on a command line, not in a program; advice is for the place.
+        aliases: keys of other libraries, for the message about an unknown key.
 
     Raises:
         ConfigError: the source cannot be read. Other problems are in the result.
     """
     sources = source_layers(source, text) if source is not None else ()
-    layers = Layers(root, sources, section=section, in_shell=in_shell)
+    layers = Layers(root, sources, section=section, in_shell=in_shell, aliases=aliases)
     folder = Path(source).parent if source is not None and text is None and Path(source).is_file() else None
     others = []
     for word in overrides:
@@ -83,16 +95,37 @@ def load_layers(
     return layers
 
 
+def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
+    """The layers of a YAML file, or of a whole-configuration preset, lowest first.
+
+    Args:
+        source: the file, or the preset's name.
+        text: content of that file, where it was read before; files beside it are not looked for then.
+
+    Raises:
+        ConfigError: there is no such file or preset, or it cannot be read.
+    """
+    path = Path(source)
+    if text is not None:
+        return layers_of(mapping_in(text, str(source)), str(source), text=text)
+    if path.exists() and not path.is_dir():
+        return own_layers(path)
+    if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
+        return preset_layers("", source)
+    what = "is a directory" if path.is_dir() else "does not exist"
+    raise ConfigError(
+        f"the configuration file {source} {what}; give a YAML file, "
+        f"or the name of a preset: {', '.join(preset_names()) or '(none)'}"
+    )
+
+
 def _choose(layers: Layers, folder: Path | None, override: Override) -> bool:
     """Whether the override names a preset, or a file below the folder of the configuration; if so, it is laid."""
     key, name = override.key, override.value
     if not isinstance(name, str) or "=" not in override.text:
         return False
     is_section = layers.is_section(key)
-    from strop.config import hydra_files  # imports this package
-
-    files = hydra_files if is_section or not layers.has(key) else None
-    laid: list[Layer] | None = None if files is None else files.chosen(folder, key, name)
+    laid = chosen_file(folder, key, name) if is_section or not layers.has(key) else None
     if is_section:
         layers.replace_section(key, preset_layers(key, name) if laid is None else laid)
     for layer in [] if is_section or laid is None else laid:

@@ -12,6 +12,7 @@ from typing import Any
 from strop.config.errors import ConfigError
 from strop.config.schema import join, tree
 from strop.config.yaml_text import dump
+from strop.utils.sanitize import secrets_in
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -33,6 +34,23 @@ def save_config(config: Any, path: str | Path) -> None:
     unfinished = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     unfinished.write_text(dump(to_dict(config)), encoding="utf-8")
     unfinished.replace(target)
+
+
+def refuse_secrets(settings: Mapping[str, Any]) -> None:
+    """Refuse settings with a key or a password, since a run folder holds its settings.
+
+    Args:
+        settings: plain values, nested or by their full keys.
+
+    Raises:
+        ConfigError: the sentence says which.
+    """
+    held = [key for key, _ in secrets_in(settings)]
+    if held:
+        raise ConfigError(
+            f"{held[0]} holds a secret, and settings are written into the run folder: leave it out, and put it into a "
+            f"variable of the environment, which functions and tools read with os.environ"
+        )
 
 
 def _plain(value: Any, key: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -22,6 +22,10 @@ REMOVED = {
 }
 """Full keys that are gone, each with its default, which means nothing: the settings of earlier runs hold them. Another
 value is refused as an unknown key. An entry leaves with 0.3."""
+
+KeyAliases = Callable[[str, str], tuple[Sequence[str], str]]
+"""Lookup of keys of other libraries: from a key, and the section of the command that it was given to, to the keys here
+that it stands for (none for an unknown one), and a sentence that says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +100,11 @@ def flat(cls: type, values: Mapping[Any, Any], prefix: str = "") -> Iterator[tup
             yield key, value, hint
 
 
-def locate(root: type, key: str, section: str = "") -> tuple[Key, tuple[str, ...]]:
-    """Where a full key leads, and what remains of it inside a free dict: nothing for the field itself. `section` is as
-    for `unknown_key`.
+def locate(
+    root: type, key: str, section: str = "", aliases: KeyAliases | None = None
+) -> tuple[Key, tuple[str, ...]]:
+    """Where a full key leads, and what remains of it inside a free dict: nothing for the field itself. `section` and
+    `aliases` are as for `unknown_key`.
 
     Raises:
         ValueError: the tree has no such key; the message names the nearest one.
@@ -111,10 +117,12 @@ def locate(root: type, key: str, section: str = "") -> tuple[Key, tuple[str, ...
         if found is not None and not found.is_section:
             kind = type_name(found.hint)
             raise ValueError(f"unknown key {key}: {found.key} is a value ({kind}) without keys of its own")
-    raise ValueError(unknown_key(root, key, section=section))
+    raise ValueError(unknown_key(root, key, section=section, aliases=aliases))
 
 
-def unknown_key(root: type, key: str, origin: str = "", *, section: str = "") -> str:
+def unknown_key(
+    root: type, key: str, origin: str = "", *, section: str = "", aliases: KeyAliases | None = None
+) -> str:
     """The message for a key that the tree does not have.
 
     Args:
@@ -122,6 +130,7 @@ def unknown_key(root: type, key: str, origin: str = "", *, section: str = "") ->
         key: that is not there.
         origin: where it was given.
         section: of the command that reads the settings, where it has one of its own: keys there are meant first.
+        aliases: keys of other libraries.
     """
     keys = tree(root)
     of_this_name = [full for full in keys if full.rpartition(".")[2] == key.rpartition(".")[2]]
@@ -131,9 +140,7 @@ def unknown_key(root: type, key: str, origin: str = "", *, section: str = "") ->
             meant = own[0] if len(own) == 1 else f"{section}.{key}"
             return f"unknown key {key}{origin}; the nearest valid key is {meant}"
     if len(of_this_name) != 1:
-        from strop.compat.migrate.names import name_here  # imports this package
-
-        ours, sentence = name_here(key, section)
+        ours, sentence = ((), "") if aliases is None else aliases(key, section)
         if ours and set(ours) <= set(keys):
             return f"unknown key {key}{origin}; {sentence}"
     if len(of_this_name) > 1 and "." not in key:

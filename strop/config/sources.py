@@ -66,32 +66,6 @@ def preset_sections() -> list[str]:
     return sorted(".".join(path.relative_to(PRESETS).parts) for path in PRESETS.rglob("*") if path.is_dir())
 
 
-def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
-    """The layers of a YAML file, or of a whole-configuration preset, lowest first.
-
-    Args:
-        source: the file, or the preset's name.
-        text: content of that file, where it was read before; files beside it are not looked for then.
-
-    Raises:
-        ConfigError: there is no such file or preset, or it cannot be read.
-    """
-    path = Path(source)
-    if text is not None:
-        return layers_of(mapping_in(text, str(source)), str(source), text=text)
-    if path.exists() and not path.is_dir():
-        from strop.config.hydra_files import own_layers  # imports this package
-
-        return own_layers(path)
-    if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
-        return preset_layers("", source)
-    what = "is a directory" if path.is_dir() else "does not exist"
-    raise ConfigError(
-        f"the configuration file {source} {what}; give a YAML file, "
-        f"or the name of a preset: {', '.join(preset_names()) or '(none)'}"
-    )
-
-
 def preset_layers(section: str, name: str, *, above: tuple[str, ...] = ()) -> list[Layer]:
     """The layers of a preset, lowest first.
 

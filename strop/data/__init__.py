@@ -1,10 +1,12 @@
 """Data in: rows from files, prompts from rows, and the order in which they are visited.
 
     entries.py                           the files that settings name, and whether they are there
-    readers.py                           rows from files and folders, all in memory
+    readers.py, json_rows.py             rows from files and folders, all in memory
+    loading.py                           rows of a split, as the settings say
     rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media
     prompts.py, prompt_loader.py               PromptDataset, with the token ids of all; the prompts of a step
-    sampler.py                           in which order rows are visited
+    sampler.py, curriculum.py            the visits of a step, in the order of an epoch
+    visit_ids.py                         ids of visits
 
 Below it: `cache`, what is kept for the next run; `curriculum`, orders by results, and those of a user's own;
 `command`, which is `strop data`; `growing`, rows that come while a run goes on; `mixing`, how often the rows of each
@@ -26,12 +28,13 @@ if TYPE_CHECKING:
     from strop.data.prompts import PromptDataset
     from strop.data.readers import read_rows
     from strop.data.rlhf_dataset import RLHFDataset, collate_fn
-    from strop.data.sampler import PromptSampler, parse_visit_uid, val_uid, visit_uid
+    from strop.data.sampler import PromptSampler
     from strop.data.sampler_class import AbstractCurriculumSampler, AbstractSampler
     from strop.data.sft.config import SftDataConfig
     from strop.data.sft.conversations import tokenize_chat
     from strop.data.sft.dataset import SftDataset
     from strop.data.sft.stored_conversation import SftExample
+    from strop.data.visit_ids import parse_visit_uid, val_uid, visit_uid
 
 __all__ = [
     "AbstractCurriculumSampler",
@@ -68,7 +71,8 @@ __getattr__, __dir__ = lazy_names(
         ".mixture": "check_source_weights visits_per_epoch",
         ".prompts": "PromptDataset",
         ".readers": "read_rows",
-        ".sampler": "PromptSampler parse_visit_uid val_uid visit_uid",
+        ".sampler": "PromptSampler",
+        ".visit_ids": "parse_visit_uid val_uid visit_uid",
         "strop.data.data_generator": "AbstractDataGenerator",
         "strop.data.rlhf_dataset": "RLHFDataset collate_fn",
         "strop.data.sampler_class": "AbstractCurriculumSampler AbstractSampler",

@@ -16,8 +16,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from strop.data.config import JsonMessages
-from strop.data.media import has_media, media_reader, refuse_audio
-from strop.protocol.trajectory import continues
+from strop.data.media import has_media, refuse_audio
+from strop.protocol.trajectory import Media, continues
 from strop.utils.chat_template import TemplateRefused, apply_template
 from strop.utils.sanitize import encodable_value, read_json
 
@@ -212,7 +212,9 @@ def to_chat(
     refuse_audio(row, messages, where)  # before the other media, which may be missing
     media: tuple[Any, ...] = ()
     if media_columns is not None and has_media(row, messages, media_columns):
-        messages, media = media_reader(where).take_media(row, messages, media_columns, where)
+        from strop.data.media_rows import take_media  # torch and Pillow: seconds
+
+        messages, media = take_media(row, messages, media_columns, where)
     tools = row.get("tools")
     if isinstance(tools, str):
         try:
@@ -326,3 +328,22 @@ def _without_none(value: Any) -> Any:
 def _shown(value: object, limit: int = 80) -> str:
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= limit else text[: limit - 1] + '…'}"
+
+
+def shown_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], media: Sequence[Media]) -> str:
+    """Ids as the model sees them, special tokens included, with `<image 448x448: 256 tokens>` for each medium.
+
+    Of a video the times are those that its file says.
+    """
+    pieces, at = [], 0
+    for one in media:
+        start, end = one.span
+        wide, high = one.size
+        pieces.append(str(tokenizer.decode(list(token_ids[at:start]), skip_special_tokens=False)))
+        frames = (
+            f", {len(one.times)} frames from {one.times[0]:.1f} to {one.times[-1]:.1f} s" if one.times else ""
+        )
+        pieces.append(f"<{one.kind} {wide}x{high}: {one.num_tokens} tokens{frames}>")
+        at = end
+    pieces.append(str(tokenizer.decode(list(token_ids[at:]), skip_special_tokens=False)))
+    return "".join(pieces)

@@ -1,4 +1,4 @@
-"""Orders of rows by what came of them, and orders of a user's own: functions that see results, or classes.
+"""Orders of the rows of an epoch (data.sampler): shuffled, by results, and those of a user's own.
 
 A sampler is a pure function, called with what it has parameters for:
 
@@ -13,18 +13,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.data.sampler import ORDERS, Rows, parse_visit_uid, shuffled
 from strop.utils.registry import Registry, dotted, required_parameters
+from strop.utils.rng import permutation, random_key
 
 if TYPE_CHECKING:
+    from strop.data.sampler_class import VerlSampler
     from strop.protocol import DataProto
-    from strop.workers.reports import EpisodeReport
 
+Rows = Sequence[int] | NDArray[np.int64]
+"""Row numbers."""
 Sampler = Callable[..., Rows]
 """See the module."""
 F = TypeVar("F", bound=Sampler)
@@ -36,6 +38,20 @@ SAMPLERS: Registry[Sampler] = Registry("sampler")
 
 UNKNOWN_PASS_RATE = 0.5
 """Of a row that was never scored: in the middle between easy and hard."""
+
+
+def shuffled(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
+    """An order drawn from the seed, another one in each epoch."""
+    return np.asarray(rows)[permutation(random_key(seed, "prompt_order", epoch), len(rows))]
+
+
+def in_order(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
+    """The order of the files."""
+    return np.asarray(rows)
+
+
+ORDERS: dict[str, Callable[..., NDArray[np.int64]]] = {"shuffled": shuffled, "in_order": in_order}
+"""Values of data.sampler that look at no results."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,28 +68,8 @@ class RowResult:
     """When that was."""
 
 
-class SamplerObject(Protocol):
-    """A sampler that is a class, made once per run."""
-
-    @property
-    def learns(self) -> bool:
-        """It wants to be shown steps."""
-
-    def positions(self) -> list[int]:
-        """The order of the next epoch, as positions in the rows."""
-
-    def update(self, batch: DataProto) -> None:
-        """Show it a step."""
-
-    def state(self) -> dict[str, Any]:
-        """For the manifest of a checkpoint, as JSON has it."""
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from such a state."""
-
-
 def register_sampler(name: str) -> Callable[[F], F]:
-    """A decorator that makes a function, or a class in verl's form (`SamplerObject`), available as
+    """A decorator that makes a function, or a class in verl's form (`strop.data.sampler_class`), available as
     data.sampler=name.
 
     Raises:
@@ -83,7 +79,9 @@ def register_sampler(name: str) -> Callable[[F], F]:
 
     def add(function: F) -> F:
         if isinstance(function, type):
-            _form_of_classes(name).check(name, function)
+            from strop.data.sampler_class import check_sampler_class  # torch: seconds
+
+            check_sampler_class(name, function)
             SAMPLERS.register(name)(function)
             return function
         required = required_parameters(function)
@@ -97,12 +95,6 @@ def register_sampler(name: str) -> Callable[[F], F]:
         return function
 
     return add
-
-
-def _form_of_classes(name: str) -> Any:
-    from strop.data.sampler_class import VerlSampler  # torch: seconds
-
-    return VerlSampler
 
 
 class ResultsOrder:
@@ -120,9 +112,11 @@ class ResultsOrder:
         function: Any = SAMPLERS[name]
         self._name, self._rows = name, np.asarray(rows, dtype=np.int64)
         self._results: dict[int, RowResult] = {}
-        self._object: SamplerObject | None = None
+        self._object: VerlSampler | None = None
         if isinstance(function, type):
-            self._object = _form_of_classes(name)(name, function, rows, data)
+            from strop.data.sampler_class import VerlSampler  # torch: seconds
+
+            self._object = VerlSampler(name, function, rows, data)
         self.sees_results = sees_results(name)
 
     @property
@@ -152,11 +146,11 @@ class ResultsOrder:
             return ordered_rows(self._name, rows, self._results, epoch=epoch, seed=seed)
         return self._rows[checked_order(self._name, np.arange(len(self._rows)), self._object.positions())]
 
-    def record(self, step: int, reports: Sequence[EpisodeReport], batch: DataProto | None) -> None:
-        """What came of the samples of a step."""
+    def record(self, results: Mapping[int, RowResult], batch: DataProto | None) -> None:
+        """Take in the results of a step; arguments as of `PromptSampler.record`."""
         if self._object is not None and batch is not None:
             self._object.update(batch)
-        for row, result in row_results(reports, step=step).items():
+        for row, result in results.items():
             before = self._results[row].visits if row in self._results else 0
             self._results[row] = replace(result, visits=before + result.visits)
 
@@ -178,25 +172,9 @@ class ResultsOrder:
             self._object.restore(state["own"])
 
 
-def row_results(reports: Sequence[EpisodeReport], *, step: int) -> dict[int, RowResult]:
-    """What came of each row that was visited in a step, with one visit each; rows without a scored sample are left
-    out. Of a row that was visited twice, in two epochs, the later visit counts."""
-    scored: dict[str, list[EpisodeReport]] = {}
-    for report in reports:
-        if report.score is not None:
-            scored.setdefault(report.uid, []).append(report)
-    results: dict[int, RowResult] = {}
-    for uid, samples in scored.items():
-        _, row = parse_visit_uid(uid)
-        mean_score = sum(sample.score or 0.0 for sample in samples) / len(samples)
-        verdicts = [sample.passes for sample in samples]
-        results[row] = RowResult(
-            visits=results[row].visits + 1 if row in results else 1,
-            mean_score=mean_score,
-            pass_rate=mean_score if None in verdicts else sum(map(bool, verdicts)) / len(samples),
-            last_step=step,
-        )
-    return results
+def is_sampler(name: str) -> bool:
+    """There is a sampler of this name, built in or registered in this process."""
+    return name in ORDERS or name in SAMPLERS
 
 
 def sees_results(name: str) -> bool:

@@ -14,13 +14,19 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.chat import Chat, check_last, encode_all, render_prompt, require_chat_template, to_chat
+from strop.data.chat import (
+    Chat,
+    check_last,
+    encode_all,
+    render_prompt,
+    require_chat_template,
+    shown_text,
+    to_chat,
+)
 from strop.data.config import DataConfig
-from strop.data.media import media_reader
 from strop.data.prompts import truncate
 from strop.data.rows import missing_values, prompt_messages, row_data_source, row_extra_info, row_messages
 from strop.utils.chat_template import TemplateTooCostly
-from strop.workers.sample_rows import shown_text
 
 _MAX_BINS = 10
 _BATCH = 512
@@ -180,7 +186,9 @@ class _Prompts:
         try:
             chat = _chat(source, config, f"row {row}")
             if chat.media:
-                self.media[row] = media_reader(chat.where).row_media(self._tokenizer, chat.media, chat.where)
+                from strop.data.media_rows import row_media  # torch and Pillow: seconds
+
+                self.media[row] = row_media(self._tokenizer, chat.media, chat.where)
                 self.media[row].read()
             self._waiting.append((row, render_prompt(self._tokenizer, chat)))
         except TemplateTooCostly:

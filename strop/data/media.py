@@ -1,9 +1,7 @@
-"""Images and videos of rows, as far as the core knows them: which rows have some, and what it asks of their reader.
+"""Columns and message parts that hold images, videos or sound, and whether a row has them.
 
 A row has media in the columns `data.image_key` and `data.video_key`, or right in the parts of a message
-({"type": "image", ...}). strop.engines.multimodal reads them and counts them in tokens; elsewhere they are tokens of a
-prompt, one
-after another, and values that it does not look into (`strop.protocol.trajectory.Media`).
+({"type": "image", ...}). media_rows.py finds and measures them, and imports torch and Pillow for that.
 """
 
 from __future__ import annotations
@@ -17,13 +15,6 @@ MEDIA_COLUMNS = {"image": "images", "video": "videos"}
 AUDIO_COLUMNS = ("audio", "audios")
 _AUDIO_PARTS = frozenset({"audio", "audio_url", "input_audio"})
 """Types of parts of a message that are sound: in chat templates, and in two forms of OpenAI's interface."""
-
-
-def media_reader(where: str) -> Any:
-    """The module that reads the media of rows."""
-    from strop.data import media_rows  # torch and Pillow: seconds
-
-    return media_rows
 
 
 def has_media(

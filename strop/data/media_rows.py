@@ -18,9 +18,6 @@ from strop.data.media import MEDIA_COLUMNS, content_parts
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.placeholders import RowMedia, measured_media
 from strop.engines.multimodal.sources import MediaSource, source_of
-from strop.trainer.checks.media import check_engine, check_run
-
-__all__ = ["check_engine", "check_run", "row_media", "take_media"]
 
 _PLACEHOLDER = re.compile(r"<(image|video)>")
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from strop.data.sampler import PromptSampler, visit_uid
+from strop.data.sampler import PromptSampler
+from strop.data.visit_ids import visit_uid
 from strop.protocol.trajectory import Prompt
 
 

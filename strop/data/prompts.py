@@ -16,7 +16,7 @@ from strop.data.bad_rows import BadRows, null_in
 from strop.data.cache.prompts import kept_or_encoded
 from strop.data.chat import Chat, check_last, encode_all, render_prompt, require_chat_template, to_chat
 from strop.data.config import DataConfig
-from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS, media_reader
+from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS
 from strop.data.rows import (
     is_text_prompt,
     missing_values,
@@ -229,7 +229,9 @@ class PromptDataset:
         options, columns = config.chat_template_kwargs, config.media_columns
         chat = to_chat(source, messages, options=options, where=where, media_columns=columns)
         if chat.media and row not in self._media:
-            self._media[row] = media_reader(where).row_media(self._tokenizer, chat.media, where)
+            from strop.data.media_rows import row_media  # torch and Pillow: seconds
+
+            self._media[row] = row_media(self._tokenizer, chat.media, where)
         return chat
 
     def _limit(self, encoded: Sequence[array[int]]) -> dict[int, array[int]]:

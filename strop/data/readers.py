@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 
-from strop.config.sections import where_on
-from strop.data.config import DataConfig
 from strop.data.entries import SUFFIXES, missing, split_entry
+from strop.data.hub import folders
+from strop.data.json_rows import read_json_rows
 from strop.utils.remote_path import is_hub, is_url
-from strop.utils.safe_read import check_regular, parse_json, read_text
-from strop.utils.sanitize import encodable_value
-
-MAX_FILE_BYTES = 2**36
-"""Of a file of JSON that is held in memory: more than machines have."""
+from strop.utils.safe_read import check_regular
 
 
 def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[dict[str, Any]]:
@@ -49,11 +44,11 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
             for path in leaves(entry, cache_dir):
                 with fetched(entry, path):
                     if path.is_dir():
-                        found += map(without_filled_nulls, folders(path).open_saved(path).to_list())
+                        found += map(without_filled_nulls, folders.open_saved(path).to_list())
                     elif path.suffix == ".parquet":
                         found += map(without_filled_nulls, _parquet(path).to_pylist())
                     else:
-                        found += _read_json(path)
+                        found += read_json_rows(path)
         if not found:
             raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
         rows.extend(found)
@@ -89,30 +84,6 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def load_rows(
-    config: DataConfig, split: Literal["train", "val"], tokenizer: Any, *, seed: int | None = None
-) -> Sequence[dict[str, Any]]:
-    """The rows of a split as `config` says: of its files or of a class of the user's own, held or read by number.
-
-    Raises:
-        ValueError, FileNotFoundError: the sentence says which file, class or row cannot be used.
-    """
-    files = config.train_files if split == "train" else config.val_files
-    is_streamed = config.streaming and split == "train"
-    if where_on(config.dataset_class) is not None:
-        from strop.data.dataset_class import open_custom as open_class  # torch: seconds
-
-        limit = config.max_train_prompts if split == "train" else config.max_val_prompts
-        rows: Sequence[dict[str, Any]] = open_class(config, files, tokenizer, max_samples=limit, seed=seed)
-        hears = getattr(rows, "hears_of_batches", False) and split == "train"
-        return rows if is_streamed or hears else list(rows)
-    if is_streamed:
-        from strop.data.streaming import open_rows  # imports this module
-
-        return open_rows(files, config.cache_dir)
-    return read_rows(files, config.cache_dir)
-
-
 def open_set(entry: str) -> Any:
     """The `datasets.Dataset` of a split of a hub's data set.
 
@@ -122,18 +93,6 @@ def open_set(entry: str) -> Any:
     from strop.data.hub.rows import open_hub  # libraries of hubs: slow to import
 
     return open_hub(entry)
-
-
-def folders(path: Path) -> Any:
-    """The module that knows folders of rows: leaves(folder, split) are the files that are meant, or the folder itself
-    where `datasets` wrote it, and open_saved(folder) is the `datasets.Dataset` in that.
-
-    Raises:
-        ValueError: it is missing from this installation.
-    """
-    from strop.data.hub import folders as known  # imports this module
-
-    return known
 
 
 def check_entries(files: Sequence[str | Path]) -> None:
@@ -176,8 +135,7 @@ def fetched(entry: str, path: Path) -> Iterator[None]:
 
 def _leaves(path: Path, split: str) -> list[Path]:
     if path.is_dir():
-        found: list[Path] = folders(path).leaves(path, split)
-        return found
+        return folders.leaves(path, split)
     if path.suffix not in SUFFIXES:
         raise ValueError(
             f"data file {path} ends in {path.suffix or 'no suffix'!r}; use one of {', '.join(SUFFIXES)}, or "
@@ -199,62 +157,4 @@ def parquet_refused(path: Path, error: Exception) -> ValueError:
     reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
     return ValueError(
         f"data file {path} cannot be read as parquet ({reason}); write it again, or check that it was copied whole"
-    )
-
-
-def _read_json(path: Path) -> list[dict[str, Any]]:
-    try:
-        text = read_text(path, limit=MAX_FILE_BYTES)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"data file {path} is not UTF-8 text (byte {error.start}); save it as UTF-8, or give parquet "
-            f"files the suffix .parquet"
-        ) from error
-    except OSError as error:
-        raise ValueError(f"data file {path} cannot be read: {error.strerror}; check the path") from error
-    if path.suffix == ".json" and text.lstrip().startswith("["):
-        return _read_json_list(path, text)
-    rows = []
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: U+2028 may stand in a string
-        if line.strip():
-            rows.append(parse_object(line, f"line {number} of {path}"))
-    return rows
-
-
-def _read_json_list(path: Path, text: str) -> list[dict[str, Any]]:
-    try:
-        items = encodable_value(parse_json(text))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"data file {path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}; "
-            f"fix that line"
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"data file {path} cannot be read as JSON: {error}") from error
-    for index, item in enumerate(items):
-        if not isinstance(item, dict):
-            raise ValueError(_not_an_object(f"item {index} of {path}", item))
-    return list(items)
-
-
-def parse_object(line: str, where: str) -> dict[str, Any]:
-    """The object of a line of JSON; `where` names it in errors."""
-    try:
-        item = encodable_value(parse_json(line))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{where} is not valid JSON: {error.msg} at column {error.colno}; each line holds one object "
-            f'such as {{"prompt": "...", ...}}'
-        ) from error
-    except ValueError as error:
-        raise ValueError(f"{where} cannot be read as JSON: {error}") from error
-    if not isinstance(item, dict):
-        raise ValueError(_not_an_object(where, item))
-    return item
-
-
-def _not_an_object(where: str, item: object) -> str:
-    return (
-        f'{where} is a JSON {type(item).__name__}, not an object; each row is {{"column": value, ...}} with '
-        f"the column names as keys"
     )

@@ -1,7 +1,7 @@
-"""Which rows a step visits.
+"""PromptSampler: the rows that a step visits.
 
-The order of an epoch is a pure function of (seed, epoch), or, of a sampler that sees results (curriculum/), of those as
-well; such an order is part of a checkpoint. The position in it is the set of visits already consumed, not an
+The order of an epoch is a pure function of (seed, epoch), or, of a sampler that sees results (curriculum.py), of those
+as well; such an order is part of a checkpoint. The position in it is the set of visits already consumed, not an
 offset: prompts that were in flight when a run ended are simply not in that set, so they are visited again, and
 nothing is skipped or repeated.
 """
@@ -9,7 +9,6 @@ nothing is skipped or repeated.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -17,71 +16,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.utils.rng import permutation, random_key
+from strop.data.curriculum import ORDERS, ResultsOrder, RowResult
+from strop.data.visit_ids import parse_visit_uid
 
 if TYPE_CHECKING:
     from strop.data.config import DataConfig
     from strop.protocol import DataProto
-
-Rows = Sequence[int] | NDArray[np.int64]
-"""Row numbers."""
-
-_VISIT_UID = re.compile(r"e(\d+)-(\d{6,})")
-
-
-def shuffled(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
-    """An order drawn from the seed, another one in each epoch."""
-    return np.asarray(rows)[permutation(random_key(seed, "prompt_order", epoch), len(rows))]
-
-
-def in_order(rows: Rows, *, epoch: int, seed: int) -> NDArray[np.int64]:
-    """The order of the files."""
-    return np.asarray(rows)
-
-
-ORDERS: dict[str, Callable[..., NDArray[np.int64]]] = {"shuffled": shuffled, "in_order": in_order}
-"""Values of data.sampler that look at no results."""
-
-
-def is_sampler(name: str) -> bool:
-    """There is a sampler of this name, built in or registered in this process."""
-    from strop.data.curriculum import SAMPLERS  # imports this module
-
-    return name in ORDERS or name in SAMPLERS
-
-
-def sees_results(name: str) -> bool:
-    """The sampler looks at what came of rows.
-
-    Raises:
-        ValueError: there is no such sampler.
-    """
-    from strop.data.curriculum import sees_results as others_see  # imports this module
-
-    return name not in ORDERS and others_see(name)
-
-
-def visit_uid(epoch: int, row: int) -> str:
-    """Id of the visit of a training row in an epoch: `e0-000017`."""
-    return f"e{epoch}-{row:06d}"
-
-
-def val_uid(row: int) -> str:
-    """Id of a validation row: `val-000017`."""
-    return f"val-{row:06d}"
-
-
-def is_visit(uid: str) -> bool:
-    """The id is that of a training visit."""
-    return _VISIT_UID.fullmatch(uid) is not None
-
-
-def parse_visit_uid(uid: str) -> tuple[int, int]:
-    """Epoch and row of a training visit; the inverse of `visit_uid`."""
-    match = _VISIT_UID.fullmatch(uid)
-    if match is None:
-        raise ValueError(f"{uid!r} is no id of a training visit; those look like {visit_uid(0, 17)!r}")
-    return int(match[1]), int(match[2])
 
 
 class PromptSampler:
@@ -125,8 +65,6 @@ class PromptSampler:
         self._prompts_per_step = prompts_per_step
         self._seed, self._films = seed, films
         self._name, self._reorder_every = name, reorder_every
-        from strop.data.curriculum import ResultsOrder
-
         self._by: ResultsOrder | None = None if name in ORDERS else ResultsOrder(name, rows, data)
         self._num_epochs = num_epochs
         self._first_epoch: dict[int, int] = {}
@@ -230,18 +168,18 @@ class PromptSampler:
         """`record` takes a batch too."""
         return self._by is not None and self._by.wants_batch
 
-    def record(self, step: int, reports: Sequence[Any], batch: DataProto | None = None) -> None:
-        """What came of the samples of a step.
+    def record(self, step: int, results: Mapping[int, RowResult], batch: DataProto | None = None) -> None:
+        """Take in the results of a step.
 
         The sampler sees it when it orders the next epoch, or with `reorder_every` the rest of this one.
 
         Args:
             step: which one.
-            reports: its samples (strop.workers.reports.EpisodeReport).
-            batch: the same with their numbers, for a sampler that is a class; None in a step without.
+            results: of each row that has scored samples, with its visits in this step.
+            batch: the samples with their numbers, for a sampler that is a class; None in a step without.
         """
         if self._by is not None:
-            self._by.record(step, reports, batch)
+            self._by.record(results, batch)
         if self._reorder_every and step % self._reorder_every == 0:
             self._order, self._index = None, 0
 

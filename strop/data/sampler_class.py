@@ -20,7 +20,6 @@ from typing import Any
 
 from strop.algorithms.verl_config import VerlConfig
 from strop.data.config import DataConfig
-from strop.data.curriculum import SamplerObject
 from strop.protocol import DataProto
 
 
@@ -45,27 +44,27 @@ class AbstractCurriculumSampler(AbstractSampler):
         """The samples of a step that were trained on or could have been, as `on_batch_end` of a dataset gets them."""
 
 
-class VerlSampler(SamplerObject):
+def check_sampler_class(name: str, cls: type[Any]) -> None:
+    """Refuse a class whose state no checkpoint can hold.
+
+    Raises:
+        ValueError: methods are missing.
+    """
+    missing = [one for one in ("__iter__", "state_dict", "load_state_dict") if not hasattr(cls, one)]
+    if missing:
+        raise ValueError(
+            f"sampler {name!r}: {cls.__qualname__} has no {' and no '.join(missing)}, so a run that is resumed "
+            f"would go on in another order: add state_dict(), which returns plain values, and "
+            f"load_state_dict(state), or write a function order(rows, results, *, epoch, seed)"
+        )
+
+
+class VerlSampler:
     """One sampler object of a run, with what goes wrong told by its class's name."""
 
     def __init__(self, name: str, cls: type[Any], data_source: Sized, data: DataConfig) -> None:
         self._name = f"sampler {name!r}: {cls.__qualname__}"
         self._object: Any = cls(data_source, VerlConfig(dataclasses.asdict(data)))
-
-    @staticmethod
-    def check(name: str, cls: type[Any]) -> None:
-        """Refuse a class whose state no checkpoint can hold.
-
-        Raises:
-            ValueError: methods are missing.
-        """
-        missing = [one for one in ("__iter__", "state_dict", "load_state_dict") if not hasattr(cls, one)]
-        if missing:
-            raise ValueError(
-                f"sampler {name!r}: {cls.__qualname__} has no {' and no '.join(missing)}, so a run that is resumed "
-                f"would go on in another order: add state_dict(), which returns plain values, and "
-                f"load_state_dict(state), or write a function order(rows, results, *, epoch, seed)"
-            )
 
     @property
     def learns(self) -> bool:

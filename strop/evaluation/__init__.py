@@ -10,7 +10,6 @@ models.py           MODEL_OR_RUN
 offline_answers.py  Answers that a file holds, as tokens
 paired_test.py      Whether one model is better than another on the same prompts
 pass_at_k.py        What k answers to a prompt reach together, and how sure that is
-processes.py        How many processes a run has had, from its settings
 sets.py             `--data`
 top_log_probs.py    What a model finds likely in the place of each token of answers that are there
 well_known_sets.py  Well-known sets to evaluate on, by name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from strop.evaluation.models import ModelSource, find_model
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 from strop.run.manifest import MANIFEST, read_manifest
-from strop.trainer.init_from.naming import run_in
+from strop.run.naming import run_in
 from strop.utils.terminal import UsageError, say
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from strop.evaluation.processes import processes_of
 from strop.observability.trackers.setup import METRICS_FILE, read_metrics
 from strop.run import RunFolder
+from strop.run.processes import processes_of
 from strop.utils.sanitize import finite
 from strop.workers.metrics import NUM_TOKENS
 

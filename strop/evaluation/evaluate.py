@@ -19,7 +19,6 @@ from typing import Any
 
 from strop.agents.setup import AgentSetup
 from strop.controller import Dispatch, Mesh, Worker, WorkerGroup, register, role
-from strop.data.media import media_reader
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardPool
@@ -90,7 +89,9 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         setup = _setup(spoken)
         prompts = load_val_prompts(who.as_spoken(spoken.data, spoken), setup.tokenizer, setup)
         if any(prompt.media for prompt in prompts):
-            media_reader("the data").check_engine(spoken.rollout, spoken.model)
+            from strop.trainer.checks.media import check_engine  # torch and Pillow: seconds
+
+            check_engine(spoken.rollout, spoken.model)
         check_prompts_fit(spoken, spoken.data, prompts)
         say(
             f"{len(prompts)} prompts x {config.eval.samples_per_prompt} answers at temperature "

@@ -3,7 +3,8 @@
 budget.py            Where reward files import `bounded` from, a comparison with a limit on its computing
 combine.py           Several scores of one sample as one reward
 config.py            What scores the samples, within which limits, and what becomes of those that could not be scored
-functions.py         Runs in the worker process
+function_loading.py  Loads reward functions in the worker process
+functions.py         RewardFunction
 listed_functions.py  Reward functions that are given lists, and return one
 managers.py          Where reward files import `RewardManagerBase` and `register` from
 outcome.py           What became of one attempt to score a sample, and how a step's outcomes are summed up

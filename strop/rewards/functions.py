@@ -1,4 +1,4 @@
-"""Runs in the worker process: finds the reward function, calls it in its own convention, reads its answer.
+"""RewardFunction: called in its own convention in the worker process, and its answer read.
 
 A function is called as `compute_score(data_source, solution_str, ground_truth, extra_info, **kwargs)`, with those of
 them that it takes. Functions in the forms of TRL and OpenRLHF are each known by one of their parameters. Each
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.util
-import inspect
 import numbers
 import sys
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -156,67 +155,6 @@ class _Snapshot(importlib.abc.SourceLoader):
         return self.source.encode()
 
 
-def load_functions(setups: Sequence[Mapping[str, Any]]) -> list[RewardFunction]:
-    """The functions of a pool, in order; a file that several of them are in is imported once.
-
-    Raises:
-        LoadError: as in `load_function`.
-    """
-    modules: dict[str, ModuleType] = {}
-    return [load_function(setup, modules) for setup in setups]
-
-
-def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> RewardFunction:
-    """The reward function of a file, or a manager or built-in scorer in its place.
-
-    Args:
-        setup: path, source, name, kwargs, manager, tokenizer, key and weight.
-        modules: files that are imported already, by path; gains this one.
-
-    Raises:
-        LoadError: the file cannot be imported, has no such function, or the function cannot be called.
-    """
-    path, name, kwargs = setup["path"], setup["name"], setup["kwargs"]
-    if setup["manager"]:
-        from strop.rewards.verl_managers import load_manager  # torch: seconds
-
-        return load_manager(setup)
-    if not path:
-        from strop.rewards.scorers.loading import load_built_in  # imports this module
-
-        return load_built_in(setup)
-    if path not in modules:
-        modules[path] = load_module(path, setup["source"], len(modules))
-    module = modules[path]
-    found = [key for key, value in vars(module).items() if callable(value) and _is_of(module.__name__, value)]
-    function = getattr(module, name, None)
-    if function is None:
-        names = (
-            f"it defines {', '.join(sorted(found))}; set reward.name" if found else "it defines no function"
-        )
-        raise LoadError(f"reward file {path} has no function {name!r}: {names}")
-    if not callable(function):
-        raise LoadError(
-            f"{name!r} in reward file {path} is {shown(function)}, not a function; set reward.name"
-        )
-    from strop.rewards.listed_functions import of_batches, of_trl  # they import this module
-    from strop.rewards.query_functions import of_queries
-
-    forms = {"completions": of_trl, "solution_strs": of_batches, "queries": of_queries}
-    form = next((form for form in forms if form in inspect.signature(function).parameters), "")
-    label = f"{name} in {Path(path).name}"
-    made = replace(
-        _with_parameters(function, label, kwargs),
-        path=path,
-        key=setup["key"],
-        weight=setup["weight"],
-    )
-    if form:
-        return forms[form](function, made, setup)
-    check_supplied(made, SINGLE)
-    return made
-
-
 def check_supplied(function: RewardFunction, names: Collection[str]) -> None:
     """Refuse a function with a parameter that it is not given.
 
@@ -250,28 +188,6 @@ def load_module(path: str, source: str, number: int = 0) -> ModuleType:
         traceback.print_exc()
         raise LoadError(f"reward file {path} cannot be imported: {describe(error, path)}") from error
     return module
-
-
-def _is_of(module_name: str, value: Any) -> bool:
-    return inspect.isfunction(value) and value.__module__ == module_name
-
-
-def _with_parameters(function: Callable[..., Any], label: str, kwargs: Mapping[str, Any]) -> RewardFunction:
-    parameters = inspect.signature(function).parameters.values()
-    by_name = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    required = {
-        p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    }
-    if unknown := set() if takes_any else kwargs.keys() - by_name.keys():
-        raise LoadError(
-            f"reward.kwargs has {', '.join(sorted(unknown))}, but {label} accepts only "
-            f"{', '.join(sorted(by_name))}"
-        )
-    return RewardFunction(
-        function=function, label=label, kwargs=kwargs, parameters=frozenset(by_name),
-        takes_any=takes_any, required=frozenset(required),
-    )  # fmt: skip
 
 
 def describe(error: BaseException, path: str) -> str:

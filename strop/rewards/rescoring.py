@@ -22,8 +22,8 @@ from strop.data.prompts import spread
 from strop.data.rows import row_data_source, row_extra_info, row_messages, value_inside
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardConfig, RewardPool
-from strop.rewards.wire import decode
 from strop.run import RunFolder
+from strop.utils.json_lines import decode
 from strop.utils.sanitize import storable
 
 RESPONSES = ("response", "solution_str", "completion", "output")

@@ -1,7 +1,7 @@
 """The lines that travel between the reward pool and its worker processes: JSON in both directions.
 
 Nothing is pickled: what a worker says is data that its parent checks, whatever the scored text or the
-reward function made of it. A message is one line: a JSON array without line breaks. `call_of` makes the calls.
+reward function made of it. A message is one line (strop.utils.json_lines). `call_of` makes the calls.
 
     to the worker      [call, *comparisons]                     score this; these comparisons have ended a process
                        [[call, ...], *comparisons]              the same of all answers to a prompt
@@ -17,31 +17,23 @@ reward function made of it. A message is one line: a JSON array without line bre
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import datetime
-import decimal
-import json
-import uuid
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from strop.protocol.trajectory import with_answer
 from strop.rewards.outcome import Outcome
-from strop.utils.sanitize import storable, usable
-from strop.utils.sanitize.text import BROKEN, describe_object
+from strop.utils.json_lines import encode, plain, type_name
+from strop.utils.sanitize import usable
+from strop.utils.sanitize.text import describe_object
 
 if TYPE_CHECKING:
     from strop.protocol.trajectory import Prompt, Trajectory
 
 MAX_PARTS_BYTES = 1 << 20
 """Upper limit of one result; a reward function has no reason to return more than a megabyte."""
-_DIGITS_OF_A_FLOAT = 300
-"""Decimals of other sizes are sent as text: as numbers they would be 0, infinite, or of a million digits."""
 NOT_SENT = "which cannot be sent to the processes that score"
 """Said of a value of a row that no function can be given."""
-_BYTES_TAG = "__bytes__"
 
 
 def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, wants_conversation: bool) -> dict[str, Any]:
@@ -79,41 +71,14 @@ def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, wants_conversa
     return call
 
 
-def _plain(value: Any) -> Any:
-    """The nearest JSON value of something that JSON does not know."""
-    if isinstance(value, bytes):
-        return {_BYTES_TAG: base64.b64encode(value).decode("ascii")}
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, (set, frozenset)):
-        return list(value)
-    if isinstance(value, (datetime.date, datetime.time)):
-        return value.isoformat()
-    if (
-        isinstance(value, decimal.Decimal)
-        and value.is_finite()
-        and abs(value.adjusted()) < _DIGITS_OF_A_FLOAT
-    ):
-        return int(value) if value == value.to_integral_value() else float(value)
-    if isinstance(value, (PurePath, uuid.UUID, decimal.Decimal)):
-        return str(value)
-    if hasattr(value, "tolist"):  # numpy arrays and scalars
-        return value.tolist()
-    raise TypeError(f"a {_type_name(value)} cannot be sent to a reward worker")
-
-
-def _type_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-
-
 def refusal(call: Mapping[str, Any], row: int, error: Exception) -> str:
     """Which value of a call cannot be sent, and what to do; `error` is what `encode` raised."""
     with contextlib.suppress(RecursionError):
         for place, value in _leaves(call, ""):
             try:
-                json.dumps(value, default=_plain_or_refused)
+                encode([value])
             except (TypeError, ValueError):
-                name = _type_name(value)
+                name = type_name(value)
                 return (
                     f"row {row} has {'an' if name[0] in 'aeiou' else 'a'} {name} in {place}, {NOT_SENT} "
                     f"({describe_object(value):.80}): write it as text or a number into the data, or leave it out"
@@ -132,58 +97,6 @@ def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
             yield from _leaves(item, f"{place}[{number}]")
     else:
         yield place.removeprefix("columns."), value
-
-
-def _plain_or_refused(value: Any) -> Any:
-    try:
-        return _plain(value)
-    except TypeError:
-        raise
-    except BROKEN as error:  # its own code failed
-        raise TypeError(f"{describe_object(value)} cannot be sent to a reward worker") from error
-
-
-def plain(value: Any) -> Any:
-    """A value as it would arrive in a worker: what JSON can say. What it cannot say becomes `storable`."""
-    try:
-        return decode(encode([value])[:-1])[0]
-    except (TypeError, ValueError, RecursionError):
-        return storable(value)
-
-
-def _restore_bytes(value: dict[str, Any]) -> Any:
-    if len(value) == 1 and isinstance(encoded := value.get(_BYTES_TAG), str):
-        with contextlib.suppress(ValueError):  # a row may hold such a dictionary of its own
-            return base64.b64decode(encoded, validate=True)
-    return value
-
-
-def encode(message: list[Any]) -> bytes:
-    """One line for the pipe.
-
-    Raises:
-        TypeError: a value inside is no plain data; the sentence names its type.
-        ValueError: it is nested too deeply, within itself, or holds an integer of thousands of digits.
-    """
-    try:
-        return json.dumps(message, default=_plain_or_refused, separators=(",", ":")).encode("ascii") + b"\n"
-    except RecursionError:
-        raise ValueError("a value that is nested too deeply cannot be sent to a reward worker") from None
-
-
-def decode(line: bytes) -> list[Any]:
-    """The message of one line; byte strings are restored.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        message = json.loads(line, object_hook=_restore_bytes if _BYTES_TAG.encode() in line else None)
-    except RecursionError:
-        raise ValueError("a message is nested too deeply") from None
-    if not isinstance(message, list) or not message:
-        raise ValueError(f"expected a JSON array, got {line[:100]!r}")
-    return message
 
 
 def outcome_of(message: list[Any]) -> Outcome:

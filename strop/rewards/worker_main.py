@@ -24,12 +24,14 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from strop.rewards.combine import Part, combine
-from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe, load_functions
+from strop.rewards.function_loading import load_functions
+from strop.rewards.functions import BadReturnError, LoadError, RewardFunction, describe
 from strop.rewards.outcome import Outcome, RewardUnavailable
 from strop.rewards.scorers import budget
-from strop.rewards.wire import MAX_PARTS_BYTES, decode, encode
+from strop.rewards.wire import MAX_PARTS_BYTES
 from strop.sandbox.config_handover import configure_shared
 from strop.utils import deadline
+from strop.utils.json_lines import decode, encode
 from strop.utils.sanitize import usable
 from strop.utils.sanitize.values import MAX_NUMBER
 

@@ -33,8 +33,9 @@ from strop.rewards.config import RewardConfig
 from strop.rewards.functions import describe
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.stdout_capture import Printed
-from strop.rewards.wire import call_of, decode, encode, refusal
+from strop.rewards.wire import call_of, refusal
 from strop.rewards.worker_process import REAP_S, WorkerProcess, death_sentence
+from strop.utils.json_lines import decode, encode
 from strop.utils.safe_read import read_text
 
 log = logging.getLogger(__name__)

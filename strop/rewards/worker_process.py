@@ -22,7 +22,8 @@ from typing import Any
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
 from strop.rewards.stdout_capture import Lines, Printed
-from strop.rewards.wire import decode, encode, outcome_of, outcomes_of
+from strop.rewards.wire import outcome_of, outcomes_of
+from strop.utils.json_lines import decode, encode
 
 REAP_S = 1.0
 """How long a process that closed its pipes may take to exit before it is killed, and what it has forked to be gone

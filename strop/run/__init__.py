@@ -7,6 +7,8 @@
     samples/          what the model wrote, as Parquet
     checkpoints.py    saves that are whole or absent; manifest.py: what one says
     lock.py           one writer per folder
+    naming.py         RUN on a command line: the run, the checkpoint of it, and its model folder
+    processes.py      processes of a run, from its settings
 
 Nothing here imports torch.
 """

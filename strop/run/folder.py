@@ -43,6 +43,7 @@ from strop.utils.sanitize import remember_secrets_in, storable, storable_text
 from strop.utils.shell_words import shell_word
 
 RUN_FILE = "run.json"
+CONFIG_FILE = "config.yaml"
 GROWN_FILE = "grown.jsonl"
 SAMPLES = "samples"
 FORMAT = 1
@@ -57,7 +58,7 @@ _OURS = {
     "lock",
     f".{RUN_FILE}.tmp",
 }
-_WRITTEN = {"config.yaml", "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
+_WRITTEN = {CONFIG_FILE, "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
             "spending.json", GROWN_FILE, INPUTS_FILE, RUN_FILE}  # fmt: skip
 _UNBEGUN = (
     "created", "model", "started_from", "threads", "no_end_known", "reward_check", "environment", "preflight",

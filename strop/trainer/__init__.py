@@ -1,5 +1,6 @@
 """The training loop, and everything around it that a run needs from its first line to its last.
 
+api_costs.py           Costs of services of the reward
 callbacks.py           What comes to a run from outside while it goes on
 checkpointing.py       What a training checkpoint holds, for every kind of training
 collecting.py          Training rows of episodes, and the failures that end a run
@@ -32,6 +33,7 @@ role_columns.py        Columns that roles add to the rows of a step, each by one
                        of a step
 role_export.py         A role of a checkpoint as an ordinary Hugging Face folder, proved by its log-probs
 rollout_batch.py       The samples of a step on their way through the roles
+row_results.py         Results of rows by their samples in a step, for samplers
 run_mirror.py          Copies of a run at a URL while it trains
 sample_selection.py    Samples chosen for training
 sections.py            The sections of the root configuration that belong to the loop itself

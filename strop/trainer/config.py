@@ -12,8 +12,8 @@ from strop.algorithms.registry import STEP_COLUMNS
 from strop.algorithms.specs import ADV_DECLARATIONS, LOSS_DECLARATIONS, adv_estimator_declaration
 from strop.config.sections import section, where_on
 from strop.data.config import DataConfig
+from strop.data.curriculum import is_sampler
 from strop.data.preference_config import PreferConfig
-from strop.data.sampler import is_sampler
 from strop.data.sft.config import SftConfig
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.rewards.config import RewardConfig

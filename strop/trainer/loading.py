@@ -7,6 +7,7 @@ from pathlib import Path
 
 from strop.algorithms.registry import load_extensions
 from strop.config import ConfigError, build_config, load_layers, read_config
+from strop.config.schema import KeyAliases
 from strop.trainer.config import Config
 from strop.utils.trust import may_run
 
@@ -18,6 +19,7 @@ def load(
     overrides: Sequence[str] = (),
     section: str = "",
     in_shell: bool = True,
+    aliases: KeyAliases | None = None,
 ) -> Config:
     """As `strop.config.load_layers`, for the configuration of a run; `section` is that of the command, where it has
     one.
@@ -25,7 +27,9 @@ def load(
     Raises:
         ConfigError: also where a file of algorithm.extensions cannot be imported.
     """
-    return load_and_tell(source, text=text, overrides=overrides, section=section, in_shell=in_shell)[0]
+    return load_and_tell(
+        source, text=text, overrides=overrides, section=section, in_shell=in_shell, aliases=aliases
+    )[0]
 
 
 def load_and_tell(
@@ -35,10 +39,17 @@ def load_and_tell(
     overrides: Sequence[str] = (),
     section: str = "",
     in_shell: bool = True,
+    aliases: KeyAliases | None = None,
 ) -> tuple[Config, Callable[[str], str]]:
     """As `load`, with a function from a full key to where its value comes from."""
     layers = load_layers(
-        Config, source=source, text=text, overrides=overrides, section=section, in_shell=in_shell
+        Config,
+        source=source,
+        text=text,
+        overrides=overrides,
+        section=section,
+        in_shell=in_shell,
+        aliases=aliases,
     )
     return with_extensions(build_config(Config, layers)), layers.source_of
 

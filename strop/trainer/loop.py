@@ -47,6 +47,7 @@ from strop.trainer.records import StepRecord
 from strop.trainer.replayed_run import read_recorded
 from strop.trainer.reward_certificate import note_certificate
 from strop.trainer.reward_trial import try_reward
+from strop.trainer.row_results import row_results
 from strop.trainer.setup import (
     TrainingData,
     load_training_data,
@@ -263,7 +264,7 @@ class Trainer:
         if record.learned is not None and (self.data.sampler.wants_batch or self.data.growth is not None):
             batch = record.learned.experience.shown(self.data.train.prompt)
         if self.data.sampler.sees_results:
-            self.data.sampler.record(step, record.reports, batch)
+            self.data.sampler.record(step, row_results(record.reports, step=step), batch)
         metrics = step_metrics(
             record, stages, self.roles, epoch=self.data.sampler.epoch, limits=self.config.data
         )

@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from strop.config import ConfigError, read_settings
+from strop.config.schema import KeyAliases
 from strop.run import RunError, RunFolder
 from strop.run.fingerprints import FingerprintChain
+from strop.run.folder import CONFIG_FILE
 from strop.run.replay_schedule import read_schedule
 from strop.trainer.init_from.weights import take_optimizer
 from strop.trainer.model_commits import read_models
 from strop.trainer.replayed_run import Recorded, write_recorded
-from strop.trainer.resume import settings_to_continue
-from strop.trainer.resume_overrides import NEUTRAL, is_among
-from strop.trainer.start import CONFIG_FILE, Say, Start, start_run
+from strop.trainer.resume_overrides import NEUTRAL, is_among, settings_to_continue
+from strop.trainer.start import Say, Start, start_run
 from strop.trainer.threads import EVENT as THREADS
 
 
@@ -26,6 +27,7 @@ def replay_run(
     command: Sequence[str],
     say: Say,
     admit: Callable[[str], object] | None,
+    aliases: KeyAliases | None = None,
 ) -> tuple[Start, Recorded]:
     """A fresh run folder for a run that is made again, and what is repeated.
 
@@ -36,6 +38,7 @@ def replay_run(
         command: the command line.
         say: takes lines for the person who watches.
         admit: raises for a content of config.yaml that may not be used.
+        aliases: as for `strop.config.load_layers`.
 
     Raises:
         ConfigError: an override would make it another run.
@@ -44,7 +47,7 @@ def replay_run(
     text = read_settings(folder / CONFIG_FILE)
     if admit is not None:
         admit(text)
-    continuation = settings_to_continue(folder / CONFIG_FILE, overrides, text=text)
+    continuation = settings_to_continue(folder / CONFIG_FILE, overrides, text=text, aliases=aliases)
     for key in continuation.after:
         if not is_among(key, NEUTRAL):
             raise ConfigError(

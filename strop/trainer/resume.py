@@ -6,14 +6,12 @@ Which settings may be given anew, steering/ says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.trainer.config import Config
-from strop.trainer.loading import read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,28 +36,6 @@ class Continuation:
 
     def keep(self, run: RunFolder) -> None:
         """Write the settings that hold from here on, where they are others."""
-
-
-def settings_to_continue(
-    file: Path, overrides: Sequence[str], *, text: str, in_shell: bool = True
-) -> Continuation:
-    """The settings of a run with overrides on top.
-
-    Args:
-        file: config.yaml of the run, for messages.
-        overrides: of the command line or of a program.
-        text: content of that file.
-        in_shell: as for `strop.config.load_layers`.
-
-    Raises:
-        ConfigError: the file or an override cannot be used, or one would make it another run.
-    """
-    before = read(file, text=text)
-    if not overrides:
-        return Continuation(config=before)
-    from strop.trainer.resume_overrides import settings_anew  # imports Continuation from here
-
-    return settings_anew(file, overrides, before, text=text, in_shell=in_shell)
 
 
 def roll_back(run: RunFolder, continuation: Continuation) -> tuple[Checkpoint | None, list[str]]:

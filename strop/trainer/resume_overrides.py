@@ -18,17 +18,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from strop.config import ConfigError, to_dict, to_flat_dict
+from strop.config.save import refuse_secrets
+from strop.config.schema import KeyAliases
 from strop.config.yaml_text import dump
 from strop.data import preference_config as preferences_config
 from strop.data.sft import config as supervised_config
 from strop.rewards.judges import config as judges_config
 from strop.run import MODEL_FOLDER, RunFolder
+from strop.run.folder import CONFIG_FILE
 from strop.run.paths import with_absolute_paths
 from strop.sandbox import config as sandbox_config
 from strop.trainer.config import Config
-from strop.trainer.loading import load
+from strop.trainer.loading import load, read
 from strop.trainer.resume import Continuation
-from strop.trainer.start import CONFIG_FILE, refuse_secrets
 from strop.trainer.untrusted_runs.settings import note_again
 from strop.utils.atomic_io import replace_text
 from strop.utils.shell_words import shell_word
@@ -168,22 +170,31 @@ class Steered(Continuation):
         note_again(text, before=self.text)
 
 
-def settings_anew(
-    file: Path, overrides: Sequence[str], before: Config, *, text: str, in_shell: bool
+def settings_to_continue(
+    file: Path,
+    overrides: Sequence[str],
+    *,
+    text: str,
+    in_shell: bool = True,
+    aliases: KeyAliases | None = None,
 ) -> Continuation:
     """The settings of a run with overrides on top.
 
     Args:
         file: config.yaml of the run, for messages.
         overrides: of the command line or of a program.
-        before: what `text`, the content of that file, says.
-        in_shell: as for `strop.config.load_layers`.
+        text: content of that file.
+        in_shell, aliases: as for `strop.config.load_layers`.
 
     Raises:
-        ConfigError: an override cannot be used, or would make it another run.
+        ConfigError: the file or an override cannot be used, or one would make it another run.
     """
+    before = read(file, text=text)
+    if not overrides:
+        return Continuation(config=before)
     was = to_flat_dict(before)
-    config = with_absolute_paths(load(file, text=text, overrides=overrides, in_shell=in_shell), known=before)
+    given = load(file, text=text, overrides=overrides, in_shell=in_shell, aliases=aliases)
+    config = with_absolute_paths(given, known=before)
     after = {key: value for key, value in to_flat_dict(config).items() if was[key] != value}
     for key, value in after.items():
         if not is_changeable(key):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strop.agents.config import AGENTS_IN_A_WORLD
-from strop.data.sampler import visit_uid
+from strop.data.visit_ids import visit_uid
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardError, RewardPool, summarize
 from strop.rewards.wire import NOT_SENT

@@ -15,7 +15,7 @@ import numpy as np
 
 from strop.algorithms.aggregation import BatchTotals
 from strop.controller import Mesh, Partition
-from strop.data.sampler import parse_visit_uid
+from strop.data.visit_ids import parse_visit_uid
 from strop.engines.parallel.balance import balanced_rows
 from strop.protocol import DataProto
 from strop.protocol.schema import Consumer, columns_for, object_columns_for

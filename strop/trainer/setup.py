@@ -12,13 +12,13 @@ from strop.config.sections import where_on
 from strop.data.cache import prune_for
 from strop.data.config import DataConfig
 from strop.data.dynamic_dataset.growth import Growth
-from strop.data.media import media_reader
+from strop.data.loading import load_rows
 from strop.data.mixture.epochs import rows_of_epochs
 from strop.data.prompt_loader import TrainingPrompts
 from strop.data.prompts import PromptDataset
-from strop.data.readers import load_rows
-from strop.data.sampler import PromptSampler, val_uid
+from strop.data.sampler import PromptSampler
 from strop.data.streaming import StreamedPrompts
+from strop.data.visit_ids import val_uid
 from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_tokenizer, read_shape
@@ -106,7 +106,9 @@ def load_training_data(
     val_prompts = load_val_prompts(data, tokenizer, setup, reads_media=reads_media) if data.val_files else []
     check_prompts_fit(config, data, val_prompts)
     if train.has_media or any(prompt.media for prompt in val_prompts):
-        media_reader("the data").check_run(config)
+        from strop.trainer.checks.media import check_run  # torch and Pillow: seconds
+
+        check_run(config)
     prune_for(data)
     return TrainingData(
         tokenizer=tokenizer,

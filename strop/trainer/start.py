@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from strop.config import ConfigError, read_settings, to_dict, to_flat_dict
+from strop.config import read_settings, to_dict, to_flat_dict
+from strop.config.save import refuse_secrets
+from strop.config.schema import KeyAliases
 from strop.config.yaml_text import dump
 from strop.engines.config import ModelConfig
 from strop.observability.trackers.setup import check_trackers
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder
+from strop.run.folder import CONFIG_FILE
 from strop.run.inputs import check_inputs, inputs_of, kept_inputs, write_inputs
 from strop.run.paths import with_absolute_paths
 from strop.trainer import fetched_inputs
@@ -23,15 +26,14 @@ from strop.trainer.config import Config
 from strop.trainer.loading import with_extensions
 from strop.trainer.models import replaced
 from strop.trainer.named_files import check_named_files
-from strop.trainer.resume import roll_back, settings_to_continue
+from strop.trainer.resume import roll_back
+from strop.trainer.resume_overrides import settings_to_continue
 from strop.trainer.untrusted_runs import settings as received
 from strop.utils.atomic_io import replace_text
 from strop.utils.chat_template import asks_for_time
-from strop.utils.sanitize import secrets_in
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.yaml"
 START, OPTIMIZER = "start", "optimizer"
 """Folder of a run with what it took over from another one, and the one in it with the optimizer's state."""
 _FINISHED = "{run} is finished; nothing to resume (more steps or epochs make it longer)"
@@ -134,23 +136,6 @@ def template_date(model: ModelConfig, tokenizer: Path) -> str:
     return datetime.date.today().isoformat() if asks_for_time(texts) else ""
 
 
-def refuse_secrets(settings: Mapping[str, Any]) -> None:
-    """Refuse settings with a key or a password, since a run folder holds its settings.
-
-    Args:
-        settings: plain values, nested or by their full keys.
-
-    Raises:
-        ConfigError: the sentence says which.
-    """
-    held = [key for key, _ in secrets_in(settings)]
-    if held:
-        raise ConfigError(
-            f"{held[0]} holds a secret, and settings are written into the run folder: leave it out, and put it into a "
-            f"variable of the environment, which functions and tools read with os.environ"
-        )
-
-
 def optimizer_of(run: RunFolder, checkpoint: Checkpoint | None) -> Path | None:
     """The folder with the optimizer's state that a run begins with; None where there is none, or it is under way."""
     folder = (run.path / START / OPTIMIZER).absolute()
@@ -165,6 +150,7 @@ def resume_run(
     admit: Callable[[str], object] | None = None,
     accept_changes: bool = False,
     in_shell: bool = True,
+    aliases: KeyAliases | None = None,
 ) -> Start:
     """The run in `folder`, rolled back to its last valid checkpoint, with its own configuration.
 
@@ -175,7 +161,7 @@ def resume_run(
         admit: raises for a content of config.yaml that may not be used. The file is read once, since others may write
             in the folder.
         accept_changes: go on although what it reads from elsewhere is not what it began with.
-        in_shell: as for `strop.config.load_layers`.
+        in_shell, aliases: as for `strop.config.load_layers`.
 
     Raises:
         ConfigError: an override would make it another run.
@@ -187,7 +173,7 @@ def resume_run(
     text = read_settings(path)
     if admit is not None:
         admit(text)
-    continuation = settings_to_continue(path, overrides, text=text, in_shell=in_shell)
+    continuation = settings_to_continue(path, overrides, text=text, in_shell=in_shell, aliases=aliases)
     config = continuation.config
     run = RunFolder.open(folder, settings=config.run)
     try:

@@ -29,9 +29,9 @@ from strop.engines.model import check_language_model, read_shape
 from strop.engines.parallel.ulysses import check_sequence_parallel
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
-from strop.rewards.judges.costs import CostTracker
 from strop.rollout.engine_group import check_engine
 from strop.rollout.types import Sampling
+from strop.trainer.api_costs import CostTracker
 from strop.trainer.config import Config, UpdateSettings
 from strop.trainer.policy_sync import MAX_HEALS, PolicySync
 from strop.trainer.rollout_batch import Experience

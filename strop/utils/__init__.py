@@ -13,6 +13,7 @@ field_types.py         Types of configuration fields
 gc_freeze.py           Python's garbage collection during a run
 http_client.py         Calls of a service that takes and gives JSON over HTTP
 http_post.py           One POST of JSON with one deadline for all of it
+json_lines.py          One JSON array a line, for pipes and files
 json_messages.py       JSON objects over a connection, each behind four bytes that say how long it is; nothing is
                        unpickled
 lazy_import.py         Names of a package that are imported when they are first used, so that its light modules can be

@@ -23,7 +23,7 @@ from strop.agents.config import AgentConfig
 from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.spans import SPANS, Span, add_span
-from strop.data.sampler import is_visit
+from strop.data.visit_ids import is_visit
 from strop.engines.config import ModelConfig
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.config import RewardConfig

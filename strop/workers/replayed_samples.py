@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.agents.config import AGENTS_IN_A_WORLD
-from strop.data.sampler import visit_uid
+from strop.data.visit_ids import visit_uid
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
+from strop.data.chat import shown_text
 from strop.protocol import DataProto, columns
-from strop.protocol.trajectory import Media, Prompt, Trajectory
-from strop.rewards.wire import encode, plain
+from strop.protocol.trajectory import Prompt, Trajectory
+from strop.utils.json_lines import encode, plain
 from strop.workers.episodes import Episode
 from strop.workers.reports import Decided
-
-
-def shown_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], media: Sequence[Media]) -> str:
-    """Ids as the model sees them, special tokens included, with `<image 448x448: 256 tokens>` for each medium.
-
-    Of a video the times are those that its file says.
-    """
-    pieces, at = [], 0
-    for one in media:
-        start, end = one.span
-        wide, high = one.size
-        pieces.append(str(tokenizer.decode(list(token_ids[at:start]), skip_special_tokens=False)))
-        frames = (
-            f", {len(one.times)} frames from {one.times[0]:.1f} to {one.times[-1]:.1f} s" if one.times else ""
-        )
-        pieces.append(f"<{one.kind} {wide}x{high}: {one.num_tokens} tokens{frames}>")
-        at = end
-    pieces.append(str(tokenizer.decode(list(token_ids[at:]), skip_special_tokens=False)))
-    return "".join(pieces)
 
 
 def saved_rows(episodes: DataProto, tokenizer: Any, *, keeps_row: bool) -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, PromptSampler, RLHFDataset, collate_fn
 from strop.data.dataset_class import dataset_settings
 from strop.data.dataset_class_config import DatasetClassConfig
+from strop.data.loading import load_rows
 from strop.data.prompt_loader import draw
-from strop.data.readers import load_rows
 from strop.data.streaming import StreamedPrompts
 
 TOKENIZER = make_tokenizer(CHATML)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from strop.cli.explain.keys import explain
 from strop.config import ConfigError, load_config, read_config, save_config
+from strop.config.explanation import explain
 from strop.config.schema import REMOVED, RENAMED, tree
 from strop.rewards.config import OnFailureConfig
 from strop.trainer.config import Config

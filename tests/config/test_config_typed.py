@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 from annotated_types import Ge, Gt
 
+from strop.compat.key_aliases import key_aliases
 from strop.config import ConfigError, build_config, load_config, load_layers
 from strop.config.places import place_of
 from strop.config.schema import tree
@@ -23,7 +24,7 @@ from strop.utils.field_types import fits, type_name, union_members, without_boun
 
 def refused(*overrides: str, source: Path | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
-        load_config(Config, source=source, overrides=overrides)
+        load_config(Config, source=source, overrides=overrides, aliases=key_aliases)
     return str(caught.value)
 
 
@@ -330,7 +331,7 @@ def test_habits_from_other_libraries_are_answered_with_what_is_written_here(
 def test_an_unknown_key_is_looked_for_among_those_of_the_command(
     section: str, override: str, advice: str
 ) -> None:
-    layers = load_layers(Config, overrides=[override], section=section)
+    layers = load_layers(Config, overrides=[override], section=section, aliases=key_aliases)
     (problem,) = layers.problems
     assert advice in problem
 

@@ -11,6 +11,7 @@ import pytest
 from strop.data import DataConfig, PromptSampler, RowResult, register_sampler, visit_uid
 from strop.data.curriculum import SAMPLERS, ordered_rows
 from strop.rewards import Outcome
+from strop.trainer.row_results import row_results
 from strop.utils.rng import permutation, random_key
 from strop.workers.reports import EpisodeReport
 
@@ -75,7 +76,7 @@ def test_rows_that_nobody_scored_are_shuffled() -> None:
 def test_the_next_epoch_sees_the_results_of_this_one() -> None:
     sampler = PromptSampler([0, 1, 2], 3, 0, "hard_first")
     sampler.next()
-    sampler.record(1, scored({0: 1.0, 1: 0.0, 2: 0.5}))
+    sampler.record(1, row_results(scored({0: 1.0, 1: 0.0, 2: 0.5}), step=1))
     assert sampler.next() == [(1, 1), (1, 2), (1, 0)]
 
 
@@ -84,7 +85,9 @@ def test_an_order_is_not_changed_within_its_epoch_unless_it_is_asked_for() -> No
         sampler = PromptSampler(list(range(6)), 2, 0, "hard_first", reorder_every=every)
         first = [row for _, row in sampler.next()]
         planned = [row for row in sampler.order(0) if row not in first]
-        sampler.record(1, scored(dict(zip(planned, (1.0, 0.75, 0.25, 0.0), strict=True))))
+        sampler.record(
+            1, row_results(scored(dict(zip(planned, (1.0, 0.75, 0.25, 0.0), strict=True))), step=1)
+        )
         rest = [row for _ in range(2) for _, row in sampler.next()]
         assert rest == (planned[::-1] if every else planned)
         assert sorted(first + rest) == list(range(6)), "each row once per epoch, also when ordered again"
@@ -97,7 +100,9 @@ def test_a_restored_sampler_goes_on_in_the_order_it_had(every: int) -> None:
 
     def play(sampler: PromptSampler, step: int) -> list[tuple[int, int]]:
         visits = sampler.next()
-        sampler.record(step, scored({row: ((row * 5 + step) % 7) / 7 for _, row in visits}))
+        sampler.record(
+            step, row_results(scored({row: ((row * 5 + step) % 7) / 7 for _, row in visits}), step=step)
+        )
         return visits
 
     whole = make()
@@ -128,7 +133,7 @@ def test_visits_are_counted_over_the_run() -> None:
     sampler = PromptSampler([3, 4], 2, 0, "watching")
     for step in range(1, 4):
         assert [row for _, row in sampler.next()] == [4, 3]
-        sampler.record(step, scored({4: 0.5}))
+        sampler.record(step, row_results(scored({4: 0.5}), step=step))
     assert seen == [
         {},
         {4: result(0.5)},

@@ -19,8 +19,9 @@ from strop.data.mixture import (
     weighted_epochs,
     weights_of_sources,
 )
-from strop.data.sampler import PromptSampler, visit_uid
+from strop.data.sampler import PromptSampler
 from strop.data.sft.config import SftDataConfig
+from strop.data.visit_ids import visit_uid
 from strop.run.paths import with_absolute_paths
 
 SOURCES = {0: "a", 1: "a", 2: "b", 5: "b", 7: "b", 8: "c"}

@@ -6,7 +6,8 @@ import math
 import pytest
 
 from strop.rewards import Outcome, RewardError, check_failed_share, summarize
-from strop.rewards.wire import decode, encode, outcome_of
+from strop.rewards.wire import outcome_of
+from strop.utils.json_lines import decode, encode
 
 OK = Outcome(kind="score", score=1.0)
 SLOW = Outcome(kind="timeout", error="compute_score did not finish in 10 s")

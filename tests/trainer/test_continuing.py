@@ -12,8 +12,13 @@ import pytest
 import strop
 from strop.config import ConfigError, describe, load_config, save_config
 from strop.trainer.config import Config
-from strop.trainer.resume import settings_to_continue
-from strop.trainer.resume_overrides import NEUTRAL, STEERING, changeable_keys, is_changeable
+from strop.trainer.resume_overrides import (
+    NEUTRAL,
+    STEERING,
+    changeable_keys,
+    is_changeable,
+    settings_to_continue,
+)
 
 PACKAGE = Path(strop.__file__).parent
 KEYS = {doc.key for doc in describe(Config)}

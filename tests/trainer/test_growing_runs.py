@@ -9,7 +9,8 @@ import pytest
 from tiny_runs import Project, chain_of, resume_in, train_in
 
 from strop.config import ConfigError
-from strop.data.sampler import PromptSampler, parse_visit_uid
+from strop.data.sampler import PromptSampler
+from strop.data.visit_ids import parse_visit_uid
 from strop.run import RunError, RunFolder
 from strop.trainer.loop import Trainer
 from strop.trainer.records import StepRecord

@@ -17,8 +17,8 @@ from strop.config import ConfigError
 from strop.rewards import RewardConfig, RewardError
 from strop.rewards.config import FunctionConfig, OnFailureConfig
 from strop.rewards.judges.config import JudgeConfig
-from strop.rewards.judges.costs import CostTracker
 from strop.run import RunError, RunFolder
+from strop.trainer.api_costs import CostTracker
 
 
 class _Judge(BaseHTTPRequestHandler):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from test_ray_runs import cut_after
 from tiny_runs import Project, resume_in, train_in
 
-from strop.data.sampler import visit_uid
+from strop.data.visit_ids import visit_uid
 from strop.protocol.trajectory import Prompt
 from strop.run import CheckpointError
 from strop.trainer.collectors.lengths import Lengths

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tiny_runs import Project, check_records, resume_in, train_in
 
-from strop.data.sampler import parse_visit_uid
+from strop.data.visit_ids import parse_visit_uid
 from strop.run import RunFolder
 from strop.trainer.sft.trainer import fine_tune
 from strop.trainer.start import resume_run, start_run

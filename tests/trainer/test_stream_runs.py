@@ -15,7 +15,7 @@ from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.registry import FILTERS, REWARD_SHAPINGS
 from strop.config.errors import ConfigError
 from strop.data.curriculum import SAMPLERS
-from strop.data.sampler import parse_visit_uid
+from strop.data.visit_ids import parse_visit_uid
 from strop.protocol import columns
 from strop.run import RunFolder
 

@@ -7,6 +7,7 @@ data.py          `strop data`
 data_check.py    `strop data check`
 data_index.py    `strop data index`
 data_prepare.py  `strop data prepare`
+diff.py          `strop diff`
 doctor.py        `strop doctor`
 dpo.py           `strop dpo`
 engine.py        `strop engine`
@@ -14,13 +15,17 @@ env.py           `strop env check`
 eval.py          `strop eval`
 export.py        `strop export`
 generate.py      `strop generate`
+incident.py      `strop incident`
 migrate.py       `strop migrate`
+plot.py          `strop plot`
 prefer.py        `strop prefer`
 push.py          `strop push`
 quickstart.py    `strop quickstart`
 replay.py        `strop replay`
 reward.py        `strop reward check`
 reward_model.py  `strop reward-model`
+runs.py          `strop runs`
+samples.py       `strop samples`
 sandbox.py       `strop sandbox check`
 score.py         `strop score`
 serve.py         `strop serve`

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.commands.eval import READS, progress_bar, settings_of
+from strop.cli.model_argument import with_model
 from strop.cli.settings import add_accept_argument, add_trust_argument, is_setting
 from strop.evaluation.checkpoints import WORDS, has_step, points_of
-from strop.evaluation.models import HELP, with_model
+from strop.evaluation.models import HELP
 from strop.evaluation.sets import add_data_argument, data_of
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.safe_read import lines_of, open_regular, parse_json

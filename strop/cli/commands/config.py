@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from strop.cli.settings import add_config_arguments
+from strop.compat.key_aliases import key_aliases
 from strop.utils import trust
 from strop.utils.terminal import UsageError, plain, print_json, print_plain
 
@@ -74,7 +75,7 @@ def _show(args: argparse.Namespace) -> int:
     trust.close(str(args.config or "the configuration"))
     if args.docs and args.resolved:
         raise UsageError("--docs and --resolved do not go together: one comment per key; choose one")
-    config, known_origin = load_and_tell(args.config, overrides=args.overrides)
+    config, known_origin = load_and_tell(args.config, overrides=args.overrides, aliases=key_aliases)
     origin_of = known_origin if args.resolved else None
     values = to_dict(config)
     docs = {doc.key: doc for doc in describe(type(config))}

@@ -9,8 +9,8 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 
+from strop.cli.commands import data_check, data_index, data_prepare
 from strop.cli.settings import add_trust_argument, is_setting, load_settings
 from strop.cli.unused_keys import Reads, refuse_unread
 from strop.data.cache import cache_folder, entries, remove
@@ -42,11 +42,11 @@ files. --clear removes all of it; a run that is about to start may need it made 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
-    width = max(map(len, actions()))
-    listed = "\n".join(f"  {name:<{width}}  {action.summary}" for name, action in actions().items())
+    width = max(map(len, ACTIONS))
+    listed = "\n".join(f"  {name:<{width}}  {action.summary}" for name, action in ACTIONS.items())
     parser.description = f"{parser.description}\n\nactions:\n{listed}"
     parser.epilog = EPILOG
-    parser.add_argument("action", choices=actions(), metavar="ACTION", help="one of those above")
+    parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help="one of those above")
     parser.add_argument(
         "words", nargs="*", default=[], metavar="WORD", help="what the action takes; settings are key=value"
     )
@@ -66,10 +66,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    action = actions()[args.action]
+    action = ACTIONS[args.action]
     for option in ("model", "val", "config", "with_tool", "clear", "out"):
         if getattr(args, option) and option not in action.options:
-            owners = " and ".join(name for name, one in actions().items() if option in one.options)
+            owners = " and ".join(name for name, one in ACTIONS.items() if option in one.options)
             raise UsageError(f"--{option.replace('_', '-')} belongs to {owners}")
     args.overrides = [word for word in args.words if is_setting(word)]
     args.words = [word for word in args.words if not is_setting(word)]
@@ -105,7 +105,7 @@ def _cache(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """What `strop data` can do."""
+    """An action of `strop data`."""
 
     summary: str
     """One line for --help."""
@@ -114,20 +114,14 @@ class Action:
     """Those of its own."""
 
 
-_OWN = {
+ACTIONS = {
+    "check": Action(summary=data_check.SUMMARY, carry_out=data_check.run, options=data_check.OPTIONS),
+    "prepare": Action(summary=data_prepare.SUMMARY, carry_out=data_prepare.run, options=data_prepare.OPTIONS),
+    "index": Action(summary=data_index.SUMMARY, carry_out=data_index.run, options=data_index.OPTIONS),
     "cache": Action(
         summary="what is kept for the next run, and --clear to remove it",
         carry_out=_cache,
         options=("config", "clear"),
     ),
 }
-
-
-@cache
-def actions() -> dict[str, Action]:
-    """What there is to do, by name, in the order of --help."""
-    from strop.cli.commands.data_check import ACTION as CHECK
-    from strop.cli.commands.data_index import ACTION as INDEX
-    from strop.cli.commands.data_prepare import ACTION as PREPARE
-
-    return {"check": CHECK, "prepare": PREPARE, "index": INDEX, **_OWN}
+"""By name, in the order of --help."""

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from strop.cli.commands.data import Action
 from strop.cli.settings import load_settings
 from strop.cli.unused_keys import BUDGET, ORDER, Reads, refuse_unread
 from strop.rewards.scorers import known_data_sources
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
     from strop.data.file_check import DataReport
     from strop.trainer.config import Config
 
+SUMMARY = "everything that is wrong with the rows of FILE ..., as `strop train` would read them"
+OPTIONS = ("model", "val", "config")
+"""Options of `strop data` that are its own."""
 READS = Reads(
     keys=(
         "model", "data", "agent", "reward.path", "trainer.seed", "algorithm.extensions", BUDGET,
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("name the files to check, or a configuration with data.train_files (--config FILE)")
     from strop.agents.setup import AgentSetup
     from strop.data.file_check import examine, overlap
-    from strop.data.readers import load_rows
+    from strop.data.loading import load_rows
     from strop.engines.model import load_tokenizer
 
     tokenizer = load_tokenizer(dataclasses.replace(config.model, path=_model_folder(args, config)))
@@ -185,10 +187,3 @@ def _pairs_line(what: str, pairs: Mapping[int, int]) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-ACTION = Action(
-    summary="everything that is wrong with the rows of FILE ..., as `strop train` would read them",
-    carry_out=run,
-    options=("model", "val", "config"),
-)

@@ -6,8 +6,11 @@ import argparse
 from pathlib import Path
 
 from strop.agents.tools.search_index import build_index
-from strop.cli.commands.data import Action
 from strop.utils.terminal import UsageError, plain, print_json, print_plain
+
+SUMMARY = "CORPUS: the index that the search tool reads, of a file with a passage per line"
+OPTIONS = ("out",)
+"""Options of `strop data` that are its own."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,10 +25,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_plain(f"{plain(args.out)}: {count} passages")
     return 0
-
-
-ACTION = Action(
-    summary="CORPUS: the index that the search tool reads, of a file with a passage per line",
-    carry_out=run,
-    options=("out",),
-)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from strop.cli.commands.data import Action
 from strop.utils.terminal import UsageError, plain, print_json, print_plain
+
+SUMMARY = "NAME SRC: the raw rows of a well-known data set as rows for training"
+OPTIONS = ("with_tool", "out")
+"""Options of `strop data` that are its own."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,10 +36,3 @@ def run(args: argparse.Namespace) -> int:
     repeated = f"; {prepared.num_repeated} repeated prompts left out" if prepared.num_repeated else ""
     print_plain(f"{num_rows} row{'' if num_rows == 1 else 's'} written to {plain(str(out))}{repeated}")
     return 0
-
-
-ACTION = Action(
-    summary="NAME SRC: the raw rows of a well-known data set as rows for training",
-    carry_out=run,
-    options=("with_tool", "out"),
-)

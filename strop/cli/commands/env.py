@@ -103,7 +103,7 @@ def _kwargs(words: Sequence[str]) -> dict[str, Any]:
 
 def _rows(path: Path, count: int) -> list[Mapping[str, Any]]:
     """The first rows of a file, as an environment gets them."""
-    from strop.data.readers import parse_object
+    from strop.data.json_rows import parse_object
 
     if path.suffix == ".parquet":
         import pyarrow.parquet

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.cli.model_argument import add_step_argument, data_as_recorded, named_model, with_model
 from strop.cli.settings import (
     add_accept_argument,
     add_config_arguments,
@@ -32,15 +33,7 @@ from strop.cli.unused_keys import (
 )
 from strop.evaluation.answer_files import write_json_lines
 from strop.evaluation.checkpoints import WORDS, has_step, points_of
-from strop.evaluation.models import (
-    HELP,
-    ModelSource,
-    add_step_argument,
-    data_as_recorded,
-    model_name,
-    named_model,
-    with_model,
-)
+from strop.evaluation.models import HELP, ModelSource, model_name
 from strop.evaluation.sets import add_data_argument, data_of
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.terminal import UsageError, check_writable, plain, print_json, print_plain, say

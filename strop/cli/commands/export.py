@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.cli.model_argument import add_step_argument
 from strop.cli.settings import (
     add_accept_argument,
     add_trust_argument,
@@ -18,9 +19,8 @@ from strop.cli.settings import (
 )
 from strop.cli.unused_keys import Reads, refuse_unread
 from strop.data.hub.sending import Sending, destination
-from strop.evaluation.models import add_step_argument
 from strop.run import Checkpoint, RunError, RunFolder, is_run
-from strop.trainer.init_from.naming import choose_checkpoint, run_in
+from strop.run.naming import choose_checkpoint, run_in
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.remote_path import is_url
 from strop.utils.terminal import UsageError, print_json, print_plain, say

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.cli.commands.eval import progress_bar
+from strop.cli.model_argument import add_step_argument, named_model, with_model
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings, user_path
 from strop.cli.unused_keys import GENERATION, WHICH_MODEL, Reads, reads_with_engine, refuse_unread
-from strop.evaluation.models import HELP, add_step_argument, named_model, with_model
+from strop.evaluation.models import HELP
 from strop.evaluation.offline_answers import check_asked, given_answers, has_tokens
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.safe_read import read_text

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from strop.cli.launching import carrying_out
 from strop.cli.settings import add_trust_argument, admission, user_path
+from strop.compat.key_aliases import key_aliases
 from strop.run import RunFolder
 from strop.run.fingerprints import FingerprintChain
 from strop.run.first_difference import Difference, common_steps, compare
-from strop.trainer.init_from.naming import run_in
+from strop.run.folder import CONFIG_FILE
+from strop.run.naming import run_in
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.shell_words import shell_word
 from strop.utils.terminal import UsageError, print_json, print_plain, say
@@ -74,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _begin(args: argparse.Namespace) -> tuple[Start, Recorded]:
     from strop.trainer.replay_folder import replay_run
-    from strop.trainer.start import CONFIG_FILE
 
     folder = run_in(args.run_a)
     with RunFolder.open(folder, read_only=True) as old:
@@ -85,7 +86,13 @@ def _begin(args: argparse.Namespace) -> tuple[Start, Recorded]:
         )
     admit = None if args.trust_code else admission(folder / CONFIG_FILE, args.overrides)
     return replay_run(
-        folder, args.out, overrides=args.overrides, command=args.command_line, say=say, admit=admit
+        folder,
+        args.out,
+        overrides=args.overrides,
+        command=args.command_line,
+        say=say,
+        admit=admit,
+        aliases=key_aliases,
     )
 
 

@@ -81,6 +81,7 @@ def _config(args: argparse.Namespace) -> SandboxConfig:
     refuse_unread(args, "sandbox check", READS)
     if args.config:
         return load_settings(args).reward.sandbox
+    from strop.compat.key_aliases import key_aliases
     from strop.config import load_config
 
-    return load_config(_Keys, source=None, overrides=args.overrides).reward.sandbox
+    return load_config(_Keys, overrides=args.overrides, aliases=key_aliases).reward.sandbox

@@ -9,9 +9,10 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from strop.cli.model_argument import add_step_argument, with_model
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings
 from strop.cli.unused_keys import ENGINES, Reads, reads_with_engine, refuse_unread
-from strop.evaluation.models import HELP, add_step_argument, find_model, with_model
+from strop.evaluation.models import HELP, find_model
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.terminal import UsageError, print_json, print_plain, say
 

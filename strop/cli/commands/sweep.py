@@ -148,8 +148,8 @@ def _is_finished(folder: Path, config: Config) -> bool:
     """
     from strop.config import read_config
     from strop.run import RunFolder
+    from strop.run.folder import CONFIG_FILE
     from strop.trainer.config import Config
-    from strop.trainer.start import CONFIG_FILE
 
     file = folder / CONFIG_FILE
     if not file.is_file() or read_config(Config, file) != config:

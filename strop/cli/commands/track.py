@@ -7,7 +7,7 @@ import argparse
 from strop.cli.settings import user_path
 from strop.observability.trackers.group import BUILT_IN, built_in
 from strop.run import RunError, RunFolder
-from strop.trainer.init_from.naming import run_in
+from strop.run.naming import run_in
 from strop.utils.terminal import UsageError, print_json, print_plain, say
 
 SUMMARY = "send a recorded run to a tracker: wandb, mlflow, swanlab, trackio, clearml, comet"

@@ -7,8 +7,8 @@ import asyncio
 import secrets
 import socket
 
+from strop.cli.commands.runs import DEFAULT_FOLDER
 from strop.cli.settings import user_path
-from strop.observability.viewer.runs import DEFAULT_FOLDER
 from strop.utils.terminal import UsageError, print_json, print_plain, say
 
 SUMMARY = "a web page over runs, on this machine alone: curves, samples, prompts, differences"

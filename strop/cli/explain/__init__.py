@@ -2,5 +2,4 @@
 
 diff.py     `strop config diff`
 explain.py  `strop config explain`
-keys.py     Everything there is to say about one key of a configuration
 """

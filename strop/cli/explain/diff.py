@@ -44,7 +44,8 @@ def settings_of(path: Path) -> dict[str, Any]:
     """
     from strop.config import ConfigError, to_flat_dict
     from strop.config.layers import Layers
-    from strop.config.sources import read_mapping, source_layers
+    from strop.config.load import source_layers
+    from strop.config.sources import read_mapping
     from strop.trainer.config import Config
 
     if path.is_dir():

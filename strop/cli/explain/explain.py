@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import strop
-from strop.cli.explain.keys import Explanation, explain, papers_in
+from strop.compat.key_aliases import key_aliases
+from strop.config.explanation import Explanation, explain, papers_in
 from strop.utils.terminal import UsageError, print_json, print_plain
 
 _WIDTH = 100
@@ -88,7 +89,7 @@ def explain_key(key: str) -> Explained:
     """
     from strop.trainer.config import Config
 
-    explanation = explain(Config, key)
+    explanation = explain(Config, key, aliases=key_aliases)
     return Explained(key=explanation, functions=tuple(_registered(explanation.key)))
 
 

@@ -20,16 +20,18 @@ from rich.text import Text
 
 from strop.cli.launching import carrying_out
 from strop.cli.quickstart.task import write_task
+from strop.compat.key_aliases import key_aliases
 from strop.data.tiny_model import make_tiny_model
 from strop.observability.reward_curve import run_series, save_curve, text_curve
 from strop.observability.trackers.setup import read_metrics
 from strop.run import RunError, RunFolder, is_run
+from strop.run.folder import CONFIG_FILE
 from strop.run.paths import with_absolute_paths
 from strop.trainer.config import Config
 from strop.trainer.loading import load, read
 from strop.trainer.loop import train
 from strop.trainer.sft.trainer import fine_tune
-from strop.trainer.start import CONFIG_FILE, Say, Start, resume_run, start_run
+from strop.trainer.start import Say, Start, resume_run, start_run
 from strop.utils import trust
 from strop.utils.shell_words import shell_word
 from strop.utils.terminal import plain, print_json, say
@@ -109,7 +111,7 @@ def _config(folder: Path, model: Path, seed: int, overrides: Sequence[str]) -> C
         f"sft.data.train_files=['{data / 'sft.parquet'}']",
         f"trainer.seed={seed}",
     ]
-    return load("quickstart", overrides=[*paths, *overrides])
+    return load("quickstart", overrides=[*paths, *overrides], aliases=key_aliases)
 
 
 def _sft(folder: Path, config: Config) -> Path:

@@ -17,7 +17,6 @@
     openrlhf_names.py          flags with dots under the names that their rows have
     verl.toml, verl_sft.toml, trl.toml, openrlhf*.toml     the rows
     verl*.py, trl*.py, openrlhf.py                         what follows from several settings
-    names.py                   the same tables, for a key that somebody types from habit
 
 Whether the keys that the tables produce exist, and the values fit, is for the command to check.
 """

@@ -16,10 +16,10 @@ from strop.data.dynamic_dataset.prompts import GrowingPrompts
 from strop.data.prompts import PromptDataset
 from strop.data.sampler import PromptSampler
 from strop.protocol import DataProto
-from strop.rewards.wire import decode, encode
 from strop.run import RunError, RunFolder
 from strop.run.folder import GROWN_FILE
 from strop.utils.atomic_io import append_line, replace_text, whole_lines
+from strop.utils.json_lines import decode, encode
 from strop.utils.metrics import Metric
 
 GROWN = Metric("training/grown_rows", "rows", "that `data.datagen` or `on_batch_end` added so far")

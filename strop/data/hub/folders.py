@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow
 
 from strop.data.entries import some_of
-from strop.data.readers import parse_object
+from strop.data.json_rows import parse_object
 from strop.utils.safe_read import check_regular, read_text
 
 _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev|eval)(?=[-_.])")

@@ -18,7 +18,7 @@ from strop.data.chat import (
     to_chat,
     to_messages,
 )
-from strop.data.media import MEDIA_COLUMNS, content_parts, media_reader
+from strop.data.media import MEDIA_COLUMNS, content_parts
 from strop.data.rows import value_inside
 from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.config import SftDataConfig
@@ -109,7 +109,9 @@ class SftDataset:
         chat, first_trained, trained = self._to_chat(number, row)
         images = None
         if chat.media:
-            images = media_reader(chat.where).row_media(self._tokenizer, chat.media, chat.where)
+            from strop.data.media_rows import row_media  # torch and Pillow: seconds
+
+            images = row_media(self._tokenizer, chat.media, chat.where)
         ids, mask = tokenize_chat(
             self._tokenizer, chat, first_trained=first_trained, trained=trained, control_ids=self._control
         )

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from strop.data.chat import require_chat_template
 from strop.data.config import DataConfig
 from strop.data.prompts import PromptDataset, spread
-from strop.data.sampler import visit_uid
+from strop.data.visit_ids import visit_uid
 from strop.protocol.trajectory import Prompt
 
 _NO_LIMIT = 2**31 - 1

@@ -29,14 +29,14 @@ import pyarrow
 import pyarrow.parquet
 
 from strop.data.cache import cache_folder, use
+from strop.data.hub import folders
+from strop.data.json_rows import parse_object
 from strop.data.readers import (
     check_entries,
     fetched,
-    folders,
     leaves,
     open_set,
     parquet_refused,
-    parse_object,
     without_filled_nulls,
 )
 from strop.utils.remote_path import is_hub
@@ -103,7 +103,7 @@ def _parts(entry: str, cache_dir: str | Path) -> Iterator[RowPart]:
     for path in leaves(entry, cache_dir):
         with fetched(entry, path):
             if path.is_dir():
-                yield MappedRows(folders(path).open_saved(path))
+                yield MappedRows(folders.open_saved(path))
             elif path.suffix == ".parquet":
                 yield _parquet_rows(path, cache_dir)
             else:

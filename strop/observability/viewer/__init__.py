@@ -1,11 +1,11 @@
-"""What a person looks at of a run that was recorded.
+"""Views of a recorded run, for `strop view` and commands that show runs.
 
 page/             `strop view`: a local web page over runs
-runs.py           `strop runs`: all runs below a folder in a table; plot.py `strop plot`: their curves as a picture
 records.py        metrics and events of a run as they grow; summary.py a run in a few numbers; curves.py columns
-samples.py        `strop samples`: what the model wrote, with rewards
+plot.py           curves of runs as a picture
+samples.py        samples of a run: found, put in order, and shown on a terminal
 token_view.py     one answer token by token; turn_view.py one episode turn by turn
-filtered.py        what became of every sample, and why
-diff.py           `strop diff`: where two runs part
-postmortem.py       `strop incident`: how a run ended, or where it hangs
+filtered.py       what became of every sample, and why
+diff.py           comparison of two runs
+postmortem.py     incident report: how a run ended, or where it hangs
 """

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from strop.evaluation.processes import processes_of
 from strop.observability.reward_curve import run_series
 from strop.observability.viewer.records import RunRecords
 from strop.run import is_run
+from strop.run.processes import processes_of
 
 Status = Literal["running", "finished", "failed", "stopped"]
 SAMPLE_COUNTS = ("reward/ok", "reward/error", "reward/timeout", "reward/infrastructure")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import regex  # type: ignore[import-untyped]
 
@@ -23,9 +23,6 @@ from strop.rewards.judges.rubrics import (
 )
 from strop.utils.field_types import FiniteFloat, NonNegativeFloat, PositiveFloat, PositiveInt
 from strop.utils.http_client import CallLimits, check_address
-
-if TYPE_CHECKING:
-    from strop.trainer.config import Config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,15 +318,3 @@ CHANGEABLE = (
     *(f"reward.server.{key}" for key in _CALLS.split()),
 )
 """Settings that a run may be continued with anew: where it asks, how patiently, and what that may cost."""
-
-
-def check(config: Config) -> None:
-    """Refuse services of whose limits not every rollout worker can have a share.
-
-    Raises:
-        ValueError: as `CallsConfig.share`.
-    """
-    workers = config.resources.apart.get("rollout", config.resources.ranks)
-    for service in config.reward.services.values():
-        if isinstance(service, CallsConfig):
-            service.share(0, workers)

@@ -15,8 +15,8 @@ from strop.rewards.judges.client import CallFailed
 from strop.rewards.judges.judge import Judge
 from strop.rewards.judges.server import RewardServer
 from strop.rewards.outcome import Outcome
-from strop.rewards.wire import plain
 from strop.rewards.worker_pool import Workers
+from strop.utils.json_lines import plain
 from strop.utils.sanitize import encodable, usable
 from strop.utils.sanitize.values import MAX_NUMBER
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from strop.algorithms.group_functions import config as stream_functions
 from strop.algorithms.specs import check_estimator, check_loss_settings
-from strop.data.sampler import sees_results
-from strop.rewards.judges import config as judges
+from strop.data.curriculum import sees_results
+from strop.rewards.judges.config import CallsConfig
 from strop.rollout.registry import check_engine_name
 from strop.rollout.replicas import checks as rollout_processes
 from strop.trainer.checks import algorithms as recipes
@@ -79,6 +79,13 @@ def _check_roles(config: Config) -> None:
             raise ValueError(f"resources.apart names {role}, but this run has no such role: remove it")
 
 
+def _check_services(config: Config) -> None:
+    workers = config.resources.apart.get("rollout", config.resources.ranks)
+    for service in config.reward.services.values():
+        if isinstance(service, CallsConfig):
+            service.share(0, workers)  # refuses limits of which not every rollout worker can have a share
+
+
 def _check_ahead(config: Config) -> None:
     if config.ahead_by:
         ahead.check(config)
@@ -103,7 +110,7 @@ def _check_epochs(config: Config) -> None:
 _CHECKS = (
     stream_functions.check,
     ulysses.check,
-    judges.check,
+    _check_services,
     recipes.check,
     roles.check,
     rollout_processes.check,

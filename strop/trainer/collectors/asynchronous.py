@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from strop.controller import as_list
-from strop.data.sampler import parse_visit_uid
+from strop.data.visit_ids import parse_visit_uid
 from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.run import RunFolder

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from strop.algorithms.dynamic_sampling_config import FilterGroupsConfig
-from strop.data.sampler import PromptSampler, parse_visit_uid
+from strop.data.sampler import PromptSampler
+from strop.data.visit_ids import parse_visit_uid
 from strop.trainer.collectors.group_filter import CAUSES, FAILED, SOLVED, left_out_for
 from strop.utils.metrics import Metric
 from strop.workers.reports import EpisodeReport

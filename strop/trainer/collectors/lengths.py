@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from strop.data.sampler import parse_visit_uid
+from strop.data.visit_ids import parse_visit_uid
 from strop.protocol.trajectory import Prompt
 from strop.run import CheckpointError
 from strop.workers.reports import EpisodeReport

@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from strop.data.sampler import parse_visit_uid
+from strop.data.visit_ids import parse_visit_uid
 from strop.protocol.trajectory import Prompt
 from strop.run import Fate, RunFolder
 from strop.trainer.collectors.asynchronous import AsynchronousGroups

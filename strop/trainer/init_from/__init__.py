@@ -1,6 +1,5 @@
 """A run that begins with the weights of another one.
 
-naming.py   RUN
 options.py  `--from RUN` and `--with-optimizer`, of commands that make runs
 weights.py  A run that begins with the weights of another one
 """

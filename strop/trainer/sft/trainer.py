@@ -13,10 +13,11 @@ import torch
 from strop.algorithms.aggregation import BatchTotals, batch_totals
 from strop.controller import RoleSpec, WorkerGroup, as_list, role
 from strop.data.mixture import weighted_epochs, weights_of_sources
-from strop.data.sampler import PromptSampler, visit_uid
+from strop.data.sampler import PromptSampler
 from strop.data.sft.dataset import SftDataset
 from strop.data.sft.rows import read_sft_rows
 from strop.data.sft.stored_conversation import SftExample
+from strop.data.visit_ids import visit_uid
 from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
 from strop.engines.learning_rates import too_large

@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from strop.config import to_flat_dict
+from strop.config.schema import KeyAliases
 from strop.run import RunError, RunFolder
 from strop.trainer import loading
 from strop.trainer.config import Config
@@ -24,7 +25,14 @@ logger = logging.getLogger(__name__)
 _GIVEN = "command line"
 
 
-def load(path: Path, text: str, overrides: Sequence[str], needs: Collection[str]) -> Config:
+def load(
+    path: Path,
+    text: str,
+    overrides: Sequence[str],
+    needs: Collection[str],
+    *,
+    aliases: KeyAliases | None = None,
+) -> Config:
     """The configuration in a text, with the door closed when it may be somebody else's.
 
     Args:
@@ -32,6 +40,7 @@ def load(path: Path, text: str, overrides: Sequence[str], needs: Collection[str]
         text: its content.
         overrides: of the command line.
         needs: beginnings of the keys whose code, commands and addresses the command has a use for.
+        aliases: as for `strop.config.load_layers`.
 
     Raises:
         ConfigError: with every problem found.
@@ -40,15 +49,15 @@ def load(path: Path, text: str, overrides: Sequence[str], needs: Collection[str]
     folders = made_in(text)
     given = [word.lstrip("+~").split("=", 1)[0] for word in overrides]
     if str(Path.cwd()) in folders:
-        return loading.load(path, text=text, overrides=overrides)
+        return loading.load(path, text=text, overrides=overrides, aliases=aliases)
     trust.close(str(path), own=given)
-    config, origin_of = loading.load_and_tell(path, text=text, overrides=overrides)
+    config, origin_of = loading.load_and_tell(path, text=text, overrides=overrides, aliases=aliases)
     named = [one for one in code_named(config) if origin_of(one.key) != _GIVEN]
     if folders:  # of a run of the user's own, started elsewhere: a relative path may be another file here
         named = [one for one in named if is_elsewhere(one) and Path(one.path).exists()]
         if not named:
             trust.reopen()
-            return loading.load(path, text=text, overrides=overrides)
+            return loading.load(path, text=text, overrides=overrides, aliases=aliases)
     needed = [one for one in named if one.key.startswith(tuple(needs))]
     if needed and folders:
         raise trust.UntrustedCode(

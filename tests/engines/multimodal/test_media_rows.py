@@ -23,6 +23,7 @@ from references.tiny_vision import (
     png,
     save_tiny_vision,
 )
+from strop.data.chat import shown_text
 from strop.data.config import DataConfig
 from strop.data.file_check import examine, overlap
 from strop.data.prepare import prepare_rows, write_rows
@@ -33,7 +34,6 @@ from strop.engines.model import load_tokenizer
 from strop.engines.multimodal.families import load_media_processor
 from strop.engines.multimodal.patch_grids import fitted_size
 from strop.protocol.trajectory import Prompt
-from strop.workers.sample_rows import shown_text
 
 WIDE = picture(24, 17, RED, BLUE)  # 16 x 24 pixels when resized: 2 x 3 tokens
 SHOWN = "<|user|>a<|vision_start|><image 24x17: 6 tokens><|vision_end|>b<|im_end|><|assistant|>"

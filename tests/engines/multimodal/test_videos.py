@@ -19,6 +19,7 @@ from transformers.video_utils import load_video
 
 from references.tiny_vision import BLUE, GREEN, MERGE, PATCH, RED, TEMPLATE, picture, png, save_tiny_vision
 from references.videos import EVEN, UNEVEN, write_video
+from strop.data.chat import shown_text
 from strop.data.config import DataConfig
 from strop.data.file_check import examine
 from strop.data.prompts import PromptDataset
@@ -29,7 +30,6 @@ from strop.engines.multimodal.inputs import media_inputs
 from strop.engines.multimodal.video_reader import read_film, read_frames
 from strop.engines.multimodal.video_settings import Sampling
 from strop.protocol.trajectory import Prompt
-from strop.workers.sample_rows import shown_text
 
 KINDS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 CODECS = {"mpeg4.mp4": "mpeg4", "h264.mp4": "libx264", "vp9.webm": "libvpx-vp9", "mpeg4.mkv": "mpeg4"}

@@ -8,9 +8,9 @@ import pytest
 from cli.cli_calls import cli
 from observability.viewer.made_runs import make_run
 
+from strop.cli.commands.runs import _best, _rate
 from strop.observability.viewer.curves import smoothed
 from strop.observability.viewer.records import RunRecords
-from strop.observability.viewer.runs import _best, _rate
 from strop.observability.viewer.summary import summary_of
 from strop.run import RunFolder
 
@@ -92,8 +92,8 @@ def test_what_cannot_be_drawn_is_said(folder: Path, tmp_path: Path) -> None:
 
 
 def test_panels_hold_the_numbers_of_the_runs(folder: Path) -> None:
+    from strop.cli.commands.runs import read_runs
     from strop.observability.viewer.plot import figure_of_runs
-    from strop.observability.viewer.runs import read_runs
 
     runs = read_runs([folder / "first"])
     rewards, entropies = figure_of_runs(

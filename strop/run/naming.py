@@ -1,4 +1,4 @@
-"""RUN: what people point at, and the run or the checkpoint of it that is meant."""
+"""RUN on a command line: the run that is meant, the checkpoint of it, and its model folder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 from strop.run import Checkpoint, CheckpointError, RunError, RunFolder, is_run
+from strop.utils.shell_words import shell_word
 from strop.utils.terminal import UsageError, say
 
 
@@ -51,3 +52,33 @@ def run_in(folder: Path) -> Path:
         return folder
     say(f"the run in {folder}: {runs[0]}")
     return runs[0]
+
+
+def saved_checkpoint(folder: Path, step: int | str | None = None) -> tuple[Checkpoint, list[str]]:
+    """As `choose_checkpoint`, of a run that has one.
+
+    Raises:
+        RunError: the run has none; else as `choose_checkpoint`.
+    """
+    with RunFolder.open(folder, read_only=True) as run:
+        checkpoint, lines = choose_checkpoint(run, step)
+    if checkpoint is None:
+        reasons = f": {'; '.join(lines)}" if lines else " yet"
+        raise RunError(f"{folder} has no valid checkpoint{reasons}; name a model folder, or continue the run")
+    return checkpoint, lines
+
+
+def model_folder(checkpoint: Path) -> Path:
+    """The Hugging Face folder of a checkpoint.
+
+    Raises:
+        ValueError: it has none.
+    """
+    folder = checkpoint / "model"
+    if not folder.is_dir():
+        run = checkpoint.resolve().parent.parent
+        raise ValueError(
+            f"{checkpoint} has no model folder (run.hf_model): write one with "
+            f"`strop export {shell_word(run)} --out OUT`, and give OUT"
+        )
+    return folder

@@ -1,15 +1,12 @@
-"""What a key of another library is called here, for those who type it from habit."""
+"""Keys of verl, TRL and OpenRLHF, for those who type them from habit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from strop.compat.migrate.openrlhf import openrlhf_table
-from strop.compat.migrate.result import Facts, UnreadableError
-from strop.compat.migrate.tables import Table
-from strop.compat.migrate.trl import trl_table
-from strop.compat.migrate.verl import verl_sft_table, verl_table
+if TYPE_CHECKING:
+    from strop.compat.migrate.tables import Table
 
 _VALUES: tuple[Any, ...] = (4, "vllm", ["console"], True, "sigmoid")
 """Values of the kinds that rules read: which keys they answer is asked here, not what they make of it."""
@@ -18,15 +15,7 @@ _ANY_VALUE = {"rollout.name": ("rollout.engine",)}
 """Keys of verl's whose rules answer with what is installed."""
 
 
-_TABLES = {
-    "": (verl_table, "GRPO", "train_ppo_ray"),
-    "sft": (verl_sft_table, "SFT", "train_sft"),
-    "prefer": (None, "DPO", "train_dpo"),
-}
-"""By the section of a command: verl's table, and TRL's and OpenRLHF's names for such a training."""
-
-
-def name_here(key: str, section: str = "") -> tuple[Sequence[str], str]:
+def key_aliases(key: str, section: str = "") -> tuple[Sequence[str], str]:
     """Our keys for one of verl's, TRL's or OpenRLHF's, and the sentence that says so; no keys for any other.
 
     A key is verl's as a whole (data.train_batch_size), also without actor_rollout_ref (rollout.n), TRL's and OpenRLHF's
@@ -36,7 +25,17 @@ def name_here(key: str, section: str = "") -> tuple[Sequence[str], str]:
         key: that was typed.
         section: of the command that it was typed for, where it has one of its own.
     """
-    of_verl, of_trl, of_openrlhf = _TABLES.get(section, _TABLES[""])
+    # The tables take a while to read, and only an unknown key needs them.
+    from strop.compat.migrate.openrlhf import openrlhf_table
+    from strop.compat.migrate.trl import trl_table
+    from strop.compat.migrate.verl import verl_sft_table, verl_table
+
+    tables = {
+        "": (verl_table, "GRPO", "train_ppo_ray"),
+        "sft": (verl_sft_table, "SFT", "train_sft"),
+        "prefer": (None, "DPO", "train_dpo"),
+    }  # by the section of a command: verl's table, and TRL's and OpenRLHF's names for such a training
+    of_verl, of_trl, of_openrlhf = tables.get(section, tables[""])
     ours: tuple[str, ...] = () if section else _ANY_VALUE.get(key.removeprefix("actor_rollout_ref."), ())
     if of_verl is not None:
         ours = ours or _ours(of_verl(), key) or _ours(of_verl(), f"actor_rollout_ref.{key}")
@@ -57,6 +56,8 @@ def name_here(key: str, section: str = "") -> tuple[Sequence[str], str]:
 
 def _ours(table: Table, key: str) -> tuple[str, ...]:
     """Our keys; none where the table has no row, or the row sets nothing here."""
+    from strop.compat.migrate.result import Facts, UnreadableError
+
     if key not in table.rules:
         return ()
     for value in _VALUES:

@@ -1,4 +1,4 @@
-"""What services of the reward have cost a run, over all its starts and processes: what their limits are compared with.
+"""Costs of services of the reward, counted around each rollout call over all starts and processes of a run.
 
 The amounts lie in the run folder, in a file of its own: money that was spent after a checkpoint stays spent when the
 run is rolled back to it. It is brought up to date after each call that plays prompts; what a call had spent that was
@@ -12,17 +12,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from strop.controller import as_list
+from strop.controller import WorkerGroup, as_list
 from strop.rewards.config import RewardConfig
 from strop.run import RunError
 from strop.utils.atomic_io import replace_text
 from strop.utils.safe_read import read_json
-
-if TYPE_CHECKING:
-    from strop.controller import WorkerGroup
-    from strop.workers.rollout import RolloutWorker
+from strop.workers.rollout import RolloutWorker
 
 SPENDING_FILE = "spending.json"
 

@@ -1,4 +1,4 @@
-"""Everything there is to say about one key of a configuration."""
+"""Explanation of one key: type, default, text, presets and papers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from strop.config.docs import FieldDoc, describe, field_texts
 from strop.config.layers import Layers
-from strop.config.schema import Key, current_key, locate
+from strop.config.schema import Key, KeyAliases, current_key, locate
 from strop.config.sources import preset_layers, preset_names, preset_sections
 from strop.utils.field_types import literals, type_name, union_members
 
@@ -39,13 +39,18 @@ class Explanation:
     """Papers that the text under the field names."""
 
 
-def explain(root: type, key: str) -> Explanation:
+def explain(root: type, key: str, *, aliases: KeyAliases | None = None) -> Explanation:
     """The explanation of a full key of the tree of `root`.
+
+    Args:
+        root: the dataclass at the top.
+        key: full key.
+        aliases: keys of other libraries, for the message about an unknown key.
 
     Raises:
         ValueError: there is no such key; the message names the nearest one.
     """
-    found = locate(root, current_key(key))[0]
+    found = locate(root, current_key(key), aliases=aliases)[0]
     docs = {doc.key: doc for doc in describe(root)}
     doc = field_texts(found.owner).get(found.key.rpartition(".")[2], "")
     return Explanation(
