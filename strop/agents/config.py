@@ -56,7 +56,8 @@ class AgentConfig:
     tools: str = ""
     """YAML file with tool classes, their settings and schemas."""
     function_tools: str = ""
-    """Python file with functions marked @function_tool."""
+    """Python file with functions marked @function_tool; or names of such tools that installed packages bring, with
+    commas between them."""
     tool_format: str = "auto"
     """How the model writes tool calls, also to an agent behind the gateway and in `strop serve`; auto: as its chat
     template writes them."""
@@ -93,7 +94,8 @@ class AgentConfig:
             if setting.default == ():
                 changed[setting.name] = tuple(absolute_path(path) for path in value)
             elif setting.default == "":
-                changed[setting.name] = absolute_path(value)
+                is_names = setting.name == "function_tools" and not value.endswith(".py")
+                changed[setting.name] = value if is_names else absolute_path(value)
             elif setting.default_factory is not dataclasses.MISSING:
                 changed[setting.name] = value.with_absolute_paths()
         return dataclasses.replace(self, **changed)

@@ -51,7 +51,7 @@ class AgentRegistry(Registry[Callable[..., Any]]):
         return add
 
 
-agents = AgentRegistry("agent")
+agents = AgentRegistry("agent", group="strop.agents")
 register = agents.register
 """Decorator: `@register("name")` over an async function, or over a class in verl's form."""
 
@@ -95,4 +95,4 @@ def check_agent(name: str, said: str) -> None:
         ValueError: the sentence lists those that there are.
     """
     if name not in agents:
-        raise ValueError(f"{said} {name!r}, but no agent has that name; known: {', '.join(sorted(agents))}")
+        raise ValueError(f"{said} {name!r}, but no agent has that name; known: {', '.join(agents.names())}")

@@ -82,19 +82,24 @@ class FunctionRegistry(Registry[F]):
             it declares columns that it needs.
         optional_columns: what a function gets if it has a parameter of that name and the batch has the column; such
             a parameter is no setting.
-        declarations: what the built-in functions declare, before any of them is imported.
+        declarations: what the built-in functions declare, before any of them is imported; their group is that of
+            the functions.
+        group: of entry points, where there are no such declarations.
     """
 
     def __init__(
         self,
         kind: str,
         *,
+        group: str = "",
         replaceable: bool = False,
         verl_parameters: frozenset[str] = frozenset(),
         optional_columns: frozenset[str] = frozenset(),
         declarations: Registry[Declaration] | None = None,
     ) -> None:
-        super().__init__(kind, replaceable=replaceable)
+        super().__init__(
+            kind, group=group if declarations is None else declarations.group, replaceable=replaceable
+        )
         self.verl_parameters = verl_parameters
         self.optional_columns = optional_columns
         self.declarations = Registry[Declaration](kind) if declarations is None else declarations
@@ -193,8 +198,8 @@ class FunctionRegistry(Registry[F]):
         return self.declarations.get(key, Declaration())
 
 
-FILTERS = FunctionRegistry[Callable[..., object]]("filter")
-REWARD_SHAPINGS = FunctionRegistry[Callable[..., object]]("reward shaping")
+FILTERS = FunctionRegistry[Callable[..., object]]("filter", group="strop.filters")
+REWARD_SHAPINGS = FunctionRegistry[Callable[..., object]]("reward shaping", group="strop.reward_shapings")
 """Functions of a user's own on the samples of a prompt (stream_functions)."""
 
 

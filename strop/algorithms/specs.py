@@ -18,7 +18,9 @@ ADV_SHARED_SETTINGS = {
 }
 """Settings with a key of their own in the config, and that key."""
 
-ADV_DECLARATIONS: Registry[Declaration] = Registry("advantage estimator", ESTIMATORS)
+ADV_DECLARATIONS: Registry[Declaration] = Registry(
+    "advantage estimator", ESTIMATORS, group="strop.estimators"
+)
 
 
 def adv_estimator_declaration(name: str | Enum) -> Declaration:
@@ -94,7 +96,7 @@ PG_CLIPFRAC_LOWER = Metric(
     "actor/pg_clipfrac_lower", "share", "tokens held by the lower bound, of trained ones"
 )
 
-LOSS_DECLARATIONS: Registry[Declaration] = Registry("policy loss", LOSSES)
+LOSS_DECLARATIONS: Registry[Declaration] = Registry("policy loss", LOSSES, group="strop.policy_losses")
 
 
 def policy_loss_declaration(name: str) -> Declaration:

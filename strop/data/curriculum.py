@@ -34,7 +34,7 @@ F = TypeVar("F", bound=Sampler)
 OFFERED = ("rows", "results", "epoch", "seed")
 """What a sampler is given, by keyword, where it has a parameter of the name."""
 
-SAMPLERS: Registry[Sampler] = Registry("sampler")
+SAMPLERS: Registry[Sampler] = Registry("sampler", group="strop.samplers")
 
 UNKNOWN_PASS_RATE = 0.5
 """Of a row that was never scored: in the middle between easy and hard."""

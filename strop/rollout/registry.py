@@ -27,8 +27,10 @@ def built_in() -> tuple[str, ...]:
     return (NATIVE, *OWN_PROCESSES, *REMOTE)
 
 
-engines: Registry[Callable[[Any], Coroutine[Any, Any, Any]]] = Registry("rollout engine")
-"""Makers of engines, in a file of algorithm.extensions."""
+engines: Registry[Callable[[Any], Coroutine[Any, Any, Any]]] = Registry(
+    "rollout engine", group="strop.rollout_engines"
+)
+"""Makers of engines, in a file of algorithm.extensions or in an installed package."""
 
 
 def is_known(name: str) -> bool:
@@ -39,4 +41,4 @@ def is_known(name: str) -> bool:
 def check_engine_name(name: str) -> None:
     """Raise a ValueError where no engine has this name, with the known ones."""
     if not is_known(name):
-        raise ValueError(unknown("rollout engine", name, {*built_in(), *engines}))
+        raise ValueError(unknown("rollout engine", name, {*built_in(), *engines.names()}))

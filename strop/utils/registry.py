@@ -1,10 +1,12 @@
-"""Names that arrive from a configuration, and what they stand for."""
+"""Registries: names that a configuration uses, for parts of strop's, of the user's files and of installed packages."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
 from strop.utils.field_types import nearest
@@ -15,15 +17,22 @@ T = TypeVar("T")
 class Registry(dict[str, T], Generic[T]):
     """Things by name. An unknown name lists the known ones; names are case-sensitive.
 
+    A name that nothing in this process has is looked for in the entry points of installed packages: the module of one
+    of that name in `group` is imported when it is first asked for, and registers the name as a user's file does.
+
     Args:
         kind: what they are, for messages.
         known: those that are there from the start.
+        group: of entry points, such as `strop.trackers`; "": packages bring none.
         replaceable: a name may be given to something else later.
     """
 
-    def __init__(self, kind: str, known: Mapping[str, T] | None = None, *, replaceable: bool = False) -> None:
+    def __init__(
+        self, kind: str, known: Mapping[str, T] | None = None, *, group: str = "", replaceable: bool = False
+    ) -> None:
         super().__init__(known or {})
         self.kind = kind
+        self.group = group
         self.replaceable = replaceable
 
     def register(self, name: str | Enum) -> Callable[[T], T]:
@@ -43,22 +52,70 @@ class Registry(dict[str, T], Generic[T]):
     def check_free(self, thing: T, *names: str) -> None:
         """Raise a ValueError where one of the names belongs to something else, and this registry does not replace."""
         for name in names:
-            if name in self and self[name] is not thing and not self.replaceable:
+            holder = self.get(name)
+            if holder is not None and holder is not thing and not self.replaceable:
                 raise ValueError(
-                    f"{self.kind} {name!r} is already registered by {dotted(self[name])}: choose another name for "
+                    f"{self.kind} {name!r} is already registered by {dotted(holder)}: choose another name for "
                     f"{dotted(thing)}"
                 )
 
+    def names(self) -> list[str]:
+        """All names in order: those of this process, and those that installed packages bring."""
+        return sorted({*self, *packaged(self.group)})
+
+    def __contains__(self, name: object) -> bool:
+        """True also for a name that an installed package brings and nobody has asked for yet."""
+        return super().__contains__(name) or name in packaged(self.group)
+
     def __missing__(self, name: str) -> T:
-        raise ValueError(unknown(self.kind, name, self))
+        if name in packaged(self.group):
+            load_packaged(self.kind, self.group, name)
+            if not super().__contains__(name):
+                raise ValueError(
+                    f"the entry point {name!r} of {self.group} registers no {self.kind} of this name when its module "
+                    f"is imported: decorate the function or class there"
+                )
+            return self[name]
+        raise ValueError(unknown(self.kind, name, self.names()))
+
+
+@cache
+def packaged(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
+    """The entry points of a group by name, those of every installed package; they are read once per process."""
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for entry in entry_points(group=group) if group else ():
+        found[entry.name] = (*found.get(entry.name, ()), entry)
+    return found
+
+
+def load_packaged(kind: str, group: str, name: str) -> None:
+    """Import the module of the entry point of this name, whose decorators register what it brings.
+
+    Raises:
+        ValueError: two packages have an entry point of this name, or the module cannot be imported.
+    """
+    entries = packaged(group)[name]
+    packages = sorted({entry.dist.name if entry.dist is not None else entry.value for entry in entries})
+    if len(packages) > 1:
+        raise ValueError(
+            f"{kind} {name!r} is an entry point ({group}) of several installed packages, {', '.join(packages)}: "
+            f"uninstall all but one of them"
+        )
+    try:
+        entries[0].load()
+    except Exception as error:
+        raise ValueError(
+            f"{kind} {name!r} comes from the installed package {packages[0]} ({group}: {entries[0].value}), which "
+            f"cannot be imported: {type(error).__name__}: {error}"
+        ) from error
 
 
 def unknown(kind: str, name: str, known: Collection[str]) -> str:
-    """A sentence for a name that nothing has."""
+    """The sentence for a name that nothing has."""
     suggestion = nearest(name, known)
-    way = f"Did you mean {suggestion}? " if suggestion else ""
+    hint = f"Did you mean {suggestion}? " if suggestion else ""
     return (
-        f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none'}. {way}A function of "
+        f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none'}. {hint}A function of "
         f"your own must be registered under this name before the run starts"
     )
 

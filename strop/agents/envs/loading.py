@@ -27,6 +27,7 @@ environments: Registry[Maker] = Registry(
         "reasoning_gym": ReasoningGymEnvironment,
         "verifiers": VerifiersEnvironment,
     },
+    group="strop.environments",
 )
 register_environment = environments.register
 """Decorator: `@register_environment("name")` over an environment class."""
@@ -92,7 +93,7 @@ def choose_environment(
     if not name:
         raise ValueError(
             f"{where} is played by env_agent, but names no environment: set agent.environment.name, or give it "
-            f"extra_info.env_name; known: {', '.join(sorted(environments))}"
+            f"extra_info.env_name; known: {', '.join(environments.names())}"
         )
     return EnvironmentChoice(name=name, kwargs={**kwargs, **given})
 
@@ -136,7 +137,7 @@ def find_environment(name: str, *, is_of_row: bool = False) -> Maker:
     if is_of_row and not (colon and is_loaded(file)):
         raise ValueError(
             f"a row names the environment {name!r}, which is not registered: known are "
-            f"{', '.join(sorted(environments))}. Rows are data and bring no code: name its file with agent.files first"
+            f"{', '.join(environments.names())}. Rows are data and bring no code: name its file with agent.files first"
         )
     if colon and file.endswith(".py"):
         module = load_user_file(file, setting="agent.environment.name")
@@ -148,6 +149,6 @@ def find_environment(name: str, *, is_of_row: bool = False) -> Maker:
         return load_class(name, setting="agent.environment.name")
     hint = f"; name the class too: {name}:ClassName" if name.endswith(".py") else ""
     raise ValueError(
-        f"unknown environment {name!r}{hint}; known: {', '.join(sorted(environments))}, FILE.py:CLASS, or the dotted "
+        f"unknown environment {name!r}{hint}; known: {', '.join(environments.names())}, FILE.py:CLASS, or the dotted "
         f"path of a class"
     )

@@ -10,10 +10,12 @@ from strop.agents.tools.arguments import wrong_arguments
 from strop.agents.tools.base import BaseTool, ToolResponse, response_of
 from strop.agents.tools.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema, schema_mapping
 from strop.agents.tools.threads import answer_in_thread
+from strop.utils.registry import Registry
+from strop.utils.trust import ask
 from strop.utils.user_files import load_user_file
 
-FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
-"""Function tools by name, those of every file that was loaded in this process."""
+FUNCTION_TOOL_REGISTRY: Registry[FunctionTool] = Registry("tool", group="strop.tools")
+"""Function tools by name, those of every file and package that was loaded in this process."""
 
 
 class FunctionTool(BaseTool):
@@ -128,17 +130,22 @@ def _register(function: Callable[..., Any], name: str | None, schema: Any) -> Ca
 
 
 def load_function_tools_from_path(path: str) -> dict[str, FunctionTool]:
-    """The function tools that a file defines, by name; a file is imported once per process.
+    """The function tools that a file defines, by name; a file is imported once per process. In place of a file, names
+    of tools that installed packages bring, with commas between them.
 
     Raises:
-        ValueError: there is no such file, importing it failed, or it defines no tool.
+        ValueError: there is no such file or tool, importing it failed, or it defines no tool.
     """
+    names = [name.strip() for name in path.split(",")]
+    if all(name in FUNCTION_TOOL_REGISTRY for name in names):
+        ask("agent.function_tools", path)
+        return {name: FUNCTION_TOOL_REGISTRY[name] for name in names}
     module = load_user_file(path, setting="agent.function_tools")
-    found = {
+    tools = {
         name: tool
         for name, tool in FUNCTION_TOOL_REGISTRY.items()
         if tool.function.__module__ == module.__name__
     }
-    if not found:
+    if not tools:
         raise ValueError(f"agent.function_tools: {path} has no function marked @function_tool")
-    return found
+    return tools

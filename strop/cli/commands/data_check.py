@@ -97,7 +97,7 @@ def _agent_problems(split: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
             named.setdefault(str(row["agent_name"]), []).append(number)
     return [
         f"{split}: {_count(len(numbers), 'row')}, the first is row {numbers[0]}, with agent_name {name!r}, but no "
-        f"agent has that name; known: {', '.join(sorted(agents))}"
+        f"agent has that name; known: {', '.join(agents.names())}"
         for name, numbers in named.items()
         if name not in agents
     ]

@@ -31,7 +31,7 @@ class Tracker(Protocol):
 TrackerFactory = Callable[[TrackerSetup], Tracker]
 
 
-trackers: Registry[TrackerFactory] = Registry("tracker")
+trackers: Registry[TrackerFactory] = Registry("tracker", group="strop.trackers")
 """Tracker factories by the names that a configuration uses."""
 
 
@@ -63,12 +63,14 @@ def check_trackers(names: Sequence[str]) -> None:
         if name in BUILT_IN:
             built_in(name).check()
         elif name not in trackers:
-            raise ValueError(unknown("tracker", name, {*trackers, *BUILT_IN}))
+            raise ValueError(unknown("tracker", name, {*trackers.names(), *BUILT_IN}))
+        else:
+            trackers[name]  # a package that brings it is imported now
 
 
 def _factory(name: str) -> TrackerFactory:
     """What makes a tracker: one that is registered, or one that is built in."""
-    return trackers[name] if name in trackers else built_in(name)
+    return built_in(name) if name in BUILT_IN else trackers[name]
 
 
 class TrackerGroup(Trackers):

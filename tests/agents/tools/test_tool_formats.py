@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from template_family import family_tokenizer
 
 from strop.agents.tools.formats import FunctionCall, MalformedCall, ParsedTurn, ToolParser, formats
+from strop.utils.registry import Registry
 
 SCHEMA = {
     "type": "function",
@@ -328,7 +329,7 @@ def test_formats_name_the_tokens_that_end_their_answers() -> None:
 
 
 def test_a_parser_of_ones_own_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ToolParser, "_registered", {})
+    monkeypatch.setattr("strop.agents.tools.formats.parser.tool_parsers", Registry("tool format"))
 
     @ToolParser.register("shout")
     class Shout(ToolParser):

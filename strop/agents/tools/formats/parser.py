@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from strop.agents.tools.formats.calls import Read, ToolSchemas
 from strop.agents.tools.parsed_output import FunctionCall, MalformedCall, ParsedTurn, split_thinking
 from strop.agents.tools.schemas import schema_mapping
 from strop.agents.tools.template_probe import CallExample
 from strop.utils.chat_template.answers import answer_text
+from strop.utils.registry import Registry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,6 @@ class ToolParser:
     A parser of one's own is a subclass with `extract_tool_calls`, registered with `@ToolParser.register("name")`
     and named by agent.tool_format.
     """
-
-    _registered: ClassVar[dict[str, type[ToolParser]]] = {}
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -78,10 +77,9 @@ class ToolParser:
         """
 
         def add(parser: ParserClass) -> ParserClass:
-            known = cls._registered.get(name)
-            if name in formats or (known is not None and known is not parser):
-                raise ValueError(f"tool format {name!r} is already registered: {known or formats[name]!r}")
-            cls._registered[name] = parser
+            if name in formats:
+                raise ValueError(f"tool format {name!r} is already registered: {formats[name]!r}")
+            tool_parsers.register(name)(parser)
             return parser
 
         return add
@@ -93,17 +91,20 @@ class ToolParser:
         Raises:
             ValueError: there is none.
         """
-        if name in cls._registered:
-            return cls._registered[name](tokenizer)
         if name in formats:
             return FormatParser(formats[name], tokenizer)
-        known = ", ".join(sorted({*formats, *cls._registered}))
+        if name in tool_parsers:
+            return tool_parsers[name](tokenizer)
+        known = ", ".join(sorted({*formats, *tool_parsers.names()}))
         raise ValueError(
             f"unknown tool format {name!r}; known: {known}. Set agent.tool_format to one of them"
         )
 
 
 ParserClass = TypeVar("ParserClass", bound=type[ToolParser])
+
+tool_parsers: Registry[type[ToolParser]] = Registry("tool format", group="strop.tool_formats")
+"""Parsers of formats that users and packages bring, by name."""
 
 
 class FormatParser(ToolParser):
@@ -185,7 +186,7 @@ def parser_for_template(example: CallExample | None, tokenizer: Any) -> ToolPars
     shown = f"writes tool calls as {example.text[:120]!r}" if example else "writes no tool calls"
     raise ValueError(
         f"the chat template {shown}, so how the model calls tools is not known: set agent.tool_format to one of "
-        f"{', '.join(sorted({*formats, *ToolParser._registered}))}, or to a parser of your own "
+        f"{', '.join(sorted({*formats, *tool_parsers.names()}))}, or to a parser of your own "
         f"(@ToolParser.register in a file of agent.files)"
     )
 
