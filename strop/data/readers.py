@@ -119,7 +119,7 @@ def open_set(entry: str) -> Any:
     Raises:
         ValueError: the entry has another form, or it cannot be had.
     """
-    from strop.data.hub.rows import open_hub  # libraries of hubs: slow to import
+    from strop.data.hub_rows import open_hub  # libraries of hubs: slow to import
 
     return open_hub(entry)
 
@@ -131,7 +131,7 @@ def folders(path: Path) -> Any:
     Raises:
         ValueError: it is missing from this installation.
     """
-    from strop.data.hub import folders as known  # imports this module
+    from strop.data import folders as known  # imports this module
 
     return known
 
@@ -152,7 +152,7 @@ def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
         FileNotFoundError: there is no such file.
     """
     if is_url(entry):
-        from strop.data.hub.rows import fetch  # libraries of hubs: slow to import
+        from strop.data.hub_rows import fetch  # libraries of hubs: slow to import
 
         path = fetch(entry, SUFFIXES, cache_dir)
         with fetched(entry, path):

@@ -9,7 +9,7 @@ from typing import Any
 
 from strop.agents.setup import AgentSetup
 from strop.config.sections import where_on
-from strop.data.cache import prune_for
+from strop.data.cache import cache_folder, prune
 from strop.data.config import DataConfig
 from strop.data.dynamic_dataset.growth import Growth
 from strop.data.media import media_reader
@@ -107,7 +107,7 @@ def load_training_data(
     check_prompts_fit(config, data, val_prompts)
     if train.has_media or any(prompt.media for prompt in val_prompts):
         media_reader("the data").check_run(config)
-    prune_for(data)
+    prune(cache_folder(data.cache_dir), data.cache_max_bytes)
     return TrainingData(
         tokenizer=tokenizer,
         train=train,

@@ -1,4 +1,4 @@
-"""What does not lie on this machine: how its names look, and how the files of a model are fetched (strop.data.hub)."""
+"""Names of what does not lie on this machine."""
 
 from __future__ import annotations
 
@@ -32,24 +32,3 @@ def folder_here(text: str) -> str:
     if not folder.is_dir():
         return ""
     return text if Path(text).is_dir() else str(folder)
-
-
-def fetch_copy(
-    folder: Path, *, weights: bool, tokenizer: bool = False, code: bool = False, offline: bool = False
-) -> None:
-    """Fetch what this machine lacks of a model folder that the run was begun with on another one; nothing happens for a
-    folder that was never fetched, or where all is there.
-
-    Args:
-        folder: of a model; it need not exist.
-        weights: they are needed.
-        tokenizer: it is needed.
-        code: fetch Python files too.
-        offline: contact nobody.
-
-    Raises:
-        ValueError: it cannot be fetched.
-    """
-    from strop.data.hub.models import fetch_copy as fetch  # imports this module
-
-    fetch(folder, weights=weights, tokenizer=tokenizer, code=code, offline=offline)

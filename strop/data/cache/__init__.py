@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.data.config import DataConfig
+from strop.utils.hub.repo import size_of
 
 KINDS = ("files", "prompts", "rows")
 """Folders of the cache, one for each kind of entry."""
@@ -92,11 +92,6 @@ def prune(folder: Path, max_bytes: int, *, grace_s: float = GRACE_S) -> list[Ent
     return removed
 
 
-def prune_for(data: DataConfig) -> None:
-    """Prune the cache of a run that has read its data, as data.cache_max_bytes says."""
-    prune(cache_folder(data.cache_dir), data.cache_max_bytes)
-
-
 def remove(removed: Iterable[Entry]) -> None:
     """Delete entries; one that is gone or belongs to another user is passed over."""
     for entry in removed:
@@ -105,16 +100,3 @@ def remove(removed: Iterable[Entry]) -> None:
         else:
             with suppress(OSError):
                 entry.path.unlink()
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder, also while another thread or process writes there."""
-    if not path.is_dir():
-        with suppress(FileNotFoundError):
-            return path.stat().st_size
-        return 0
-    total = 0
-    for file in path.rglob("*"):
-        with suppress(FileNotFoundError):
-            total += file.stat().st_size if file.is_file() and not file.is_symlink() else 0
-    return total
