@@ -4,13 +4,14 @@ downloads are its own."""
 from __future__ import annotations
 
 import glob
-import hashlib
 import importlib
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from strop.utils.atomic_io import sha256_of_file
 from strop.utils.field_types import nearest
 from strop.utils.hub.model_files import STALE
 from strop.utils.hub.repo import Listing, Refused, Repo, Sending, Unreachable, is_of_network, reason, size_of
@@ -34,9 +35,10 @@ class HuggingFaceRepo(Repo):
         self._hub: Any = importlib.import_module("huggingface_hub")  # heavy, and only some runs need it
         self._constants: Any = importlib.import_module("huggingface_hub.constants")
         self._errors: Any = importlib.import_module("huggingface_hub.errors")
-        importlib.import_module(
-            "huggingface_hub.utils"
-        ).logging.set_verbosity_error()  # errors become sentences here
+        tools: Any = importlib.import_module("huggingface_hub.utils")
+        tools.logging.set_verbosity_error()  # errors become sentences here
+        if not sys.stderr.isatty():
+            tools.disable_progress_bars()  # they would be lines of a log
         self._name, self._kind = name, kind
         self.is_offline = bool(self._constants.HF_HUB_OFFLINE)
         self.cache = Path(self._constants.HF_HUB_CACHE)
@@ -176,9 +178,7 @@ def _check(path: Path, name: str, stated: str | None) -> None:
     """Remove a file whose contents have another hash than is stated."""
     if stated is None:
         return
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != stated:
+    if (found := sha256_of_file(path)) != stated:
         path.resolve().unlink()
         path.unlink(missing_ok=True)
         raise Refused(

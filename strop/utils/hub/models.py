@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import platform
 import re
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from strop.utils.atomic_io import sha256_of_file
 from strop.utils.hub.huggingface import HuggingFaceRepo
 from strop.utils.hub.model_files import ADAPTER, INDEX, lacking, wanted_settings, wanted_weights
 from strop.utils.hub.modelscope import ModelScopeRepo
@@ -100,9 +100,8 @@ def hashes(folder: Path) -> dict[str, dict[str, int | str]]:
     index = read_json(folder / INDEX) if INDEX in names else None
     weights = wanted_weights(names, index) if any(name.endswith(".safetensors") for name in names) else []
     for name in sorted({*wanted_settings(names, code=True), *weights}):
-        with (folder / name).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found[name] = {"bytes": (folder / name).stat().st_size, "sha256": digest}
+        path = folder / name
+        found[name] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
     return found
 
 

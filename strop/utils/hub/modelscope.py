@@ -13,7 +13,7 @@ import importlib
 import io
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -133,9 +133,9 @@ class ModelScopeRepo(Repo):
 
     def send(self, folder: Path, how: Sending) -> Listing:
         """As of Repo. Files of an earlier model go once those of the new one are there."""
-        branch, told = how.branch or None, list[str]()
+        branch = how.branch or None
         try:
-            with _overhearing(told), contextlib.redirect_stdout(io.StringIO()):  # it prints a report there
+            with contextlib.redirect_stdout(io.StringIO()):  # it prints a report there
                 self._api.upload_folder(
                     self._name, "model", folder, commit_message=how.message, revision=branch, use_cache=False,
                     disable_tqdm=True,
@@ -153,17 +153,12 @@ class ModelScopeRepo(Repo):
         except (Refused, Unreachable):
             raise
         except Exception as error:
-            raise self._translated(error, verb="take", told=told) from error
+            raise self._translated(error, verb="take") from error
         return self.list(how.branch)
 
-    def _translated(self, error: Exception, *, verb: str = "give", told: Sequence[str] = ()) -> Exception:
-        """An error of the client as Refused or Unreachable, or one of this machine's disk.
-
-        Args:
-            error: of the client.
-            verb: what was asked of the hub: give or take.
-            told: what the client had logged by then; of a folder its error says only how many files failed.
-        """
+    def _translated(self, error: Exception, *, verb: str = "give") -> Exception:
+        """An error of the client as Refused or Unreachable, or one of this machine's disk. The verb is what was asked
+        of the hub."""
         errors = self._errors
         error = next(iter(getattr(error, "failed_files", {}).values()), error)
         if isinstance(error, errors.NotExistError):
@@ -180,26 +175,7 @@ class ModelScopeRepo(Repo):
         below: BaseException = error
         for _ in range(10):
             below = below.__cause__ or below.__context__ or below
-        return Unreachable(f"{self._where} does not {verb} it ({'; '.join([*told[:1], reason(below)])})")
-
-
-@contextlib.contextmanager
-def _overhearing(told: list[str]) -> Iterator[None]:
-    """While this lasts, the first lines of what the client logs when it sends go into a list, not to the terminal."""
-
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            told.append(record.getMessage().partition("\n")[0])
-
-    own = logging.getLogger("modelscope_hub.upload")
-    listener, propagates = Listener(logging.ERROR), own.propagate
-    own.addHandler(listener)
-    own.propagate = False
-    try:
-        yield
-    finally:
-        own.removeHandler(listener)
-        own.propagate = propagates
+        return Unreachable(f"{self._where} does not {verb} it ({reason(below)})")
 
 
 def _draw_on_terminals_alone() -> None:

@@ -5,10 +5,10 @@ What was sent is then listed there and compared: sizes everywhere, and the hashe
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from strop.utils.atomic_io import sha256_of_file
 from strop.utils.hub.models import repo_of
 from strop.utils.hub.places import Place, place_of
 from strop.utils.hub.repo import Listing, Refused, Repo, Sending, Unreachable
@@ -59,10 +59,7 @@ class Destination:
     def _compare(self, path: Path, name: str, size: int, there: Listing) -> None:
         stated = there.sha256.get(name)
         is_same = there.sizes.get(name) == size
-        if is_same and stated is not None:
-            with path.open("rb") as file:
-                is_same = hashlib.file_digest(file, "sha256").hexdigest() == stated
-        if not is_same:
+        if not is_same or (stated is not None and sha256_of_file(path) != stated):
             found = f"has {there.sizes[name]} bytes of {size}" if name in there.sizes else "is not there"
             raise ValueError(
                 f"{self.key} {str(self.place)!r}: {name} was sent, and {found} or other contents: send it again"
