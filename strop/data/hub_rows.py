@@ -48,9 +48,9 @@ class HubSource:
     name: str
     """`owner/name`; at the Hugging Face hub also `name`, for those without an owner."""
     config: str | None
-    """Which of its configurations; None: its only one."""
+    """One of its configurations; None: its only one."""
     split: str
-    """Which of its splits."""
+    """One of its splits."""
     revision: str = ""
     """Branch, tag or commit; empty: the newest. At ModelScope also a state of one, BRANCH/files-HASH."""
 

@@ -8,21 +8,21 @@ from pathlib import Path
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+(::[a-z][a-z0-9+.-]+)*://", re.IGNORECASE)
 HUBS = ("hub:", "modelscope:")
-"""How entries begin that name a data set of a hub: the one of Hugging Face, and ModelScope."""
+"""Prefixes of entries that name a data set of a hub: the one of Hugging Face, and ModelScope."""
 
 
 def is_url(text: str) -> bool:
-    """Whether this is a URL of whatever kind."""
+    """True for a URL of whatever kind."""
     return _URL.match(text) is not None
 
 
 def is_hub(entry: str) -> bool:
-    """Whether an entry of data.train_files names a data set of a hub."""
+    """True where an entry of data.train_files names a data set of a hub."""
     return entry.startswith(HUBS)
 
 
 def fetched(files: Iterable[str]) -> list[str]:
-    """Those entries of data.train_files, or of another such setting, that are fetched from elsewhere."""
+    """The entries of data.train_files, or of another such setting, that are fetched from elsewhere."""
     return [entry for entry in files if is_url(entry) or is_hub(entry)]
 
 

@@ -1,4 +1,4 @@
-"""What data.cache_dir holds, and how it stays within a bound.
+"""Entries of data.cache_dir, within a bound.
 
     files/KEY/      what a URL named                        prompts/KEY.npz   token ids of large sets
     rows/KEY.npy    where the rows of a JSON-lines file begin
@@ -75,7 +75,7 @@ def prune(folder: Path, max_bytes: int, *, grace_s: float = GRACE_S) -> list[Ent
         grace_s: entries used within this time stay, in seconds.
 
     Returns:
-        What was removed.
+        The removed ones.
     """
     kept = entries(folder)
     total = sum(entry.num_bytes for entry in kept)

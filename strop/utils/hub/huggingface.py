@@ -17,7 +17,7 @@ from strop.utils.hub.model_files import STALE
 from strop.utils.hub.repo import Listing, Refused, Repo, Sending, Unreachable, is_of_network, reason, size_of
 
 ANSWER_S = 10.0
-"""How long the hub may take to answer a question, in seconds."""
+"""Deadline of an answer of the hub, in seconds."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """Name of a commit."""
 

@@ -32,7 +32,7 @@ class Fetched:
     """A model in a folder of this machine."""
 
     place: Place
-    """Where it came from."""
+    """Its origin."""
     folder: str
     revision: str
     """The commit, or the key of a state of a store."""
@@ -40,7 +40,7 @@ class Fetched:
 
 @dataclass(frozen=True, kw_only=True)
 class Fetch:
-    """How models are fetched."""
+    """Options of a fetch."""
 
     say: Say = lambda line: None
     code: bool = False
@@ -50,7 +50,7 @@ class Fetch:
     offline: bool = False
     """Contact nobody: take what is in the cache (also HF_HUB_OFFLINE=1)."""
     silence_s: float = SILENCE_S
-    """How long a hub or store may send nothing, in seconds."""
+    """Time for which a hub or store may send nothing, in seconds."""
 
 
 def fetch_model(

@@ -107,10 +107,10 @@ class ModelScopeRepo(Repo):
                     local_dir=staging,
                     file_list=entries,
                 )
-                if staging != folder:
-                    staging.rename(folder)
             except Exception as error:
                 raise self._translated(error) from error
+            if not folder.is_dir():  # else another process was first
+                staging.rename(folder)
         ref = self._folder / "refs" / (self._branch or MAIN)
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(listing.revision, encoding="utf-8")

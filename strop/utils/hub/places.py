@@ -30,7 +30,7 @@ FORMS = "a model folder, ORG/NAME of the Hugging Face hub, modelscope:ORG/NAME, 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a model is."""
+    """Location of a model."""
 
     kind: Kind
     name: str

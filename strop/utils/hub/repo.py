@@ -18,7 +18,7 @@ from strop.utils.background import in_background
 T = TypeVar("T")
 
 SILENCE_S = 60.0
-"""How long a store or a hub may send nothing before a fetch ends, in seconds."""
+"""Time for which a store or a hub may send nothing before a fetch ends, in seconds."""
 
 
 class Unreachable(Exception):
@@ -43,11 +43,11 @@ class Listing:
 
 @dataclass(frozen=True, kw_only=True)
 class Sending:
-    """How a folder is sent."""
+    """Options of sending a folder."""
 
     say: Callable[[str], object] = lambda line: None
     private: bool = False
-    """Where a hub has no such model yet: make it one that others do not see."""
+    """Make a model that the hub does not have yet one that others do not see."""
     branch: str = ""
     """Of a hub, which must be there; empty: the main one."""
     message: str = "Upload a model with strop"
@@ -63,7 +63,7 @@ class Repo(ABC):
     cache: Path
     """Folder that copies lie in."""
     help: str
-    """How that folder is chosen, for a disk that is full."""
+    """Advice for a full disk: how another folder is chosen."""
     is_offline = False
     """The user has switched this hub off in the environment."""
 
@@ -132,7 +132,7 @@ def size_of(path: Path) -> int:
 
 
 def is_of_network(error: OSError) -> bool:
-    """Whether nobody was reached, or nobody knows the name; no other error of the system is one of a disk."""
+    """True where nobody was reached, or nobody knows the name; every other error of the system is one of a disk."""
     return isinstance(error, (ConnectionError, TimeoutError, socket.gaierror)) or error.errno in (
         errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTUNREACH, errno.EHOSTDOWN,
     )  # fmt: skip

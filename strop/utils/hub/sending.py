@@ -27,13 +27,13 @@ class Sent:
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Where a folder is sent to."""
+    """Target of a folder that is sent."""
 
     place: Place
     repo: Repo
     how: Sending
     key: str
-    """What it was given as, for sentences."""
+    """Option that named it, for sentences."""
 
     def send(self, folder: Path) -> Sent:
         """Send all files of a folder and compare what is there with them.
@@ -67,7 +67,7 @@ class Destination:
 
 
 def destination(text: str, how: Sending, *, key: str = "--to") -> Destination:
-    """Where a name leads, found ready to take a folder.
+    """The target that a name means, found ready to take a folder.
 
     Args:
         text: ORG/NAME, modelscope:ORG/NAME or a URL.

@@ -9,7 +9,7 @@ from strop.utils.hub.repo import Refused, Unreachable, reason
 _DENIED = (401, 403)
 """HTTP status of an answer to somebody who may not."""
 _EXTRAS = {"s3fs": "'strop[s3]'", "gcsfs": "'strop[gcs]'"}
-"""What brings a client of a store: an extra, where there is one."""
+"""Extras of strop by the client of a store that they bring."""
 
 
 def translated(error: Exception) -> Exception:
@@ -29,18 +29,18 @@ def meant_by(error: Exception) -> Exception:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether asking again is of no use: there is no such thing, or it is not for us, or a package is missing."""
+    """True where asking again is of no use: there is no such thing, or it is not for us, or a package is missing."""
     kinds = (FileNotFoundError, ImportError, ValueError, PermissionError)
     return isinstance(error, kinds) or _status(error) == 404 or _is_denied(error) or _is_of_java(error)
 
 
 def is_of_disk(error: Exception) -> bool:
-    """Whether the disk of this machine is full."""
+    """True where the disk of this machine is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def way_out(error: Exception) -> str:
-    """What to do about an error of a store."""
+    """Advice about an error of a store."""
     if isinstance(error, FileNotFoundError) or _status(error) == 404:
         return "check the address"
     if _is_denied(error):

@@ -24,14 +24,14 @@ from strop.utils.hub.store_errors import is_of_disk, is_refusal, meant_by, trans
 
 _IDENTITY = ("size", "etag", "checksum", "md5", "md5hash", "contentmd5", "crc32c", "digest", "generation", "version",
              "versionid", "mtime", "lastmodified", "modificationtime", "updated", "created", "modified")  # fmt: skip
-"""What stores say about the contents of a file, in lower case without dashes; each store says some of them."""
+"""Properties that tell the contents of a file, in lower case without dashes; each store has some of them."""
 _CACHE = Path("~/.cache/strop/models")
 _TAKING_S = 600.0
-"""How long a store may take nothing, in seconds: some tell of a file when all of it is there."""
+"""Time for which a store may take nothing, in seconds: some tell of a file when all of it is there."""
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "r2"}
 """Stores whose names have slashes and no folders; making one there could make a bucket."""
 _LAST = ("config.json", "manifest.json")
-"""What tells a reader that the rest is there, so it comes last."""
+"""Files that tell a reader that the rest is there, so they come last."""
 
 
 def open_store(url: str) -> tuple[Any, str]:
@@ -44,7 +44,7 @@ def open_store(url: str) -> tuple[Any, str]:
 
 
 def listing_of(system: Any, path: str) -> tuple[bool, Mapping[str, Mapping[str, Any]]]:
-    """Whether a path is a folder, and what the store says about the files there by their names.
+    """(The path is a folder, properties of the files there by their names).
 
     A web server has pages alone: one of HTML that links to files below it is a folder.
     """
@@ -259,7 +259,7 @@ class StoreFolder(Repo):
 
 
 def _infos(url: str) -> Mapping[str, Mapping[str, Any]]:
-    """What the store says of each file below a URL, by its path there; none where there is no such folder."""
+    """Properties of each file below a URL, by its path there; none where there is no such folder."""
     with _understood():
         system, path = open_store(url.rstrip("/"))
         try:
@@ -325,7 +325,7 @@ def _get(system: Any, path: str, folder: Path, name: str, stated: int | None) ->
 
 
 def _has_bucket(system: Any, bucket: str) -> bool:
-    """Whether there is a bucket; where we may not ask for it as a whole, the folder in it may be ours."""
+    """True where there is a bucket; where we may not ask for it as a whole, the folder in it may be ours."""
     try:
         with suppress(PermissionError):
             system.info(bucket)

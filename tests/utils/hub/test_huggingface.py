@@ -53,7 +53,9 @@ def names(fetched: Fetched) -> list[str]:
     return sorted(path.name for path in Path(fetched.folder).rglob("*") if path.is_file())
 
 
-def test_what_is_needed_is_fetched_once_and_named_by_its_commit(hub: StandIn) -> None:
+def test_what_is_needed_is_fetched_once_and_named_by_its_commit(
+    hub: StandIn, capfd: pytest.CaptureFixture[str]
+) -> None:
     commit = hub.add("tiny/model", MODEL)
     said: list[str] = []
     fetched = get("tiny/model", say=said.append)
@@ -65,6 +67,7 @@ def test_what_is_needed_is_fetched_once_and_named_by_its_commit(hub: StandIn) ->
         "sha256": hashlib.sha256(WEIGHTS).hexdigest(),
     }
     assert any("256 KiB" in line and "tiny/model" in line for line in said)
+    assert capfd.readouterr().err == "", "the client's bars are not shown where no terminal is"
     sent = hub.bodies()
     assert get("tiny/model").folder == fetched.folder
     assert hub.bodies() == sent
