@@ -10,7 +10,8 @@
 
 Below it: `cache`, what is kept for the next run; `curriculum`, orders by results, and those of a user's own;
 `command`, which is `strop data`; `growing`, rows that come while a run goes on; `mixing`, how often the rows of each
-source are visited; `streaming`, rows that are read when they are visited; `tiny`, which makes a small model folder.
+source are visited; `streaming`, rows that are read when they are visited; `tiny`, which makes a small model folder;
+`hub_rows`, rows of hubs and URLs, with `huggingface_sets` and `modelscope_sets`; `folders`, files of a folder.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from strop.data import folders
 from strop.data.entries import SUFFIXES, missing, split_entry
-from strop.data.hub import folders
 from strop.data.json_rows import read_json_rows
 from strop.utils.remote_path import is_hub, is_url
 from strop.utils.safe_read import check_regular
@@ -90,7 +90,7 @@ def open_set(entry: str) -> Any:
     Raises:
         ValueError: the entry has another form, or it cannot be had.
     """
-    from strop.data.hub.rows import open_hub  # libraries of hubs: slow to import
+    from strop.data.hub_rows import open_hub  # libraries of hubs: slow to import
 
     return open_hub(entry)
 
@@ -111,7 +111,7 @@ def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
         FileNotFoundError: there is no such file.
     """
     if is_url(entry):
-        from strop.data.hub.rows import fetch  # libraries of hubs: slow to import
+        from strop.data.hub_rows import fetch  # libraries of hubs: slow to import
 
         path = fetch(entry, SUFFIXES, cache_dir)
         with fetched(entry, path):

@@ -36,7 +36,7 @@ from strop.engines.weights import WeightsMetadata, weights_metadata
 from strop.utils.chat_template import asks_for_time, render_with, stop_clock
 from strop.utils.chat_template.answers import keep_special_tokens
 from strop.utils.device import device_name
-from strop.utils.remote_path import fetch_copy
+from strop.utils.hub.models import fetch_copy
 
 
 def load_tokenizer(config: ModelConfig) -> Any:

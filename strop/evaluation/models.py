@@ -98,7 +98,7 @@ def _is_elsewhere(text: str) -> bool:
 def _of_hub(text: str, step: int | str | None, *, weights: bool) -> ModelSource:
     if step is not None:
         raise ValueError(f"--step {step} chooses a checkpoint of a run, and {text} is none: leave it out")
-    from strop.data.hub import models as hub_models  # libraries of hubs: slow to import
+    from strop.utils.hub import models as hub_models  # libraries of hubs: slow to import
 
     models = hub_models
     fetched = models.fetch_model(text, models.Fetch(say=say, weights=weights), key="MODEL")

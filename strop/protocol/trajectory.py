@@ -79,8 +79,8 @@ def _check_places(media: Sequence[Media], num_tokens: int, where: str) -> None:
     for medium in media:
         if not end <= medium.start < medium.start + medium.num_tokens <= num_tokens:
             raise ValueError(
-                f"{where} has {num_tokens} tokens, but its {medium.kind} is said to stand at {list(medium.span)}; media "
-                f"are named in order, and none is cut"
+                f"{where} has {num_tokens} tokens, but its {medium.kind} is said to stand at {list(medium.span)}; "
+                f"media are named in order, and none is cut"
             )
         end = medium.start + medium.num_tokens
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.data.hub.models import hashes
-from strop.data.hub.rows import commit_of, parse_hub
+from strop.data.hub_rows import commit_of, parse_hub
 from strop.run import RunError
 from strop.trainer.config import Config
 from strop.trainer.model_locations import Located
 from strop.trainer.sections import SECTION_OF_COMMAND
 from strop.utils.atomic_io import replace_text
+from strop.utils.hub.models import hashes
 from strop.utils.remote_path import is_hub
 from strop.utils.safe_read import read_json
 

@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-from strop.data.hub.models import Fetch, fetch_model
-from strop.data.hub.places import place_of
 from strop.trainer.config import Config
 from strop.trainer.models import replaced, value_of, with_template
+from strop.utils.hub.models import Fetch, fetch_model
+from strop.utils.hub.places import place_of
 from strop.utils.remote_path import folder_here
 
 Say = Callable[[str], None]

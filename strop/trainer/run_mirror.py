@@ -14,10 +14,10 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from strop.data.hub.remote import Refused, Unreachable
-from strop.data.hub.transfer import check_store, get_files, put_files, remove_folder, state_of
 from strop.run import Checkpoint, RunFolder, is_run
 from strop.run.manifest import MANIFEST
+from strop.utils.hub.repo import Refused, Unreachable
+from strop.utils.hub.stores import check_store, get_files, put_files, remove_folder, state_of
 from strop.utils.remote_path import is_url
 from strop.utils.sanitize import described
 from strop.utils.trust import ask

@@ -9,7 +9,7 @@ from typing import Any
 
 from strop.agents.setup import AgentSetup
 from strop.config.sections import where_on
-from strop.data.cache import prune_for
+from strop.data.cache import cache_folder, prune
 from strop.data.config import DataConfig
 from strop.data.dynamic_dataset.growth import Growth
 from strop.data.loading import load_rows
@@ -109,7 +109,7 @@ def load_training_data(
         from strop.trainer.checks.media import check_run  # torch and Pillow: seconds
 
         check_run(config)
-    prune_for(data)
+    prune(cache_folder(data.cache_dir), data.cache_max_bytes)
     return TrainingData(
         tokenizer=tokenizer,
         train=train,

@@ -23,7 +23,7 @@ metrics.py             Metrics
 network_interfaces.py  Network interfaces by address, and the libraries that listen on one
 quiet_libraries.py     Quiet libraries, and the log of warnings on the terminal
 registry.py            Names that arrive from a configuration, and what they stand for
-remote_path.py         What does not lie on this machine
+remote_path.py         Names of what does not lie on this machine
 rng.py                 Random numbers as pure functions of a key and a position
 safe_read.py           Files that somebody else may have written
 shell_words.py         Words of command lines that a person can copy
@@ -36,6 +36,7 @@ trust.py               Trust in settings
 user_files.py          Python files of the user's own, imported once per process; what they define registers itself
 verdict.py             Findings of a check, and how much they matter
 chat_template/         The one door to chat templates
+hub/                   Hubs and stores
 sanitize/              The border
 
 Nothing is imported here: the settings are read without torch.

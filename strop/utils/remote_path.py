@@ -1,4 +1,4 @@
-"""What does not lie on this machine: how its names look, and how the files of a model are fetched (strop.data.hub)."""
+"""Names of what does not lie on this machine."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+(::[a-z][a-z0-9+.-]+)*://", re.IGNORECASE)
 HUBS = ("hub:", "modelscope:")
-"""How entries begin that name a data set of a hub: the one of Hugging Face, and ModelScope."""
+"""Prefixes of entries that name a data set of a hub: the one of Hugging Face, and ModelScope."""
 
 
 def is_url(text: str) -> bool:
-    """Whether this is a URL of whatever kind."""
+    """True for a URL of whatever kind."""
     return _URL.match(text) is not None
 
 
 def is_hub(entry: str) -> bool:
-    """Whether an entry of data.train_files names a data set of a hub."""
+    """True where an entry of data.train_files names a data set of a hub."""
     return entry.startswith(HUBS)
 
 
 def fetched(files: Iterable[str]) -> list[str]:
-    """Those entries of data.train_files, or of another such setting, that are fetched from elsewhere."""
+    """The entries of data.train_files, or of another such setting, that are fetched from elsewhere."""
     return [entry for entry in files if is_url(entry) or is_hub(entry)]
 
 
@@ -32,24 +32,3 @@ def folder_here(text: str) -> str:
     if not folder.is_dir():
         return ""
     return text if Path(text).is_dir() else str(folder)
-
-
-def fetch_copy(
-    folder: Path, *, weights: bool, tokenizer: bool = False, code: bool = False, offline: bool = False
-) -> None:
-    """Fetch what this machine lacks of a model folder that the run was begun with on another one; nothing happens for a
-    folder that was never fetched, or where all is there.
-
-    Args:
-        folder: of a model; it need not exist.
-        weights: they are needed.
-        tokenizer: it is needed.
-        code: fetch Python files too.
-        offline: contact nobody.
-
-    Raises:
-        ValueError: it cannot be fetched.
-    """
-    from strop.data.hub.models import fetch_copy as fetch  # imports this module
-
-    fetch(folder, weights=weights, tokenizer=tokenizer, code=code, offline=offline)

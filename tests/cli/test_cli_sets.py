@@ -92,7 +92,7 @@ def test_what_is_no_set_or_no_copy_of_one_is_said(words: list[str], tmp_path: Pa
 def test_without_a_hub_the_sentence_says_how_to_use_a_copy(
     words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from strop.data.hub import rows
+    from strop.data import hub_rows as rows
 
     def refuse(entry: str) -> None:
         raise ValueError(f"data entry {entry!r} cannot be read from the hub (no network)")

@@ -18,9 +18,10 @@ from strop.cli.settings import (
     user_path,
 )
 from strop.cli.unused_keys import Reads, refuse_unread
-from strop.data.hub.sending import Sending, destination
 from strop.run import Checkpoint, RunError, RunFolder, is_run
 from strop.run.naming import choose_checkpoint, run_in
+from strop.utils.hub.repo import Sending
+from strop.utils.hub.sending import destination
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.remote_path import is_url
 from strop.utils.terminal import UsageError, print_json, print_plain, say

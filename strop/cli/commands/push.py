@@ -8,8 +8,9 @@ from pathlib import Path
 
 from strop.cli.commands.export import Exported, add_model_arguments, export_checkpoint, exported_run
 from strop.cli.settings import add_trust_argument, user_path
-from strop.data.hub.places import place_of
-from strop.data.hub.sending import Destination, Sending, destination
+from strop.utils.hub.places import place_of
+from strop.utils.hub.repo import Sending
+from strop.utils.hub.sending import Destination, destination
 from strop.utils.remote_path import is_url
 from strop.utils.terminal import check_writable, print_json, print_plain, say
 

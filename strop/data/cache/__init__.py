@@ -1,4 +1,4 @@
-"""What data.cache_dir holds, and how it stays within a bound.
+"""Entries of data.cache_dir, within a bound.
 
     files/KEY/      what a URL named                        prompts/KEY.npz   token ids of large sets
     rows/KEY.npy    where the rows of a JSON-lines file begin
@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from strop.data.config import DataConfig
+from strop.utils.hub.repo import size_of
 
 KINDS = ("files", "prompts", "rows")
 """Folders of the cache, one for each kind of entry."""
@@ -75,7 +75,7 @@ def prune(folder: Path, max_bytes: int, *, grace_s: float = GRACE_S) -> list[Ent
         grace_s: entries used within this time stay, in seconds.
 
     Returns:
-        What was removed.
+        The removed ones.
     """
     kept = entries(folder)
     total = sum(entry.num_bytes for entry in kept)
@@ -92,11 +92,6 @@ def prune(folder: Path, max_bytes: int, *, grace_s: float = GRACE_S) -> list[Ent
     return removed
 
 
-def prune_for(data: DataConfig) -> None:
-    """Prune the cache of a run that has read its data, as data.cache_max_bytes says."""
-    prune(cache_folder(data.cache_dir), data.cache_max_bytes)
-
-
 def remove(removed: Iterable[Entry]) -> None:
     """Delete entries; one that is gone or belongs to another user is passed over."""
     for entry in removed:
@@ -105,16 +100,3 @@ def remove(removed: Iterable[Entry]) -> None:
         else:
             with suppress(OSError):
                 entry.path.unlink()
-
-
-def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder, also while another thread or process writes there."""
-    if not path.is_dir():
-        with suppress(FileNotFoundError):
-            return path.stat().st_size
-        return 0
-    total = 0
-    for file in path.rglob("*"):
-        with suppress(FileNotFoundError):
-            total += file.stat().st_size if file.is_file() and not file.is_symlink() else 0
-    return total

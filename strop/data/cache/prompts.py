@@ -71,7 +71,7 @@ def digest(tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> str:
 
 
 def _is_repeatable(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether digest sees all that the ids depend on: a fast tokenizer, and a template without the date."""
+    """True where digest sees all that the ids depend on: a fast tokenizer, and a template without the date."""
     return tokenizer.is_fast and not asks_for_time(tokenizer.chat_template)
 
 
@@ -95,7 +95,7 @@ def _save(path: Path, encoded: Sequence[array[int]]) -> None:
 
 
 def _load(path: Path, num_chats: int) -> list[array[int]] | None:
-    """What was kept; None when there is nothing, or it is damaged."""
+    """The kept token ids; None when there are none, or they are damaged."""
     try:
         with np.load(path) as kept:
             lengths, flat = kept["lengths"], kept["token_ids"]

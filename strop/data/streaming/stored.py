@@ -28,8 +28,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from strop.data import folders
 from strop.data.cache import cache_folder, use
-from strop.data.hub import folders
 from strop.data.json_rows import parse_object
 from strop.data.readers import (
     check_entries,

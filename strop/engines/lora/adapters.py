@@ -26,7 +26,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig
 from strop.engines.gradients import full
 from strop.engines.weights import named_weights, weights_metadata
-from strop.utils.remote_path import fetch_copy
+from strop.utils.hub.models import fetch_copy
 from strop.utils.rng import random_key
 
 ADAPTER = "default"

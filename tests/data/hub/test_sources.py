@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from strop.data import read_rows
-from strop.data.hub.rows import HubSource, parse_hub
+from strop.data.hub_rows import HubSource, parse_hub
 from strop.utils import trust
 
 
@@ -141,7 +141,7 @@ def test_a_half_fetched_folder_is_never_seen(tmp_path: Path, monkeypatch: pytest
     store.pipe_file("/strop-half/b.jsonl", b'{"x": 2}\n')
     original = type(store).get_file
 
-    def get_file(self: Any, name: str, target: str) -> None:
+    def get_file(self: Any, name: str, target: str, **options: Any) -> None:
         if name.endswith("b.jsonl"):
             raise TimeoutError("the store is gone")
         original(self, name, target)
@@ -167,7 +167,7 @@ def test_a_fetch_that_another_process_finished_first_takes_its_copy(
     local = type(fsspec.filesystem("file"))
     original = local.get_file
 
-    def get_file(self: Any, name: str, target: str) -> None:
+    def get_file(self: Any, name: str, target: str, **options: Any) -> None:
         original(self, name, target)
         (tmp_path / "theirs").rename(copy)
 

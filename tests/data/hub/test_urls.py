@@ -16,7 +16,7 @@ import pytest
 
 from strop.data import read_rows
 from strop.data.entries import SUFFIXES
-from strop.data.hub.rows import fetch
+from strop.data.hub_rows import fetch
 from strop.data.streaming import open_rows
 
 

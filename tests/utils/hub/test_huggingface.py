@@ -12,15 +12,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import huggingface_hub
 import huggingface_hub.constants as constants
 import pytest
 from hub_cases import StandIn, asked_here
 
-from strop.data.hub.models import Fetch, Fetched, fetch_copy, fetch_model, hashes
-from strop.data.hub.remote import is_of_network
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model, load_tokenizer, read_shape
 from strop.utils import trust
+from strop.utils.hub.huggingface import HuggingFaceRepo
+from strop.utils.hub.models import Fetch, Fetched, fetch_copy, fetch_model, hashes
+from strop.utils.hub.repo import is_of_network
 
 WEIGHTS = bytes(range(256)) * 1024  # 256 KiB
 MODEL = {
@@ -51,7 +53,9 @@ def names(fetched: Fetched) -> list[str]:
     return sorted(path.name for path in Path(fetched.folder).rglob("*") if path.is_file())
 
 
-def test_what_is_needed_is_fetched_once_and_named_by_its_commit(hub: StandIn) -> None:
+def test_what_is_needed_is_fetched_once_and_named_by_its_commit(
+    hub: StandIn, capfd: pytest.CaptureFixture[str]
+) -> None:
     commit = hub.add("tiny/model", MODEL)
     said: list[str] = []
     fetched = get("tiny/model", say=said.append)
@@ -63,6 +67,7 @@ def test_what_is_needed_is_fetched_once_and_named_by_its_commit(hub: StandIn) ->
         "sha256": hashlib.sha256(WEIGHTS).hexdigest(),
     }
     assert any("256 KiB" in line and "tiny/model" in line for line in said)
+    assert capfd.readouterr().err == "", "the client's bars are not shown where no terminal is"
     sent = hub.bodies()
     assert get("tiny/model").folder == fetched.folder
     assert hub.bodies() == sent
@@ -196,11 +201,9 @@ def test_silence_ends_the_fetch(hub: StandIn) -> None:
 
 def test_changed_contents_are_refused_and_removed(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     commit = hub.add("tiny/model", dict(MODEL))
-    from strop.data.hub import face
-
-    listing = face.FaceModel("tiny/model").list("")
+    listing = HuggingFaceRepo("tiny/model").list("")
     hub.models["tiny/model"][commit]["model.safetensors"] = WEIGHTS[::-1]
-    monkeypatch.setattr(face.FaceModel, "list", lambda self, revision: listing)
+    monkeypatch.setattr(HuggingFaceRepo, "list", lambda self, revision: listing)
     with pytest.raises(ValueError, match=r"model\.safetensors arrived with other contents"):
         get("tiny/model")
     assert not list(Path(constants.HF_HUB_CACHE).rglob("model.safetensors"))
@@ -240,19 +243,17 @@ def test_ranks_of_a_machine_with_a_part_of_the_model_fetch_the_rest_once(
         read_shape(ModelConfig(path=folder, local_files_only=True))
 
 
-def test_a_full_disk_is_said_before_weights_are_asked_for(
+def test_a_full_disk_is_told_with_what_chooses_another_one(
     hub: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.add("tiny/model", MODEL)
-    from strop.data.hub import waiting
 
-    usage = shutil.disk_usage("/")
-    monkeypatch.setattr(waiting.shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(
-        ValueError, match=r"disk of .*cache is full \(it has 256 KiB, and 1 KiB are free\).*HF_HOME"
-    ):
+    def full(*names: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", full)
+    with pytest.raises(ValueError, match=r"disk of .*cache is full \(No space left on device\).*HF_HOME"):
         get("tiny/model")
-    assert "model.safetensors" not in hub.bodies()
 
 
 def test_received_settings_fetch_nothing(hub: StandIn) -> None:

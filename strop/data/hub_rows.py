@@ -1,4 +1,4 @@
-"""Where rows come from when not from a local file: data sets of hubs, and URLs.
+"""Rows that lie elsewhere: data sets of hubs, and what URLs name.
 
     hub:openai/gsm8k:main@test     owner/name, then optionally :config, @split (train by default) and #revision
     modelscope:ORG/NAME@test       the same at ModelScope
@@ -14,29 +14,16 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from strop.data.cache import cache_folder, size_of, use
-from strop.data.hub import face_sets, scope_sets
-from strop.data.hub.remote import Refused, Unreachable
-from strop.data.hub.stores import (
-    get_file,
-    inside,
-    key_of,
-    listing_of,
-    meant_by,
-    name_below,
-    open_store,
-    reason,
-    way_out,
-)
-from strop.data.hub.waiting import SILENCE_S, while_heard
+from strop.data import huggingface_sets, modelscope_sets
+from strop.data.cache import cache_folder, use
+from strop.utils.hub.repo import SILENCE_S, Refused, Unreachable, reason, while_heard
+from strop.utils.hub.store_errors import meant_by, way_out
+from strop.utils.hub.stores import get_folder, key_of, listing_of, name_below, open_store
 from strop.utils.remote_path import HUBS
 from strop.utils.trust import ask, may_run
 
@@ -61,9 +48,9 @@ class HubSource:
     name: str
     """`owner/name`; at the Hugging Face hub also `name`, for those without an owner."""
     config: str | None
-    """Which of its configurations; None: its only one."""
+    """One of its configurations; None: its only one."""
     split: str
-    """Which of its splits."""
+    """One of its splits."""
     revision: str = ""
     """Branch, tag or commit; empty: the newest. At ModelScope also a state of one, BRANCH/files-HASH."""
 
@@ -111,8 +98,8 @@ def commit_of(entry: str, say: Callable[[str], object]) -> str:
     _ask(entry)
     try:
         if source.hub == "modelscope:":
-            return scope_sets.resolved(source.name, source.revision, say)
-        return face_sets.resolved(source.name, source.revision, say)
+            return modelscope_sets.resolved(source.name, source.revision, say)
+        return huggingface_sets.resolved(source.name, source.revision, say)
     except (Refused, Unreachable) as error:
         where = "ModelScope" if source.hub == "modelscope:" else "the hub"
         raise ValueError(f"data entry {entry!r} cannot be read from {where}: {error}") from error
@@ -133,8 +120,8 @@ def open_hub(entry: str) -> Any:
     datasets: Any = importlib.import_module("datasets")  # heavy, and only some entries need it
     try:
         if source.revision:
-            commit = face_sets.resolved(source.name, source.revision, logger.info)
-            return face_sets.open_at(source.name, source.config, source.split, commit)
+            commit = huggingface_sets.resolved(source.name, source.revision, logger.info)
+            return huggingface_sets.open_at(source.name, source.config, source.split, commit)
         return datasets.load_dataset(source.name, source.config, split=source.split)
     except Exception as error:
         # The hub's client, its HTTP library and the readers of formats raise errors of their own kinds.
@@ -147,7 +134,7 @@ def open_hub(entry: str) -> Any:
 
 def _open_scope(entry: str, source: HubSource) -> Any:
     try:
-        return scope_sets.open_at(source.name, source.config, source.split, source.revision, logger.info)
+        return modelscope_sets.open_at(source.name, source.config, source.split, source.revision, logger.info)
     except (Refused, Unreachable) as error:
         raise ValueError(f"data entry {entry!r} cannot be read from ModelScope: {error}") from error
     except Exception as error:  # the readers of formats raise errors of their own kinds
@@ -176,13 +163,14 @@ def fetch(
     try:
         system, path = open_store(url)
         is_folder, found = while_heard(lambda: listing_of(system, path), lambda: 0, silence_s)
-        wanted = {name_below(path, name): name for name in found if _is_wanted(name, suffixes, is_folder)}
+        wanted = {name_below(path, name): name for name in found if not is_folder or name.endswith(suffixes)}
         if not wanted:
             raise FileNotFoundError(f"the folder holds no {', '.join(suffixes)} files")
-        key = key_of(url, {local: found[name] for local, name in wanted.items()})
-        folder = cache_folder(cache_dir) / "files" / key
+        infos = {local: found[name] for local, name in wanted.items()}
+        folder = cache_folder(cache_dir) / "files" / key_of(url, infos)
         if not folder.is_dir():
-            _fetch_into(folder, system, wanted, found, silence_s)
+            sizes = {local: info.get("size") for local, info in infos.items()}
+            get_folder(system, wanted, folder, sizes=sizes, silence_s=silence_s)
         use(folder)
     except Exception as error:
         # Every store has its own client with its own kinds of errors.
@@ -191,31 +179,3 @@ def fetch(
             f"data entry {url!r} cannot be fetched ({reason(error)}); {way_out(error)}"
         ) from error
     return folder if is_folder else folder / next(iter(wanted))
-
-
-def _is_wanted(name: str, suffixes: tuple[str, ...], is_in_folder: bool) -> bool:
-    return not is_in_folder or name.endswith(suffixes)
-
-
-def _fetch_into(
-    folder: Path,
-    system: Any,
-    wanted: Mapping[str, str],
-    infos: Mapping[str, Mapping[str, Any]],
-    silence_s: float,
-) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix="fetching-", dir=folder.parent))
-    try:
-        for local, name in wanted.items():
-            target = inside(staging, local)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            get = partial(get_file, system, name, target, name=local, stated=infos[name].get("size"))
-            while_heard(get, partial(size_of, staging), silence_s)
-        try:
-            staging.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another process was first, with the same contents
-                raise
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)

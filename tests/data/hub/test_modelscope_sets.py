@@ -11,7 +11,7 @@ import pytest
 from scope_cases import ScopeStandIn, asked_here
 
 from strop.data import read_rows
-from strop.data.hub.rows import commit_of, parse_hub
+from strop.data.hub_rows import commit_of, parse_hub
 from strop.data.streaming import open_rows
 from strop.utils import trust
 from strop.utils.remote_path import fetched

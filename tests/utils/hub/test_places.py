@@ -8,8 +8,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from strop.data.hub.models import Fetch, fetch_model
-from strop.data.hub.places import place_of
+from strop.utils.hub.models import Fetch, fetch_model
+from strop.utils.hub.places import place_of
 
 
 def test_a_folder_wins_and_a_mistyped_path_is_no_name_of_a_hub(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +14,12 @@ from fsspec.registry import _registry as loaded_clients
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 from store_cases import Store, opened
 
-from strop.data.hub import models
-from strop.data.hub.models import Fetch, Fetched, fetch_model, hashes
-from strop.data.hub.rows import fetch
-from strop.data.hub.sending import Sending, destination
+from strop.data.hub_rows import fetch
 from strop.run import RunConfig, RunFolder
 from strop.trainer.run_mirror import Copier, fetch_run
+from strop.utils.hub.models import Fetch, Fetched, fetch_model, hashes
+from strop.utils.hub.repo import Sending
+from strop.utils.hub.sending import destination
 
 WEIGHTS = bytes(range(256)) * 4096  # 1 MiB
 FILES = {
@@ -67,20 +66,6 @@ def test_a_model_is_fetched_once_for_each_state_and_named_by_it(store: Store) ->
     assert get(store.root, offline=True) == second
 
 
-@pytest.mark.parametrize("store", ["web", pytest.param("s3", marks=pytest.mark.stores)], indirect=True)
-def test_who_watches_is_told_how_far_it_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "_SAY_EVERY_S", {True: 0.1, False: 0.1})
-    get(store.root, weights=False)
-    store.relay.slow_s = 0.004
-    said: list[str] = []
-    fetch_model(store.root, Fetch(say=said.append, silence_s=0.8))
-    told = [re.fullmatch(r"fetching \S+: (\d+) KiB of 1024 KiB", line) for line in said[1:-1]]
-    amounts = [int(match[1]) for match in told if match is not None]
-    assert len(amounts) == len(told)
-    assert len(set(amounts)) >= 2
-    assert amounts == sorted(amounts)
-
-
 def test_settings_alone_and_then_the_weights_too(store: Store) -> None:
     first = get(store.root, weights=False)
     assert "model.safetensors" not in names(Path(first.folder))
@@ -99,7 +84,6 @@ def test_a_connection_that_breaks_leaves_nothing_that_looks_whole(store: Store, 
     store.relay.mend()
     whole = get(store.root)
     assert (Path(whole.folder) / "model.safetensors").read_bytes() == WEIGHTS
-    assert not list(cache.glob("*.part"))
 
 
 @pytest.mark.stores

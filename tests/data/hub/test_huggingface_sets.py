@@ -9,7 +9,7 @@ import pytest
 from hub_cases import StandIn, asked_here, go_offline
 
 from strop.data import read_rows
-from strop.data.hub.rows import commit_of, parse_hub
+from strop.data.hub_rows import commit_of, parse_hub
 from strop.data.mixture import entry_names
 from strop.utils import trust
 

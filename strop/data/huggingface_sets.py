@@ -7,15 +7,12 @@ whichever commit is asked for; what is opened here is of the commit that is name
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from strop.data.hub.face import FaceData
-from strop.data.hub.remote import Refused, Unreachable
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+from strop.utils.hub.huggingface import COMMIT, HuggingFaceRepo
+from strop.utils.hub.repo import Refused, Unreachable
 
 
 def resolved(name: str, revision: str, say: Callable[[str], object]) -> str:
@@ -25,21 +22,21 @@ def resolved(name: str, revision: str, say: Callable[[str], object]) -> str:
         Refused: the hub has no such set or revision, or is not asked and its cache does not say.
         Unreachable: it does not answer, and its cache does not say.
     """
-    if _COMMIT.fullmatch(revision):
+    if COMMIT.fullmatch(revision):
         return revision
-    remote = FaceData(name)
-    if not remote.is_offline:
+    repo = HuggingFaceRepo(name, "dataset")
+    if not repo.is_offline:
         try:
-            listing = remote.list(revision)
+            listing = repo.list(revision)
         except Unreachable as error:
-            commit = _kept(remote, name, revision)
+            commit = _kept(repo, name, revision)
             if not commit:
                 raise
             say(f"{error}; of the data set {name}, commit {commit} is used, which the cache has")
             return commit
-        remote.note(revision, listing)
+        repo.note(revision, listing)
         return listing.revision
-    commit = _kept(remote, name, revision)
+    commit = _kept(repo, name, revision)
     if not commit:
         raise Refused(
             f"HF_HUB_OFFLINE is set, and the cache does not say which commit {revision or 'the newest'} is: read it "
@@ -96,10 +93,10 @@ def _prepared(name: str, config: str, commit: str) -> list[Path]:
     return sorted(found, key=lambda path: path.stat().st_mtime)
 
 
-def _kept(remote: FaceData, name: str, revision: str) -> str:
+def _kept(repo: HuggingFaceRepo, name: str, revision: str) -> str:
     """The commit by the caches: that which was noted, else the one that was prepared last; empty without any."""
-    noted = remote.noted(revision)
+    noted = repo.noted(revision)
     if noted or revision not in ("", "main"):
         return noted
-    commits = [path.name for path in _prepared(name, "*", "*") if _COMMIT.fullmatch(path.name)]
+    commits = [path.name for path in _prepared(name, "*", "*") if COMMIT.fullmatch(path.name)]
     return commits[-1] if commits else ""

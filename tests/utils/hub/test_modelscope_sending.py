@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from scope_cases import ScopeStandIn, asked_here
 
-from strop.data.hub.models import Fetch, fetch_model
-from strop.data.hub.sending import Sending, Sent, destination
+from strop.utils.hub.models import Fetch, fetch_model
+from strop.utils.hub.repo import Sending
+from strop.utils.hub.sending import Sent, destination
 
 pytestmark = pytest.mark.stores
 

@@ -1,8 +1,7 @@
-"""Which files of a model are fetched: its settings, its tokenizer and its weights as safetensors, each once."""
+"""Files of a model that are fetched: its settings, its tokenizer and its weights as safetensors, each once."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,6 +17,8 @@ _SETTINGS = (
     "additional_chat_templates/*.jinja", INDEX,
 )  # fmt: skip
 """Settings, tokenizer and chat template, as patterns."""
+STALE = ("*.safetensors", "*.safetensors.index.json")
+"""Files of an earlier model at a hub that would be read beside or in place of those of a new one, as patterns."""
 _TOKENIZERS = ("tokenizer", "vocab.", "spiece", "sentencepiece", "merges")
 
 
@@ -78,15 +79,3 @@ def lacking(folder: Path, *, weights: bool = True, tokenizer: bool = True) -> st
     except ValueError as error:
         return f"weights ({error})" if INDEX in names else "model.safetensors"
     return ""
-
-
-def settle(staging: Path, folder: Path) -> None:
-    """Move what was fetched into its folder: by one rename, or beside what an earlier fetch of less left there."""
-    if not folder.is_dir():
-        staging.rename(folder)
-        return
-    for file in sorted(path for path in staging.rglob("*") if path.is_file()):
-        target = folder / file.relative_to(staging)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        file.rename(target)
-    shutil.rmtree(staging)

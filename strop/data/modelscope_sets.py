@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from strop.data.hub.remote import Listing, Refused, Unreachable
-from strop.data.hub.scope import MAIN, STATE, ScopeData
-from strop.data.hub.waiting import check_room, taking_turns, while_heard
+from strop.utils.hub.modelscope import MAIN, STATE, ModelScopeRepo
+from strop.utils.hub.repo import Refused, Unreachable, while_heard
 
 _LEFT_OUT = (".py", ".gitattributes", ".gitignore")
 """Endings of files that hold no rows; code of a data set is never fetched."""
@@ -45,36 +44,28 @@ def open_at(name: str, config: str | None, split: str, revision: str, say: Calla
 
 
 def _folder(name: str, revision: str, say: Callable[[str], object]) -> Path:
-    remote = ScopeData(name)
-    kept = remote.cached(revision)
+    repo = ModelScopeRepo(name, "dataset")
+    kept = repo.cached(revision)
     if kept is not None and revision.rpartition("/")[2] == kept.name:
         return kept  # a state does not change
     try:
-        listing = while_heard(partial(remote.list, revision), remote.traffic)
+        listing = while_heard(partial(repo.list, revision), repo.traffic)
     except (Unreachable, TimeoutError) as error:
         if kept is None:
             raise Unreachable(f"{error}; check the network, or name a folder that has its files") from error
         say(f"{error}; the copy of the data set modelscope:{name} in {kept} is used")
         return kept
+    names = [one for one in sorted(listing.sizes) if not one.endswith(_LEFT_OUT)]
+    if not names:
+        raise Refused("it has no files with rows")
+    if repo.cached(listing.revision) is None:
+        total = sum(listing.sizes[one] for one in names)
+        say(f"fetching the data set modelscope:{name}: {len(names)} files, {total / 2**20:.1f} MiB")
     try:
-        return _fetched(remote, name, listing, say)
+        return while_heard(partial(repo.get, listing, names), repo.traffic)
     except TimeoutError as error:
         raise Unreachable(str(error)) from error
     except OSError as error:
         if error.errno is None or isinstance(error, ConnectionError):
             raise
-        raise Refused(f"{remote.cache}: {error.strerror or error}; {remote.help}") from error
-
-
-def _fetched(remote: ScopeData, name: str, listing: Listing, say: Callable[[str], object]) -> Path:
-    names = [one for one in sorted(listing.sizes) if not one.endswith(_LEFT_OUT)]
-    if not names:
-        raise Refused("it has no files with rows")
-    with taking_turns(remote, f"dataset {name}"):
-        if remote.cached(listing.revision) is None:
-            total = sum(listing.sizes[one] for one in names)
-            check_room(remote.cache, total)
-            say(f"fetching the data set modelscope:{name}: {len(names)} files, {total / 2**20:.1f} MiB")
-            for one in names:
-                while_heard(partial(remote.get, listing, one), remote.traffic)
-        return remote.finish(listing)
+        raise Refused(f"{repo.cache}: {error.strerror or error}; {repo.help}") from error

@@ -1,4 +1,4 @@
-"""Which files of a folder are the rows that are meant.
+"""Files of a folder that are the rows that are meant.
 
 A folder that was downloaded from the hub holds the files of several splits, often below `data/` or below the
 name of a configuration, next to descriptions in JSON. Training and test rows must never be mixed by accident,

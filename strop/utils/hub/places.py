@@ -1,4 +1,4 @@
-"""What the name of a model stands for.
+"""Meaning of the name of a model.
 
 models/qwen               a folder of this machine; a folder that exists always wins
 ORG/NAME[@REVISION]       a model of the Hugging Face hub; hub:ORG/NAME where a folder ORG is in the way
@@ -30,7 +30,7 @@ FORMS = "a model folder, ORG/NAME of the Hugging Face hub, modelscope:ORG/NAME, 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a model is."""
+    """Location of a model."""
 
     kind: Kind
     name: str
@@ -50,7 +50,7 @@ class Place:
 
 
 def place_of(text: str, key: str = "model.path") -> Place:
-    """What a name stands for; nothing is contacted.
+    """The place that a name stands for; nothing is contacted.
 
     Args:
         text: as somebody wrote it.

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from scope_cases import ScopeStandIn, asked_here
 
-from strop.data.hub.models import Fetch, Fetched, fetch_model
+from strop.utils.hub.models import Fetch, Fetched, fetch_model
+from strop.utils.hub.modelscope import ModelScopeRepo
 
 pytestmark = pytest.mark.stores
 
@@ -117,11 +118,9 @@ def test_contents_that_are_not_those_of_the_listing_are_refused(
 ) -> None:
     hub.add("tiny/model", dict(MODEL))
     get("tiny/model", weights=False)
-    from strop.data.hub.scope import ScopeModel
-
-    listing = ScopeModel("tiny/model").list("")
+    listing = ModelScopeRepo("tiny/model").list("")
     hub.models["tiny/model"]["master"]["model.safetensors"] = WEIGHTS[::-1]
-    monkeypatch.setattr(ScopeModel, "list", lambda self, revision: listing)
+    monkeypatch.setattr(ModelScopeRepo, "list", lambda self, revision: listing)
     with pytest.raises(ValueError, match=r"modelscope:tiny/model' cannot be fetched: [^\n]*Hash mismatch"):
         get("tiny/model")
     assert not list(tmp_path.rglob("model.safetensors"))

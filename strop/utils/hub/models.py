@@ -1,0 +1,238 @@
+"""From the name of a model to a folder of this machine: the one function that commands and runs call."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import platform
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from strop.utils.atomic_io import sha256_of_file
+from strop.utils.hub.huggingface import HuggingFaceRepo
+from strop.utils.hub.model_files import ADAPTER, INDEX, lacking, wanted_settings, wanted_weights
+from strop.utils.hub.modelscope import ModelScopeRepo
+from strop.utils.hub.places import Place, place_of
+from strop.utils.hub.repo import SILENCE_S, Listing, Refused, Repo, Unreachable, while_heard
+from strop.utils.hub.stores import StoreFolder
+from strop.utils.safe_read import read_json
+from strop.utils.trust import ask
+
+logger = logging.getLogger(__name__)
+
+Say = Callable[[str], object]
+"""Takes one line for the person who watches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """A model in a folder of this machine."""
+
+    place: Place
+    """Its origin."""
+    folder: str
+    revision: str
+    """The commit, or the key of a state of a store."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """Options of a fetch."""
+
+    say: Say = lambda line: None
+    code: bool = False
+    """Fetch Python files too (model.trust_remote_code)."""
+    weights: bool = True
+    """Fetch weights; without, settings and tokenizer alone."""
+    offline: bool = False
+    """Contact nobody: take what is in the cache (also HF_HUB_OFFLINE=1)."""
+    silence_s: float = SILENCE_S
+    """Time for which a hub or store may send nothing, in seconds."""
+
+
+def fetch_model(
+    text: str, how: Fetch, *, key: str = "model.path", revision: str = "", state: str = ""
+) -> Fetched:
+    """The folder of a model that lies elsewhere, once it is fetched.
+
+    Args:
+        text: ORG/NAME, modelscope:ORG/NAME or a URL, and no folder of this machine.
+        how: what is fetched, and who hears of it.
+        key: what `text` was given as, for sentences.
+        revision: branch, tag or commit; empty: the one in `text`, else the main one.
+        state: the revision that an earlier fetch resolved, in place of any other.
+
+    Raises:
+        ValueError: the name means nothing, or the model cannot be had: the sentence says why, and what to do.
+        UntrustedCode: received settings name it.
+    """
+    place = place_of(text, key)
+    if revision and place.kind == "url":
+        raise ValueError(
+            f"a revision ({revision}) is given beside {key}={text}, which is a URL and has none: leave it out"
+        )
+    if revision and place.revision not in ("", revision):
+        raise ValueError(
+            f"{key} {text!r} names a revision, and {revision!r} is another one: leave one of them out"
+        )
+    ask(key, f"{text} (fetched)")
+    branch = revision or place.revision
+    if state and branch and place.kind == "modelscope":
+        state = f"{branch}/{state}"  # its client finds a state again only on the branch that has it
+    place = Place(kind=place.kind, name=place.name, revision=state or branch)
+    try:
+        repo = repo_of(place)
+        folder = _folder(place, repo, how)
+    except (Refused, Unreachable, TimeoutError) as error:
+        raise ValueError(f"{key} {str(place)!r} cannot be fetched: {error}") from error
+    except OSError as error:
+        raise ValueError(f"{key} {str(place)!r} cannot be fetched: {_of_disk(error, repo)}") from error
+    return Fetched(place=place, folder=str(folder), revision=folder.name)
+
+
+def hashes(folder: Path) -> dict[str, dict[str, int | str]]:
+    """Size in bytes and SHA-256 of every file of a model, by its name; reads all of them."""
+    found: dict[str, dict[str, int | str]] = {}
+    names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    index = read_json(folder / INDEX) if INDEX in names else None
+    weights = wanted_weights(names, index) if any(name.endswith(".safetensors") for name in names) else []
+    for name in sorted({*wanted_settings(names, code=True), *weights}):
+        path = folder / name
+        found[name] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
+    return found
+
+
+_SNAPSHOT = re.compile(r"models--(?P<name>[\w.-]+)/snapshots/(?P<commit>[0-9a-f]{40})", re.ASCII)
+
+
+def fetch_copy(
+    folder: Path, *, weights: bool, tokenizer: bool = False, code: bool = False, offline: bool = False
+) -> None:
+    """Fetch what this machine lacks of a folder of the hub's cache that the run was begun with on another one.
+
+    Nothing happens for any other folder, or where all is there. A process that comes while another one fetches waits.
+
+    Args:
+        folder: perhaps of the hub's cache; it need not exist.
+        weights: they are needed.
+        tokenizer: it is needed.
+        code: fetch Python files too.
+        offline: contact nobody.
+
+    Raises:
+        ValueError: it cannot be fetched, or the cache of this machine is elsewhere.
+    """
+    match = _SNAPSHOT.fullmatch("/".join(folder.parts[-3:]))
+    if match is None:
+        return
+    has_settings = any((folder / name).is_file() for name in ("config.json", ADAPTER))
+    if has_settings and not lacking(folder, weights=weights, tokenizer=tokenizer):
+        return
+    name = match["name"].replace("--", "/")
+    how = Fetch(say=logger.info, weights=weights, code=code, offline=offline)
+    fetched = fetch_model(f"hub:{name}@{match['commit']}", how)
+    if Path(fetched.folder) != folder:
+        raise ValueError(
+            f"this machine ({platform.node()}) keeps {name} in {fetched.folder}, and the run began with {folder}: set "
+            f"HF_HOME to the same folder on every machine"
+        )
+
+
+def repo_of(place: Place) -> Repo:
+    """The repository or folder that a place names, which is none of this machine.
+
+    Raises:
+        Refused: its client is not installed.
+    """
+    kinds: dict[str, Callable[[str], Repo]] = {
+        "huggingface": HuggingFaceRepo,
+        "modelscope": ModelScopeRepo,
+        "url": StoreFolder,
+    }
+    return kinds[place.kind](place.name)
+
+
+def _folder(place: Place, repo: Repo, how: Fetch) -> Path:
+    """The folder of the model, named like its state, once all that is wanted lies there."""
+    wanted = place.revision
+    is_offline = how.offline or repo.is_offline
+    kept = _whole_copy(repo, wanted, how, is_offline=is_offline)
+    if kept is not None and (is_offline or kept.name == wanted.rpartition("/")[2]):
+        return kept
+    if is_offline:
+        raise Refused(_not_here(repo, wanted, how))
+    try:
+        listing = while_heard(partial(repo.list, wanted), repo.traffic, how.silence_s)
+    except (Unreachable, TimeoutError) as error:
+        if kept is None:
+            raise Unreachable(f"{error}. {_way_without_network(repo, wanted)}") from error
+        how.say(f"{error}; the copy of {place} in {kept} is used")
+        return kept
+    folder = _fetched(place, repo, listing, how)
+    if isinstance(repo, HuggingFaceRepo):
+        repo.note(wanted, listing)
+    return folder
+
+
+def _whole_copy(repo: Repo, revision: str, how: Fetch, *, is_offline: bool) -> Path | None:
+    folder = repo.cached(revision)
+    if folder is None or lacking(folder, weights=how.weights):
+        return None
+    return folder if is_offline or not how.code or any(folder.glob("*.py")) else None
+
+
+def _fetched(place: Place, repo: Repo, listing: Listing, how: Fetch) -> Path:
+    def get(names: Sequence[str]) -> Path:
+        return while_heard(partial(repo.get, listing, names), repo.traffic, how.silence_s)
+
+    names = wanted_settings(listing.sizes, code=how.code)
+    if how.weights and "config.json" not in names and ADAPTER not in names:
+        raise Refused(f"it has no config.json (it has {', '.join(sorted(listing.sizes)[:8]) or 'no files'})")
+    folder = get(names)
+    if not how.weights:
+        return folder
+    try:
+        weights = wanted_weights(listing.sizes, read_json(folder / INDEX) if INDEX in names else None)
+    except ValueError as error:
+        raise Refused(str(error)) from error
+    todo = [name for name in weights if not (folder / name).is_file()]
+    if todo:
+        size = _in_words(sum(listing.sizes[name] for name in todo))
+        how.say(f"fetching {place} ({listing.revision[:12]}): {size} into {repo.cache}")
+        get(todo)
+        how.say(f"fetched {place}: {len(names) + len(weights)} files")
+    return folder
+
+
+def _not_here(repo: Repo, revision: str, how: Fetch) -> str:
+    folder = repo.cached(revision)
+    why = "HF_HUB_OFFLINE" if not how.offline else "model.local_files_only"
+    state = (
+        f"the cache {repo.cache} has no copy of it"
+        if folder is None
+        else f"its copy {folder} lacks {lacking(folder, weights=how.weights)}"
+    )
+    return f"{state}, and {why} is set, so nobody is asked: fetch it once without, or name a folder"
+
+
+def _way_without_network(repo: Repo, revision: str) -> str:
+    folder = repo.cached(revision)
+    half = f" (half of it is in {folder} and is kept)" if folder is not None else ""
+    return (
+        f"Check the network and its proxy settings, or copy a model folder here and give that{half}; without a "
+        f"network only what is in {repo.cache} can be used"
+    )
+
+
+def _of_disk(error: OSError, repo: Repo) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of {repo.cache} is full ({error.strerror}); make room there, or {repo.help}"
+    return f"{repo.cache}: {error.strerror or error}; {repo.help}"
+
+
+def _in_words(num_bytes: int) -> str:
+    mebibyte = 1 << 20
+    return f"{num_bytes / mebibyte:.0f} MiB" if num_bytes >= 10 * mebibyte else f"{num_bytes / 1024:.0f} KiB"

@@ -1,0 +1,94 @@
+"""A folder of this machine to a hub or a store: the one function that commands call.
+
+What was sent is then listed there and compared: sizes everywhere, and the hashes that a hub states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from strop.utils.atomic_io import sha256_of_file
+from strop.utils.hub.models import repo_of
+from strop.utils.hub.places import Place, place_of
+from strop.utils.hub.repo import Listing, Refused, Repo, Sending, Unreachable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A folder that lies elsewhere now."""
+
+    place: Place
+    revision: str
+    """The commit at a hub, where it tells one; else empty."""
+    num_files: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """Target of a folder that is sent."""
+
+    place: Place
+    repo: Repo
+    how: Sending
+    key: str
+    """Option that named it, for sentences."""
+
+    def send(self, folder: Path) -> Sent:
+        """Send all files of a folder and compare what is there with them.
+
+        Raises:
+            ValueError: it cannot be sent, or something else arrived.
+        """
+        sizes = {
+            path.relative_to(folder).as_posix(): path.stat().st_size
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+        total = sum(sizes.values())
+        self.how.say(f"sending {len(sizes)} files, {total / 2**20:.1f} MiB, to {self.place}")
+        try:
+            there = self.repo.send(folder, self.how)
+        except (Refused, Unreachable, TimeoutError) as error:
+            raise ValueError(f"{self.key} {str(self.place)!r}: {error}") from error
+        for name, size in sizes.items():
+            self._compare(folder / name, name, size, there)
+        return Sent(place=self.place, revision=there.revision, num_files=len(sizes), num_bytes=total)
+
+    def _compare(self, path: Path, name: str, size: int, there: Listing) -> None:
+        stated = there.sha256.get(name)
+        is_same = there.sizes.get(name) == size
+        if not is_same or (stated is not None and sha256_of_file(path) != stated):
+            found = f"has {there.sizes[name]} bytes of {size}" if name in there.sizes else "is not there"
+            raise ValueError(
+                f"{self.key} {str(self.place)!r}: {name} was sent, and {found} or other contents: send it again"
+            )
+
+
+def destination(text: str, how: Sending, *, key: str = "--to") -> Destination:
+    """The target that a name means, found ready to take a folder.
+
+    Args:
+        text: ORG/NAME, modelscope:ORG/NAME or a URL.
+        how: as it is sent.
+        key: what `text` was given as, for sentences.
+
+    Raises:
+        ValueError: it leads nowhere, or it takes nothing from us: the sentence says why, and what to do.
+    """
+    place = place_of(text, key)
+    if place.is_here:
+        raise ValueError(
+            f"{key} {text!r} is a folder of this machine: `strop export RUN --out DIR` writes one"
+        )
+    if place.kind == "url" and how.branch:
+        raise ValueError(f"a branch ({how.branch}) is given beside {key} {text!r}, a URL, which has none")
+    if place.revision:
+        raise ValueError(f"{key} {text!r} names a revision; name the branch that takes it with --branch")
+    try:
+        repo = repo_of(place)
+        repo.prepare(how)
+    except (Refused, Unreachable) as error:
+        raise ValueError(f"{key} {str(place)!r} takes nothing: {error}") from error
+    return Destination(place=place, repo=repo, how=how, key=key)
