@@ -39,13 +39,14 @@ def _meant(page: str, target: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """The order of the pages is that of the table at the end of README."""
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Read on")[2]
+    """The order of the pages is that of the table of jobs in README."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("## What you want to do\n")[2].partition("\n## ")[0]
     nav: list[dict[str, object]] = [{"strop": "index.md"}]
     for row in filter(lambda line: line.startswith("| "), table.splitlines()):
         found = [(one["title"], one["target"]) for one in _TITLED.finditer(row)]
         links = [{title[0].upper() + title[1:]: uri_of(target)} for title, target in found]
-        if row.startswith("| Examples"):
+        if row.startswith("| start from an example"):
             nav.append({"Examples": links})
         else:
             nav += links
