@@ -33,7 +33,7 @@ triton.py              Triton, where this build of torch brings it
 trust.py               Whether what settings name may be run
 user_files.py          Python files of the user's own, imported once per process
 verdict.py             What a check found, and how much it matters
-chat_template/         The one door to chat templates
+chat_template/         Chat templates
 sanitize/              The border
 
 Nothing is imported here: the settings are read without torch.
