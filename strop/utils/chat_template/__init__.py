@@ -52,7 +52,7 @@ def render_with(tokenizer: Any, template: str) -> None:
 
 
 def asks_for_time(template: Any) -> bool:
-    """Whether a chat template, or one of several by name, is told the time."""
+    """A chat template, or one of several by name, reads the clock."""
     return "strftime_now" in repr(template)
 
 

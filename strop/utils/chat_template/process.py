@@ -61,7 +61,7 @@ class _RenderingProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it takes requests of this process."""
+        """It takes requests of this process."""
         return self._parent == os.getpid() and self._process.poll() is None
 
     def ask(self, frame: bytes) -> Any:
