@@ -216,9 +216,10 @@ class Conversation:
 
     def _is_rewritten_at(self, role: str) -> bool:
         has_system = bool(self._messages) and self._messages[0]["role"] == "system"
-        return self._context.template.profile.rewrites_history(
+        is_rewritten: bool = self._context.template.profile.rewrites_history(
             role, has_system=has_system, has_thinking=self._has_thinking
         )
+        return is_rewritten
 
     def _as_message(self, output: TokenOutput, parsed: ParsedTurn) -> dict[str, Any]:
         """An answer for the template: as it was written, or in its parts where the template wants these."""
