@@ -33,7 +33,7 @@ from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.engines.untrusted_model import check_settings
 from strop.engines.unused_tokens import unused_token_ids
 from strop.engines.weights import WeightsMetadata, weights_metadata
-from strop.utils.chat_template import asks_for_time, render_with, stop_clock
+from strop.utils.chat_template import asks_for_time, render_with, stop_clock, trust_template
 from strop.utils.chat_template.answers import keep_special_tokens
 from strop.utils.device import device_name
 from strop.utils.hub.models import fetch_copy
@@ -78,6 +78,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
         tokenizer.chat_template = model_overrides.template_text(config.chat_template)
     if (family := media_models(shape)) is not None and isinstance(tokenizer.chat_template, str):
         render_with(tokenizer, family.written_template(shape, tokenizer.chat_template))
+    if trust:
+        trust_template(tokenizer)
     if asks_for_time(tokenizer.chat_template):
         stop_clock(tokenizer, config.template_date)
     keep_special_tokens(tokenizer, config.keep_special_tokens)

@@ -186,9 +186,9 @@ def read_role(checkpoint: Path, config: ModelConfig, *, role: str = ACTOR) -> Ca
     if not (folder / STATE_FILE).is_file():
         if role == ACTOR and (checkpoint / HF_FOLDER / "config.json").is_file():
             return load_model(_plain(config, checkpoint / HF_FOLDER), device="cpu")
-        found = ", ".join(sorted(path.name for path in checkpoint.iterdir())) or "nothing"
+        names = ", ".join(sorted(path.name for path in checkpoint.iterdir())) or "nothing"
         raise ValueError(
-            f"{checkpoint} holds no {role} (found: {found}); give a checkpoint of a run that trains one"
+            f"{checkpoint} holds no {role} (found: {names}); give a checkpoint of a run that trains one"
         )
     if any(".lora_" in name for name in SavedTensors(folder).tensors):
         load = load_value_model if role == CRITIC else load_model
@@ -234,7 +234,7 @@ def probe(model: CausalLM, sequences: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def plain_probe(module: Any, sequences: Sequence[Tensor]) -> Tensor:
-    """What `probe` gives, from the model's own forward pass over one sequence at a time."""
+    """Result of `probe` by the model's own forward pass, one sequence at a time."""
     results = []
     module.config.pad_token_id = None  # classifiers look for the last token that is not this one
     for ids in sequences:
@@ -278,12 +278,12 @@ def _plain(
 
 
 def _sources(checkpoint: Path, role: str, config: ModelConfig) -> list[Path]:
-    """Where to look for what weights do not say: in the checkpoint, then in the model that the run started from."""
+    """Folders with configuration and tokenizer, best first: of the checkpoint, then of the run's first model."""
     return [checkpoint / role / CONFIG_FOLDER, checkpoint / HF_FOLDER, Path(config.path)]
 
 
 def _config_folder(checkpoint: Path, role: str, config: ModelConfig) -> Path:
-    """Where the architecture of a role is described."""
+    """Folder with the config.json of a role."""
     sources = _sources(checkpoint, role, config)
     for folder in sources:
         if (folder / "config.json").is_file():
@@ -375,7 +375,7 @@ def _save_tokenizer(sources: Sequence[Path], folder: Path, config: ModelConfig) 
 def _load_plain(
     folder: Path, config: ModelConfig, dtype: torch.dtype, *, is_classifier: bool, is_adapter: bool
 ) -> Any:
-    """What was written, as anybody loads it; every weight must be there, and no other."""
+    """The exported folder, loaded by plain transformers; every weight must be there, and no other."""
     trust = runs_own_code(config)
     auto_class: Any = AutoModelForSequenceClassification
     if not is_classifier:

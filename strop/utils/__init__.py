@@ -22,7 +22,7 @@ machine_limits.py      Cores and memory that this process may still use, within 
 metrics.py             Metrics
 network_interfaces.py  Network interfaces by address, and the libraries that listen on one
 quiet_libraries.py     Quiet libraries, and the log of warnings on the terminal
-registry.py            Names that arrive from a configuration, and what they stand for
+registry.py            Registries
 remote_path.py         Names of what does not lie on this machine
 rng.py                 Random numbers as pure functions of a key and a position
 safe_read.py           Files that somebody else may have written
@@ -35,7 +35,7 @@ triton.py              Triton, where this build of torch brings it
 trust.py               Trust in settings
 user_files.py          Python files of the user's own, imported once per process; what they define registers itself
 verdict.py             Findings of a check, and how much they matter
-chat_template/         The one door to chat templates
+chat_template/         Chat templates
 hub/                   Hubs and stores
 sanitize/              The border
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 Message = Mapping[str, Any]
@@ -13,9 +13,9 @@ _LENGTH_BYTES = 4
 _CHUNK_BYTES = 1 << 16
 
 
-def framed(message: Message) -> bytes:
-    """The bytes of a message."""
-    content = json.dumps(message, separators=(",", ":")).encode("ascii")
+def framed(message: Message, default: Callable[[Any], Any] | None = None) -> bytes:
+    """The bytes of a message; `default` gives a value that JSON knows for one that it does not know."""
+    content = json.dumps(message, separators=(",", ":"), default=default).encode("ascii")
     return len(content).to_bytes(_LENGTH_BYTES, "big") + content
 
 

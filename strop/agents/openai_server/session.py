@@ -208,15 +208,19 @@ class Session:
         return template.prompt_ids(head, tools) + tuple(token for piece in pieces for token in piece)
 
     def _piece(
-        self, messages: Sequence[Message], answer: Answer, tools: Tools, has_system: bool, thought: bool
+        self, messages: Sequence[Message], answer: Answer, tools: Tools, has_system: bool, has_thinking: bool
     ) -> tuple[int, ...]:
         """An answer and what follows it; empty where the template writes what stands before otherwise by then."""
-        template, profile = self.model.template, self.model.template.profile
+        template = self.model.template
         replies = as_template(messages, template, self._written_ids)[1:]
-        roles = {str(one["role"]) for one in replies}
-        rewrites = profile.rewrites_after_system_at if has_system else profile.rewrites_at
-        forgets = profile.forgets_thinking_at if thought else frozenset()
-        if not replies or replies[0]["role"] == "assistant" or roles & (rewrites | forgets):
+        if not replies or replies[0]["role"] == "assistant":
+            return ()
+        if any(
+            template.profile.rewrites_history(
+                str(reply["role"]), has_system=has_system, has_thinking=has_thinking
+            )
+            for reply in replies
+        ):
             return ()
         known = (answer.token_ids[-1], *messages, json.dumps(tools, sort_keys=True))
         if known not in self._replies:  # each call has those of all earlier turns

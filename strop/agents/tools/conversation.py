@@ -215,10 +215,11 @@ class Conversation:
         return True
 
     def _is_rewritten_at(self, role: str) -> bool:
-        profile = self._context.template.profile
         has_system = bool(self._messages) and self._messages[0]["role"] == "system"
-        rewrites_at = profile.rewrites_after_system_at if has_system else profile.rewrites_at
-        return role in rewrites_at or (self._has_thinking and role in profile.forgets_thinking_at)
+        is_rewritten: bool = self._context.template.profile.rewrites_history(
+            role, has_system=has_system, has_thinking=self._has_thinking
+        )
+        return is_rewritten
 
     def _as_message(self, output: TokenOutput, parsed: ParsedTurn) -> dict[str, Any]:
         """An answer for the template: as it was written, or in its parts where the template wants these."""

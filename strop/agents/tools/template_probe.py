@@ -85,6 +85,17 @@ class TemplateProfile:
         """The header of an answer opens the thinking."""
         return bool(self.thinking_opening)
 
+    def rewrites_history(self, role: str, *, has_system: bool, has_thinking: bool) -> bool:
+        """Earlier turns are written differently once a reply of this role follows them.
+
+        Args:
+            role: of the reply.
+            has_system: the conversation begins with a system message.
+            has_thinking: an earlier answer has thinking.
+        """
+        rewrites_at = self.rewrites_after_system_at if has_system else self.rewrites_at
+        return role in rewrites_at or (has_thinking and role in self.forgets_thinking_at)
+
 
 def find_profile(
     render: Callable[[Sequence[Message], Sequence[Message] | None, bool], str],

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """What of a run is written, and how: --step, --dtype, --adapter."""
+    """Arguments of the exported model: --step, --dtype, --adapter."""
     add_step_argument(parser)
     parser.add_argument(
         "--dtype",

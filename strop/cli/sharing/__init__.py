@@ -1,4 +1,4 @@
-"""A trained model for others: to a hub or a store, with a card that says how it was made.
+"""Sharing a trained model on a hub or in a store.
 
-card.py  The card of a model
+card.py  Model card
 """

@@ -1,10 +1,11 @@
-"""The card of a model: README.md of its folder, with the metadata that hubs read, made of the records of its run."""
+"""Model card: README.md of a model folder, with the metadata that hubs read, made of the records of a run."""
 
 from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,25 +19,108 @@ from strop.utils.sanitize import printable, redacted
 CARD = "README.md"
 _RL, _SFT, _PREFERENCES = "reinforcement learning", "supervised fine-tuning", "training on preferences"
 _SECTIONS = {_RL: "", _SFT: "sft.", _PREFERENCES: "prefer."}
-"""Where the settings of each kind of training lie."""
-_OF_NO_INTEREST = ("run.", "trainer.project_name", "trainer.experiment_name", "data.cache_dir", "resources.")
+"""Config section of each kind of training."""
+_LEFT_OUT = ("run.", "trainer.project_name", "trainer.experiment_name", "data.cache_dir", "resources.")
 """Beginnings of settings that say nothing about the model."""
 _SHARED = ("model.", "trainer.")
 """Beginnings of settings that every kind of training reads."""
+_TEMPLATE = """\
+---
+{{ card_data }}
+---
+
+# {{ line(facts.name) }}
+
+Made by {{ method }} with strop {{ versions.strop }}, from {{ code(base) or "a model of its own" }}: the checkpoint of \
+step {{ facts.step }}.
+
+## How good it is
+
+{% if not validations -%}
+No validation was made at the step of this checkpoint.
+{%- else -%}
+| | {{ "pass rate | 95 % interval" if has_pass_rates else "mean reward" }} | answers |
+|---|---|---|{{ "---|" if has_pass_rates }}
+{% for label, validation in validations -%}
+| {{ label }} | {{ result(validation) if has_pass_rates else validation.reward }} | {{ validation.num_answers }} |
+{% endfor %}
+{% if has_pass_rates -%}
+The share of {{ answers }} to held-out prompts that the run's own reward accepts.
+{%- else -%}
+The mean reward of {{ answers }} to held-out prompts; nothing in the run says which answers pass.
+{%- endif -%}
+{% if num_compared %}
+This step is the best of the {{ num_compared }} validations of the run, so other prompts would show a somewhat lower \
+rate.
+{%- endif -%}
+{% endif %}
+
+## How it was trained
+
+{% if algorithm -%}
+- advantages: {{ code(algorithm.adv_estimator) }}
+- policy loss: {{ code(algorithm.policy_loss) }}
+{% endif -%}
+- steps: {{ facts.step }} of {{ summary.step }} that the run took
+{% for kind in ("samples", "tokens") if summary[kind] is not none -%}
+- {{ kind }} of all steps: {{ "{:,.0f}".format(summary[kind]) }}
+{% endfor -%}
+{% if summary.device_hours is not none -%}
+- time: {{ "%.2f" % summary.device_hours }} device-hours
+{% endif -%}
+- versions: {% for name, version in versions.items() %}{{ name }} {{ version }}{{ ", " if not loop.last }}{% endfor %}
+- run: {{ code(facts.records.info.id) }}, begun {{ line(facts.records.info.created) }}
+- weights: {{ facts.export.num_tensors }} tensors, whose {{ facts.export.quantity }}s in plain transformers differ \
+from those in training by at most {{ "%.2g" % facts.export.difference }}\
+{% if facts.export.rounding %}; rounding moves them by {{ "%.2g" % facts.export.rounding }}{% endif %}
+{% if data %}
+## Data
+
+{% for fact in data -%}
+- {{ fact }}
+{% endfor -%}
+{% endif %}
+## Settings
+
+{% if settings -%}
+Those that differ from the defaults of strop:
+
+| setting | value |
+|---|---|
+{%- for key, value in settings.items() %}
+| {{ code(key) }} | {{ code(value) }} |
+{%- endfor %}
+{%- else -%}
+All are the defaults.
+{%- endif %}
+
+## How to use it
+
+{% if facts.is_loadable -%}
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained({{ quoted_name }})
+model = AutoModelForCausalLM.from_pretrained({{ quoted_name }})
+```
+{%- else -%}
+Fetch the folder, or name its address as MODEL of `strop eval` and `strop generate`.
+{%- endif %}
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """What the card is made of."""
+    """Contents of a card."""
 
     records: RunRecords
     """Of the run, read."""
     step: int
     """Of the checkpoint."""
     settings: Mapping[str, Any]
-    """Those that differ from their defaults, by full key."""
+    """Settings that differ from their defaults, by full key."""
     models: Mapping[str, Mapping[str, Any]]
-    """What the run fetched: of each key source, kind and revision (strop.trainer.model_locations)."""
+    """Fetched models and data sets: of each key source, kind and revision (strop.trainer.model_locations)."""
     export: Export
     name: str
     """Of the model, at the hub."""
@@ -45,224 +129,136 @@ class CardFacts:
 
 
 def model_card(facts: CardFacts) -> str:
-    """The text of README.md: metadata, then what a person reads."""
-    parts = [
-        f"# {_line(facts.name)}",
-        _opening(facts),
-        *_section("How good it is", _results(facts)),
-        *_section("How it was trained", _training(facts)),
-        *_section("Data", _data(facts)),
-        *_section("Settings", _settings(facts)),
-        *_section("How to use it", _usage(facts)),
-    ]
-    return f"---\n{_metadata(facts)}\n---\n\n" + "\n\n".join(parts) + "\n"
-
-
-def _metadata(facts: CardFacts) -> str:
+    """Text of README.md: metadata, then what a person reads."""
     hub: Any = importlib.import_module("huggingface_hub")  # heavy, and only this command needs it
-    validation = _validation(facts)
+    records, method, base = facts.records, _method(facts), facts.models.get("model.path", {})
+    summary, num_validations = summary_of(records), len(records.of_kind("validation"))
+    versions = records.info.get("versions")
+    before, after = _validation(facts, 0), _validation(facts, facts.step)
+    validations = [("before training", before), (f"step {facts.step}, this model", after)]
+    temperature = records.config.get("eval", {}).get("temperature", 0.0)
+    card = hub.ModelCard.from_template(
+        _metadata(hub, facts, after),
+        template_str=_TEMPLATE,
+        facts=facts,
+        summary=summary,
+        method=method,
+        base=f"{base['source']} at revision {base['revision']}"
+        if base
+        else _name(facts.settings.get("model.path", "")),
+        quoted_name=repr(facts.name),
+        validations=[(label, event) for label, event in validations if event is not None],
+        has_pass_rates=all(event["pass_rate"] is not None for event in (before, after) if event is not None),
+        answers=f"answers sampled at temperature {temperature}" if temperature else "greedy answers",
+        num_compared=num_validations if summary.best_step == facts.step and num_validations > 2 else 0,
+        algorithm=records.config.get("algorithm") if method == _RL else None,
+        versions={str(k): _line(v) for k, v in versions.items()} if isinstance(versions, Mapping) else {},
+        data=_data(facts),
+        settings=_settings(facts),
+        result=_result,
+        line=_line,
+        code=_code,
+    )
+    return f"{card}\n"
+
+
+def _metadata(hub: Any, facts: CardFacts, validation: Mapping[str, Any] | None) -> Any:
     results = None
     if validation is not None:
+        metric = "reward" if validation["pass_rate"] is None else "pass_rate"
         results = [
             hub.EvalResult(
                 task_type="text-generation",
                 dataset_type="custom",
                 dataset_name=", ".join(_files(facts, "val_files")) or "validation",
-                metric_type="mean_reward" if validation["pass_rate"] is None else "pass_rate",
-                metric_value=validation["reward"]
-                if validation["pass_rate"] is None
-                else validation["pass_rate"],
+                metric_type="mean_reward" if metric == "reward" else metric,
+                metric_value=validation[metric],
             )
         ]
-    base = facts.models.get("model.path", {})
-    return str(
-        hub.ModelCardData(
-            library_name="transformers",
-            pipeline_tag="text-generation",
-            base_model=str(base["source"]).partition("@")[0] if base.get("kind") == "huggingface" else None,
-            datasets=list(_hub_data(facts)) or None,
-            tags=["strop", *_tags(facts)],
-            model_name=facts.name,
-            eval_results=results,
-        ).to_yaml()
+    base, method = facts.models.get("model.path", {}), _method(facts)
+    estimator = str(facts.records.config.get("algorithm", {}).get("adv_estimator", ""))
+    hub_data = [name[4:] for name in _files(facts, "train_files") if name.startswith("hub:")]
+    return hub.ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=str(base["source"]).partition("@")[0] if base.get("kind") == "huggingface" else None,
+        datasets=[re.split("[#:@]", name)[0] for name in hub_data] or None,
+        tags=["strop", method.replace(" ", "-"), *([estimator] if method == _RL else [])],
+        model_name=facts.name,
+        eval_results=results,
     )
 
 
-def _opening(facts: CardFacts) -> str:
-    base = facts.models.get("model.path", {})
-    given = facts.settings.get("model.path", "")
-    start = f"{base['source']} at revision {base['revision']}" if base else _name(given)
-    return (
-        f"Made by {_method(facts)} with strop {_versions(facts).get('strop', '')}, from "
-        f"{_code(start) if start else 'a model of its own'}: the checkpoint of step {facts.step}."
-    )
+def _result(validation: Mapping[str, Any]) -> str:
+    """Pass rate and its 95 % interval, two cells of a table."""
+    low, high = validation.get("low"), validation.get("high")
+    interval = "" if low is None or high is None else f"{100 * low:.1f} % to {100 * high:.1f} %"
+    return f"{100 * validation['pass_rate']:.1f} % | {interval}"
 
 
-def _results(facts: CardFacts) -> Iterator[str]:
-    """Of the checkpoint, and of the model before training."""
-    validation, first = _validation(facts), _validation(facts, step=0)
-    if validation is None and first is None:
-        yield "No validation was made at the step of this checkpoint."
-        return
-    rows = [("before training", first), (f"step {facts.step}, this model", validation)]
-    temperature = facts.records.config.get("eval", {}).get("temperature", 0.0)
-    how = "greedy answers" if not temperature else f"answers sampled at temperature {temperature}"
-    if any(one is not None and one["pass_rate"] is None for _, one in rows):
-        yield "| | mean reward | answers |\n|---|---|---|"
-        for label, one in rows:
-            if one is not None:
-                yield f"| {label} | {one.get('reward', '')} | {one.get('num_answers', '')} |"
-        yield f"\nThe mean reward of {how} to held-out prompts; nothing in the run says which answers pass."
-        return
-    yield "| | pass rate | 95 % interval | answers |\n|---|---|---|---|"
-    for label, one in rows:
-        if one is not None:
-            low, high = one.get("low"), one.get("high")
-            between = f"{_percent(low)} to {_percent(high)}" if low is not None and high is not None else ""
-            yield f"| {label} | {_percent(one['pass_rate'])} | {between} | {one.get('num_answers', '')} |"
-    yield f"\nThe share of {how} to held-out prompts that the run's own reward accepts."
-    summary, num_made = summary_of(facts.records), len(facts.records.of_kind("validation"))
-    if summary.best_step == facts.step and num_made > 2:
-        yield (
-            f"This step is the best of the {num_made} validations of the run, so other prompts would show a "
-            f"somewhat lower rate."
-        )
+def _data(facts: CardFacts) -> list[str]:
+    """Files that were trained and validated on, and the revisions of data sets of hubs."""
+    named = (("trained on", _files(facts, "train_files")), ("validated on", _files(facts, "val_files")))
+    return [f"{label}: {', '.join(map(_code, files))}" for label, files in named if files] + [
+        f"{_code(record['source'])} was read at revision {_code(record['revision'])}"
+        for key, record in facts.models.items()
+        if key.startswith("data")
+    ]
 
 
-def _training(facts: CardFacts) -> Iterator[str]:
-    summary = summary_of(facts.records)
-    settings = facts.records.config.get("algorithm", {})
-    if _method(facts) == _RL:
-        yield f"- advantages: {_code(settings.get('adv_estimator', ''))}"
-        yield f"- policy loss: {_code(settings.get('policy_loss', ''))}"
-    yield f"- steps: {facts.step} of {summary.step} that the run took"
-    for label, number in (("samples", summary.samples), ("tokens", summary.tokens)):
-        if number is not None:
-            yield f"- {label} of all steps: {number:,.0f}"
-    if summary.device_hours is not None:
-        yield f"- time: {summary.device_hours:.2f} device-hours"
-    yield f"- versions: {', '.join(f'{name} {version}' for name, version in _versions(facts).items())}"
-    yield f"- run: {_code(facts.records.info.get('id', ''))}, begun {_line(facts.records.info.get('created', ''))}"
-    rounding = f"; rounding moves them by {facts.export.rounding:.2g}" if facts.export.rounding else ""
-    yield (
-        f"- weights: {facts.export.num_tensors} tensors, whose {facts.export.quantity}s in plain transformers differ "
-        f"from those in training by at most {facts.export.difference:.2g}{rounding}"
-    )
-
-
-def _data(facts: CardFacts) -> Iterator[str]:
-    for label, key in (("trained on", "train_files"), ("validated on", "val_files")):
-        if names := _files(facts, key):
-            yield f"- {label}: {', '.join(map(_code, names))}"
-    for key, record in facts.models.items():
-        if key.startswith("data"):
-            yield f"- {_code(record['source'])} was read at revision {_code(record['revision'])}"
-
-
-def _settings(facts: CardFacts) -> Iterator[str]:
-    """A table of those that differ from the defaults."""
-    shown = {
-        key: value
+def _settings(facts: CardFacts) -> dict[str, str]:
+    """Settings that this kind of training reads."""
+    section = _SECTIONS[_method(facts)]
+    others = tuple(filter(None, _SECTIONS.values()))
+    return {
+        key: _public(value)
         for key, value in sorted(facts.settings.items())
-        if _is_read(key, _method(facts)) and not key.startswith(_OF_NO_INTEREST)
+        if (key.startswith((section, *_SHARED)) if section else not key.startswith(others))
+        and not key.startswith(_LEFT_OUT)
     }
-    if not shown:
-        yield "All are the defaults."
-        return
-    yield "Those that differ from the defaults of strop:\n\n| setting | value |\n|---|---|"
-    for key, value in shown.items():
-        yield f"| {_code(key)} | {_code(_public(value))} |"
 
 
-def _usage(facts: CardFacts) -> Iterator[str]:
-    if not facts.is_loadable:
-        yield "Fetch the folder, or name its address as MODEL of `strop eval` and `strop generate`."
-        return
-    yield (
-        "```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        f"tokenizer = AutoTokenizer.from_pretrained({facts.name!r})\n"
-        f"model = AutoModelForCausalLM.from_pretrained({facts.name!r})\n```"
-    )
+def _validation(facts: CardFacts, step: int) -> Mapping[str, Any] | None:
+    """The last validation at a step, where it has a result."""
+    events = [event for event in facts.records.of_kind("validation") if event["step"] == step]
+    numbers = [events[-1].get(name) for name in ("pass_rate", "reward")] if events else []
+    return {"pass_rate": None, **events[-1]} if any(isinstance(number, float) for number in numbers) else None
 
 
-def _section(title: str, lines: Iterator[str]) -> list[str]:
-    text = "\n".join(lines)
-    return [f"## {title}\n\n{text}"] if text else []
-
-
-def _validation(facts: CardFacts, step: int | None = None) -> Mapping[str, Any] | None:
-    """The last validation at a step; by default that of the checkpoint."""
-    wanted = facts.step if step is None else step
-    found = [one for one in facts.records.of_kind("validation") if one["step"] == wanted]
-    numbers = [found[-1].get(name) for name in ("pass_rate", "reward")] if found else []
-    return {"pass_rate": None, **found[-1]} if any(isinstance(one, float) for one in numbers) else None
-
-
-def _files(facts: CardFacts, which: str) -> list[str]:
-    """Entries of the data settings that the run reads."""
-    found = facts.settings.get(f"{_SECTIONS[_method(facts)]}data.{which}", ())
-    return [_name(entry) for entry in found] if isinstance(found, Sequence) else []
+def _files(facts: CardFacts, key: str) -> list[str]:
+    """Entries of a data setting that the run reads."""
+    entries = facts.settings.get(f"{_SECTIONS[_method(facts)]}data.{key}", ())
+    return [_name(entry) for entry in entries] if isinstance(entries, Sequence) else []
 
 
 def _method(facts: CardFacts) -> str:
-    """What kind of training made it: its records tell, for one command makes several."""
+    """Kind of training, by the records of the run: one command makes several."""
     summary = summary_of(facts.records)
     if summary.samples is not None:
         return _RL
     return _PREFERENCES if summary.kind in ("dpo", "prefer", "reward-model") else _SFT
 
 
-def _is_read(key: str, method: str) -> bool:
-    own = _SECTIONS[method]
-    if own:
-        return key.startswith((own, *_SHARED))
-    return not key.startswith(tuple(filter(None, _SECTIONS.values())))
-
-
-def _hub_data(facts: CardFacts) -> Iterator[str]:
-    """Data sets of the hub, ORG/NAME."""
-    for name in _files(facts, "train_files"):
-        if name.startswith("hub:"):
-            yield name.removeprefix("hub:").partition("#")[0].partition(":")[0].partition("@")[0]
-
-
-def _tags(facts: CardFacts) -> list[str]:
-    if _method(facts) != _RL:
-        return [_method(facts).replace(" ", "-")]
-    return ["reinforcement-learning", str(facts.records.config.get("algorithm", {}).get("adv_estimator", ""))]
-
-
-def _versions(facts: CardFacts) -> dict[str, str]:
-    found = facts.records.info.get("versions")
-    return {str(k): _line(v) for k, v in found.items()} if isinstance(found, Mapping) else {}
-
-
 def _name(entry: object) -> str:
-    """What an entry is called, without the folders of the machine that it lay on."""
+    """Name of an entry, without the folders of the machine that it lay on."""
     text = str(entry)
     return text if text.startswith(("hub:", "modelscope:")) or is_url(text) else Path(text).name or text
 
 
 def _public(value: object) -> str:
-    """A value as text; paths without the folders above them, keys of services left out."""
+    """A value as text; paths without the folders above them."""
     if isinstance(value, str):
         return _name(value) if value.startswith(("/", "~", ".")) else value
     if isinstance(value, list | tuple):
-        return json.dumps(
-            [_public(one) if isinstance(one, str) else one for one in value], ensure_ascii=False
-        )
+        value = [_public(item) if isinstance(item, str) else item for item in value]
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.1f} %"
-
-
 def _line(text: object) -> str:
-    """Text of the records on one line, that is no markup and shows nothing secret."""
+    """Text of the records on one line, free of markup and secrets."""
     return redacted(printable(str(text), is_one_line=True)).replace("<", "&lt;").replace("|", "\\|")
 
 
 def _code(text: object) -> str:
-    shown = redacted(printable(str(text), is_one_line=True)).replace("`", "'").replace("|", "\\|")
-    return f"`{shown}`" if shown else ""
+    code = redacted(printable(str(text), is_one_line=True)).replace("`", "'").replace("|", "\\|")
+    return f"`{code}`" if code else ""

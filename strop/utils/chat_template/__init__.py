@@ -1,6 +1,12 @@
-"""The one door to chat templates: from messages to text, whoever wrote the template.
+"""Chat templates: from messages to text, whoever wrote the template.
 
-A template comes with a model, and a model may come from anybody: `bounded` sees to what a rendering may cost.
+answers.py       Text of an answer, without special tokens but those that open and close a part of it
+process.py       A process in which chat templates are rendered that nobody has vouched for
+process_main.py  Main program of the process in which chat templates are rendered
+rendering.py     Rendering by transformers, in its own sandboxed environment
+
+A template comes with a model, and a model may come from anybody: it is rendered in a process of its own, unless the
+user trusts the model's code (model.trust_remote_code).
 """
 
 from __future__ import annotations
@@ -13,24 +19,30 @@ from typing import Any
 
 import jinja2
 
+from strop.utils.chat_template.process import RenderingStopped, render_apart
+from strop.utils.chat_template.rendering import Rendered, render
+
+MAX_CHARS = 1 << 17
+"""Of a chat template. Those of well-known models have up to 20,000."""
 _RENDERED = "strop_rendered_template"
 _CLOCK = "strop_template_clock"
-_told_time: contextvars.ContextVar[datetime.datetime | None] = contextvars.ContextVar(
-    "told_time", default=None
-)
-"""Of the rendering under way; None: the clock of this machine."""
+_TRUSTED = "strop_trusts_template"
+_now: contextvars.ContextVar[str] = contextvars.ContextVar("now", default="")
+"""Of the rendering under way; empty: the clock of this machine."""
+_is_trusted: contextvars.ContextVar[bool] = contextvars.ContextVar("is_trusted", default=False)
 
 
 class TemplateRefused(ValueError):
     """The chat template cannot render these messages."""
 
 
-class OutOfSteps(Exception):
-    """A template has used up what it may, or the stack. No TemplateError: those are refusals of a conversation."""
-
-
 class TemplateTooCostly(ValueError):
     """The chat template does not end, or makes too much: no conversation can be rendered with it."""
+
+
+def trust_template(tokenizer: Any) -> None:
+    """Render the tokenizer's chat template in this process from here on, without a limit on time and memory."""
+    setattr(tokenizer, _TRUSTED, True)
 
 
 def render_with(tokenizer: Any, template: str) -> None:
@@ -40,13 +52,8 @@ def render_with(tokenizer: Any, template: str) -> None:
 
 
 def asks_for_time(template: Any) -> bool:
-    """Whether a chat template, or one of several by name, is told the time."""
+    """A chat template, or one of several by name, reads the clock."""
     return "strftime_now" in repr(template)
-
-
-def strftime_now(format: str) -> str:  # noqa: A002  (the name that templates may give it by)
-    """The time that a template is told."""
-    return (_told_time.get() or datetime.datetime.now()).strftime(format)
 
 
 def stop_clock(tokenizer: Any, date: str) -> None:
@@ -63,7 +70,7 @@ def stop_clock(tokenizer: Any, date: str) -> None:
 def apply_template(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, **options: Any
 ) -> Any:
-    """What `tokenizer.apply_chat_template` returns.
+    """Apply the chat template, as `tokenizer.apply_chat_template` does.
 
     Args:
         tokenizer: with a chat template.
@@ -73,15 +80,17 @@ def apply_template(
 
     Raises:
         TemplateRefused: the template knows no such conversation, or has an error.
-        TemplateTooCostly: it took more steps than any conversation needs.
+        TemplateTooCostly: it took more time or memory than any conversation needs.
     """
-    _bound()
+    _render_apart_by_default()
     if (template := getattr(tokenizer, _RENDERED, None)) is not None:
         options = {"chat_template": template, **options}
-    told = _told_time.set(getattr(tokenizer, _CLOCK, None))
+    clock = getattr(tokenizer, _CLOCK, None)
+    now = _now.set(clock.isoformat() if clock else "")
+    is_trusted = _is_trusted.set(getattr(tokenizer, _TRUSTED, False))
     try:
-        return tokenizer.apply_chat_template([dict(one) for one in messages], tools=tools, **options)
-    except OutOfSteps as error:
+        return tokenizer.apply_chat_template([dict(message) for message in messages], tools=tools, **options)
+    except RenderingStopped as error:
         name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         cause = f"ends with {error}" if str(error) else "loops, or writes far more than it is given"
         raise TemplateTooCostly(
@@ -97,12 +106,34 @@ def apply_template(
     ) as error:  # fmt: skip
         raise TemplateRefused(f"{error}" or type(error).__name__) from error
     finally:
-        _told_time.reset(told)
+        _now.reset(now)
+        _is_trusted.reset(is_trusted)
 
 
 @functools.cache
-def _bound() -> None:
-    """See to what a rendering may cost."""
-    from strop.utils.chat_template.bounded import bound  # imports this module
+def _render_apart_by_default() -> None:
+    """Have tokenizers of transformers render through `_render`.
 
-    bound()
+    Raises:
+        RuntimeError: this version of transformers renders chat templates in another way.
+    """
+    from transformers import tokenization_utils_base  # heavy, and most processes render nothing
+
+    if not hasattr(tokenization_utils_base, "render_jinja_template"):
+        raise RuntimeError(
+            "this version of transformers renders chat templates in a way that strop does not know, so what they do "
+            "cannot be bounded; install the version that constraints.txt names"
+        )
+    tokenization_utils_base.render_jinja_template = _render
+
+
+def _render(conversations: Any, tools: Any = None, *, chat_template: str, **arguments: Any) -> Rendered:
+    if len(chat_template) > MAX_CHARS:
+        raise TemplateTooCostly(
+            f"the chat template has {len(chat_template)} characters, more than {MAX_CHARS}: correct it "
+            f"(chat_template.jinja or tokenizer_config.json in the model folder), or use another model"
+        )
+    render_here_or_apart = render if _is_trusted.get() else render_apart
+    return render_here_or_apart(
+        chat_template, _now.get(), conversations=conversations, tools=tools, **arguments
+    )

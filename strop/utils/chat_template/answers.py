@@ -1,7 +1,7 @@
-"""Answers as text: without the special tokens that hold a conversation together, with those that are part of an answer.
+"""Text of an answer, without special tokens but those that open and close a part of it.
 
 A tokenizer may have `<think>` or `<answer>` as special tokens, which decoding without special tokens takes away, so
-that neither a reward nor a reader sees them. Those that open and close a part of an answer stay.
+that neither a reward nor a reader sees them. These stay.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def keep_special_tokens(tokenizer: Any, texts: Sequence[str] | None) -> None:
     """
     special = special_tokens(tokenizer)
     if texts is None:
-        setattr(tokenizer, _KEPT, None)  # looked for when the first answer is decoded
+        setattr(tokenizer, _KEPT, None)  # found when the first answer is decoded
         return
     unknown = [text for text in texts if text not in special]
     if unknown:
@@ -41,21 +41,25 @@ def keep_special_tokens(tokenizer: Any, texts: Sequence[str] | None) -> None:
 
 
 def kept_special_tokens(tokenizer: Any) -> tuple[str, ...]:
-    """The special tokens that stay in answers, in the order of their ids."""
+    """Special tokens that stay in answers, in the order of their ids."""
     return tuple(text for _, text in sorted(_kept(tokenizer).items()))
 
 
 def answer_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """The text of an answer, without special tokens but those that are part of it."""
+    """Text of an answer, without special tokens but those that are part of it."""
     ids, kept = list(token_ids), _kept(tokenizer)
     if kept.keys().isdisjoint(ids):
         return str(tokenizer.decode(ids, skip_special_tokens=True))
     left_out = set(special_tokens(tokenizer).values()) - kept.keys()
-    return str(tokenizer.decode([one for one in ids if one not in left_out], skip_special_tokens=False))
+    return str(
+        tokenizer.decode(
+            [token_id for token_id in ids if token_id not in left_out], skip_special_tokens=False
+        )
+    )
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
-    """The special tokens of a tokenizer with their ids."""
+    """Special tokens of a tokenizer, with their ids."""
     added = getattr(tokenizer, "added_tokens_decoder", {}).items()
     texts, ids = getattr(tokenizer, "all_special_tokens", ()), getattr(tokenizer, "all_special_ids", ())
     return {
@@ -77,21 +81,20 @@ def _pairs(tokenizer: Any) -> dict[int, str]:
     [INST] and [/INST], and none with a task of its own, as <s> and </s>."""
     special = special_tokens(tokenizer)
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    around = {str(getattr(tokenizer, name, None)) for name in names}
-    found: dict[int, str] = {}
-    for text, index in special.items():
-        match = _OPENING.fullmatch(text)
-        closing = f"{text[0]}/{text[1:]}"
-        if match and closing in special and around.isdisjoint((text, closing)):
-            found |= {index: text, special[closing]: closing}
-    if found:
-        written = _around_a_message(tokenizer)
-        found = {index: text for index, text in found.items() if text not in written}
-    return found
+    with_a_task = {str(getattr(tokenizer, name, None)) for name in names}
+    pairs: dict[int, str] = {}
+    for text, token_id in special.items():
+        closing = f"{text[:1]}/{text[1:]}"
+        if _OPENING.fullmatch(text) and closing in special and with_a_task.isdisjoint((text, closing)):
+            pairs |= {token_id: text, special[closing]: closing}
+    if pairs:
+        rendered = _rendered_message(tokenizer)
+        pairs = {token_id: text for token_id, text in pairs.items() if text not in rendered}
+    return pairs
 
 
-def _around_a_message(tokenizer: Any) -> str:
-    """A conversation of one message of the user, as the template writes it; empty where it cannot."""
+def _rendered_message(tokenizer: Any) -> str:
+    """A conversation of one message of the user through the template; empty where it has none, or refuses it."""
     if not tokenizer.chat_template:
         return ""
     message = [{"role": "user", "content": "Hello"}]
