@@ -13,7 +13,7 @@ from typing import Any
 from strop.config import ConfigError, read_settings, to_dict, to_flat_dict
 from strop.config.yaml_text import dump
 from strop.engines.config import ModelConfig
-from strop.observability.trackers.setup import check_trackers
+from strop.observability.trackers.group import check_trackers
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.run.inputs import check_inputs, inputs_of, kept_inputs, write_inputs
