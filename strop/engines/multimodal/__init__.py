@@ -1,6 +1,6 @@
 """Images and videos: what rows and tools give, put into token ids and into the forward pass of a model.
 
-families.py          Which models read images, and how
+families.py          Families of models that read images
 image_reader.py      Pictures in files, with Pillow
 inputs.py            The media side of a model folder, and of a model that was loaded from it
 kimi.py              Images of Kimi K2.5
