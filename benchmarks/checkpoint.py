@@ -35,8 +35,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from strop.controller.store_server import Meeting, MeetingPoint
 from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
-from strop.engines.parallel.process_group import leave_ranks
-from strop.engines.parallel.ranks import Parallel, alone, join_ranks
+from strop.engines.parallel.process_group import join_ranks, leave_ranks
+from strop.engines.parallel.ranks import Parallel, alone
 from strop.run import CheckpointStore
 
 HIDDEN, LAYER_ROWS = 1024, 12

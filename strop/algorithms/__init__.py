@@ -14,6 +14,7 @@ kl.py                         Per-token estimators of the KL divergence from the
 kl_controller.py              The coefficient of the KL penalty in the reward
 masked_ops.py                 Sums, means and whitening over the valid positions of a tensor
 names.py                      Words of the configuration for ways of reducing a loss and of estimating a KL
+preference_loss_config.py     The numbers of losses of preferences, as a user sets them
 registry.py                   Names that arrive from a config, the functions they stand for, and what each function
                               declares
 resampling.py                 PF-PPO

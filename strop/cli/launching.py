@@ -85,7 +85,7 @@ def begin(args: argparse.Namespace, *, kind: str, reads: Reads | None = None) ->
 
     config, beginning = settings(args, kind)
     _refuse_unread(args, reads)
-    from strop.observability.trackers.setup import check_trackers
+    from strop.observability.trackers.group import check_trackers
 
     check_trackers(config.trainer.trackers)
     _check_given(config, kind, args.command_line[1], begins=beginning is not None)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from strop.protocol import BatchError, DataProto
+from strop.protocol.columns import BatchError
+from strop.protocol.data_proto import DataProto
 
 
 class Partition:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from strop.algorithms.preference_loss_config import Loss
 from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import (
     Chat,
@@ -24,7 +25,7 @@ from strop.data.chat import (
     to_messages,
 )
 from strop.data.media import has_media
-from strop.data.preference_config import Loss, PreferDataConfig
+from strop.data.preference_config import PreferDataConfig
 from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.conversations import tokenize_chat
 from strop.data.sft.stored_conversation import SftExample

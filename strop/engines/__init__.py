@@ -41,6 +41,6 @@ linear_attention/     Layers with a recurrent state (linear attention, SSM) on p
 lora/                 LoRA
 model_support/        Which models packed computation carries
 multimodal/           Images and videos
-optimizers/           Optimizers beside AdamW
+optimizers/           AdamW, Muon, and AdamW with 8-bit moments
 parallel/             One model over several ranks, or partly on the host
 """

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from strop.engines.attention import ATTENTION_NAME, FORMULA_NAME, AttentionContext
 from strop.engines.cpu_products import layer_products
 from strop.engines.head import Head
+from strop.engines.linear_attention.states import recurrence_of
 from strop.engines.model_facts import check_saved
-from strop.engines.multimodal.model_with_media import MediaInputs
+from strop.engines.multimodal.vl_model import Vision
 
 HALF = (torch.bfloat16, torch.float16)
 """Precisions of computation whose parameters are kept in float32."""
@@ -30,9 +31,7 @@ class CausalLM:
     logits of the next token, or, for a value or reward model, one number per token.
     """
 
-    def __init__(
-        self, module: nn.Module, *, compute_dtype: torch.dtype, media: MediaInputs | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, *, compute_dtype: torch.dtype, media: Vision | None = None) -> None:
         self.module = module
         self.media = media
         """What it needs to take media; None for a model that takes text alone."""
@@ -53,8 +52,6 @@ class CausalLM:
         """Times that somebody has said that the weights are others; whoever keeps copies of them compares it. Not every
         optimizer of torch moves the version of a tensor that it writes to."""
         self.device = self._head.weight.device
-        from strop.engines.linear_attention.states import recurrence_of  # its package imports this module
-
         self.recurrence = recurrence_of(module)
         """Layers that carry a state from token to token; None where all attend."""
         _disable_randomness(module)
@@ -248,7 +245,7 @@ class _Uncompiled:
             self.recur: Any = torch.compiler.disable(context.recur)  # type: ignore[no-untyped-call]
 
 
-def use_packed_attention(module: Any, media: MediaInputs | None, *, by_formula: bool) -> None:
+def use_packed_attention(module: Any, media: Vision | None, *, by_formula: bool) -> None:
     """Give a model attention over packed tokens; with `by_formula` also the part that reads media computes by it."""
     name = FORMULA_NAME if by_formula else ATTENTION_NAME
     module.set_attn_implementation(name if media is None else media.attention(name, by_formula=by_formula))

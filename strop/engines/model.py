@@ -22,12 +22,9 @@ from strop.engines.liger.kernels import use_liger_kernels
 from strop.engines.lora import adapters
 from strop.engines.model_facts import settle_config
 from strop.engines.model_folder import check_weights, model_json, reading, runs_own_code
-from strop.engines.multimodal.model_with_media import (
-    MediaInputs,
-    language_model_class,
-    media_inputs,
-    media_models,
-)
+from strop.engines.multimodal.families import takes_media, written_template
+from strop.engines.multimodal.inputs import language_model_class, media_inputs
+from strop.engines.multimodal.vl_model import Vision
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.rotary_kernels import use_rotary_kernel
 from strop.engines.untrusted_model import check_settings
@@ -76,8 +73,8 @@ def load_tokenizer(config: ModelConfig) -> Any:
         tokenizer.chat_template = template
     if config.chat_template:
         tokenizer.chat_template = model_overrides.template_text(config.chat_template)
-    if (family := media_models(shape)) is not None and isinstance(tokenizer.chat_template, str):
-        render_with(tokenizer, family.written_template(shape, tokenizer.chat_template))
+    if takes_media(shape) and isinstance(tokenizer.chat_template, str):
+        render_with(tokenizer, written_template(shape, tokenizer.chat_template))
     if trust:
         trust_template(tokenizer)
     if asks_for_time(tokenizer.chat_template):
@@ -220,7 +217,7 @@ def made_ready(
     return model
 
 
-def _freeze_tower(module: nn.Module, media: MediaInputs | None, path: str) -> None:
+def _freeze_tower(module: nn.Module, media: Vision | None, path: str) -> None:
     """Take the part that reads media out of training."""
     if media is None or media.tower is None:
         raise ValueError(

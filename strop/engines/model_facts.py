@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoConfig
 
-from strop.engines.multimodal.model_with_media import language_model_class
+from strop.engines.multimodal.inputs import language_model_class
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
-"""One optimizer step: the learning rate, the global gradient norm, clipping, the refusal of poisoned gradients, AdamW.
+"""One optimizer step: the learning rate, the global gradient norm, clipping, the refusal of poisoned gradients.
 
-Other optimizers are in optimizers/.
+The optimizers that take it are in optimizers/.
 
 Concurrency: with sharded parameters `step` is a collective of all ranks; they see the same norm, so they take,
 clip or skip the step alike. The other methods talk to nobody.
@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from strop.engines import gradients
 from strop.engines.config import OptimizerConfig
+from strop.engines.optimizers.adamw import Part, adamw_parts
+from strop.engines.optimizers.adamw_8bit import adamw_8bit_parts
+from strop.engines.optimizers.muon import muon_parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,38 +33,6 @@ class StepReport:
     """Learning rate of the step, also of one that was not taken."""
     skipped: str = ""
     """Why no step was taken; empty when it was."""
-
-
-class Part:
-    """Some of the parameters, and torch's AdamW, or an optimizer with as plain a state, that moves them."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer = optimizer
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """What it moves."""
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    def materialize(self) -> None:
-        """Create the state of parameters that have none, as it is before the first step; parameters stay as they are.
-
-        This is what AdamW's first step would create; the fused update reads the step count on the parameter's device.
-        """
-        for parameter in self.parameters:
-            state = self.optimizer.state[parameter]
-            if not state:
-                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                for kind in ("exp_avg", "exp_avg_sq"):
-                    state[kind] = torch.zeros_like(parameter.detach())
-
-    def readable(self, value: Tensor) -> Tensor:
-        """A tensor of the state as an ordinary one of its parameter's shape and sharding."""
-        return value.detach()
-
-    def storage(self, value: Tensor) -> Iterator[Tensor]:
-        """The plain tensors that hold it on this rank."""
-        yield gradients.local(value)
 
 
 class Optimizer:
@@ -196,34 +166,8 @@ def _make(
     if config.name == "adamw":
         return adamw_parts(named.values(), config)
     if config.name == "muon":
-        from strop.engines.optimizers.muon import muon_parts  # imports Part from here
-
         return muon_parts(named, config, embeddings)
-    from strop.engines.optimizers.adamw_8bit import adamw_8bit_parts
-
     return adamw_8bit_parts(named, config, embeddings)
-
-
-def adamw_parts(parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> list[Part]:
-    """AdamW over all of these parameters; nothing where there are none."""
-    groups = adamw_groups(parameters, config.weight_decay)
-    betas = (config.betas[0], config.betas[1])
-    return (
-        [Part(torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True))]
-        if groups
-        else []
-    )
-
-
-def adamw_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices with weight decay, the others without; shards apart, which one fused call cannot mix with the rest."""
-    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
-    for parameter in parameters:
-        groups.setdefault((parameter.dim() >= 2, isinstance(parameter, DTensor)), []).append(parameter)
-    return [
-        {"params": members, "weight_decay": weight_decay if is_matrix else 0.0}
-        for (is_matrix, _), members in groups.items()
-    ]
 
 
 def learning_rate(config: OptimizerConfig, step: int, total_steps: int | None) -> float:

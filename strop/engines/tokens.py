@@ -15,7 +15,6 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,8 +24,9 @@ from torch import Tensor
 from strop.engines.attention import PackedAttention, Segment, Span
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import ChosenTokens
-from strop.engines.multimodal.model_with_media import MediaInputs
+from strop.engines.multimodal.vl_model import Vision
 from strop.engines.packing import joined_positions, make_rows, next_position, prompt_key, token_rows
+from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Media
 from strop.utils.device import sent
@@ -51,7 +51,7 @@ class Tokens:
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
     media: Mapping[str, Tensor] | None = None
     """Those of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
-    shard: Any = None
+    shard: SequenceShard | None = None
     """This rank's part, where ranks share each sequence."""
 
     @property
@@ -101,8 +101,7 @@ class Tokens:
         if shard is None:
             every = backbone(self.input_ids, self.position_ids, self.attention, self.media)
             return F.embedding(self.hidden_index, every)
-        predicting: Tensor = shard.predicting(backbone(shard.input_ids, shard.position_ids, shard.attention))
-        return predicting
+        return shard.predicting(backbone(shard.input_ids, shard.position_ids, shard.attention))
 
     @property
     def _wanted(self) -> Tensor:
@@ -212,17 +211,23 @@ def _shared_out(whole: Tokens, group: dist.ProcessGroup) -> Tokens:
             "a sample has images, and engine.sequence_parallel of this role divides sequences over ranks, which "
             "images cannot be: set it to 1"
         )
-    from strop.engines.parallel.ulysses import shard_micro_batch  # imports Tokens from here
+    shard = shard_micro_batch(
+        input_ids=whole.input_ids,
+        position_ids=whole.position_ids,
+        attention=whole.attention,
+        hidden_index=whole.hidden_index,
+        targets=whole.targets,
+        group=group,
+    )
+    return dataclasses.replace(whole, shard=shard)
 
-    return dataclasses.replace(whole, shard=shard_micro_batch(whole, group))
 
-
-def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | None) -> tuple[Span, ...]:
+def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: Vision | None) -> tuple[Span, ...]:
     """Runs of these tokens, which have these media, that see each other whatever their order."""
     return inputs.blocks(token_ids) if media and inputs is not None else ()
 
 
-def _positions(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | None, where: str) -> Tensor:
+def _positions(token_ids: Tensor, media: Sequence[Media], inputs: Vision | None, where: str) -> Tensor:
     """Positions [n] of tokens [n] from the beginning of a sequence; [3, n] of tokens with media, if the model counts
     those along three axes."""
     if not media:
@@ -235,7 +240,7 @@ def _positions(token_ids: Tensor, media: Sequence[Media], inputs: MediaInputs | 
     return inputs.positions(token_ids, media)
 
 
-def _targets(response: Tensor, media: Sequence[Media], inputs: MediaInputs | None, *, start: int) -> Tensor:
+def _targets(response: Tensor, media: Sequence[Media], inputs: Vision | None, *, start: int) -> Tensor:
     """Tokens [R] whose log-probs are computed: the response, with another token where one stands for media.
 
     Tokens of media have probability zero, and are given, so their log-probs say nothing. Those of other tokens stand in

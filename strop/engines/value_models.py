@@ -16,7 +16,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
 from strop.engines.model import device_of, made_ready, read_module, read_shape, refuse_family
 from strop.engines.model_folder import model_json
-from strop.engines.multimodal.model_with_media import media_models
+from strop.engines.multimodal.families import takes_media
 from strop.engines.parallel.ranks import Parallel
 
 
@@ -28,7 +28,7 @@ def check_value_model(config: ModelConfig) -> None:
             classification form.
     """
     shape = read_shape(config)
-    if media_models(shape) is not None or hasattr(shape, "vision_config"):
+    if takes_media(shape) or hasattr(shape, "vision_config"):
         raise ValueError(
             f"model folder {config.path!r} is a vision-language model ({shape.model_type}), and critics and reward "
             f"models read text alone: give a model of text with the same tokenizer"

@@ -1,15 +1,14 @@
 """The batch that flows between controller and workers.
 
-batch_operations.py  Operations of verl on batches that nothing in strop needs
-columns.py           Tensor columns of a batch
-data_proto.py        DataProto
-folder.py            A batch as a folder
-folding.py           Rows regrouped along a second axis, and rows added so that their number divides
-indices.py           Row selection
-merging.py           Columns and facts by name
-schema.py            The columns of a training batch, declared once
-tensordict.py        Between a batch and a TensorDict that carries its non-tensor columns and facts too
-trajectory.py        A prompt, its media and a trajectory
+columns.py     Tensor columns of a batch
+data_proto.py  DataProto
+folder.py      A batch as a folder
+folding.py     Rows regrouped along a second axis, and rows added so that their number divides
+indices.py     Row numbers
+merging.py     Columns and facts by name
+schema.py      The columns of a training batch, declared once
+tensordict.py  Between a batch and a TensorDict that carries its non-tensor columns and facts too
+trajectory.py  A prompt, its media and a trajectory
 """
 
 from __future__ import annotations

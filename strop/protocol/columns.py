@@ -225,6 +225,28 @@ def cat_all(batches: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return share_offsets(joined)
 
 
+def cut_rows(column: Any, n: int, name: str) -> Any:
+    """A tensor column or array `[B, W, ...]` as `[B * n, W / n, ...]`; of a jagged column, each row of its own length.
+
+    Raises:
+        BatchError: n does not divide the width of a row; the message has `name`.
+    """
+    if isinstance(column, Tensor) and is_jagged(column):
+        values, offsets = parts(column)
+        lengths = offsets.diff()
+        _check_width(int((lengths % n).max()) if len(lengths) else 0, n, name)
+        return from_flat(values, (lengths // n).repeat_interleave(n))
+    if column.ndim < 2:
+        raise BatchError(f"column {name!r} holds one value per row and cannot be cut into {n} rows")
+    _check_width(column.shape[1] % n, n, name)
+    return column.reshape(len(column) * n, column.shape[1] // n, *column.shape[2:])
+
+
+def _check_width(rest: int, n: int, name: str) -> None:
+    if rest:
+        raise BatchError(f"column {name!r} has a row whose width {n} does not divide (rest {rest})")
+
+
 def share_offsets(columns: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same columns; those whose rows are equally long share one offsets tensor."""
     shared = dict(columns)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from strop.protocol import columns as cols
 from strop.protocol.columns import BatchError
-from strop.protocol.indices import Rows, balanced_ranges, row_numbers
+from strop.protocol.indices import Rows, balanced_ranges, mini_batch_rows, row_numbers
 from strop.protocol.merging import (
     check_same_columns,
     chosen,
@@ -253,9 +253,8 @@ class DataProto:
             seed: needed to shuffle; the order is a pure function of seed and epoch.
             dataloader_kwargs: `shuffle` (default False) is the one option.
         """
-        from strop.protocol.batch_operations import mini_batches  # imports DataProto from here
-
-        return mini_batches(self, mini_batch_size, epochs, seed, dataloader_kwargs or {})
+        order = mini_batch_rows(len(self), mini_batch_size, epochs, seed, dataloader_kwargs or {})
+        return (self.select_idxs(numbers) for numbers in order)
 
     # ---------------------------------------------------------------- choose columns
 
@@ -384,9 +383,13 @@ class DataProto:
 
     def unfold_column_chunks(self, n_split: int, split_keys: Sequence[str] | None = None) -> DataProto:
         """Cut the named columns of width W into n rows of width W / n each; repeat the other columns."""
-        from strop.protocol.batch_operations import unfolded
-
-        return unfolded(self, n_split, split_keys or ())
+        names, repeated = split_keys or (), self.repeat(n_split)
+        tensors, others = repeated.tensors(), dict(repeated.non_tensor_batch)
+        for columns, cut in ((self.tensors(), tensors), (self.non_tensor_batch, others)):
+            cut |= {name: cols.cut_rows(columns[name], n_split, name) for name in names if name in columns}
+        chosen({**tensors, **others}, names, "batch or non_tensor_batch")
+        batch = None if self.batch is None else _tensor_dict(tensors, len(repeated))
+        return DataProto(batch, others, self.meta_info)
 
     def padding(self, padding_size: int, padding_candidate: Literal["first", "last"] = "first") -> DataProto:
         """A batch with `padding_size` copies of the first or last row at its end."""

@@ -1,8 +1,8 @@
-"""Row selection: numbers, masks and equal ranges."""
+"""Row numbers: of masks, of equal ranges, and of mini-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from strop.protocol.columns import BatchError
+from strop.utils.rng import permutation, random_key
 
 Rows = Sequence[int] | Sequence[bool] | NDArray[Any] | Tensor
 """Row numbers (negative ones count from the end), or one bool per row."""
@@ -39,3 +40,30 @@ def balanced_ranges(length: int, chunks: int) -> list[tuple[int, int]]:
         raise BatchError(f"a batch is cut into at least 1 chunk, got {chunks}")
     bounds = [length // chunks * number + min(number, length % chunks) for number in range(chunks + 1)]
     return list(pairwise(bounds))
+
+
+def mini_batch_rows(
+    length: int, mini_batch_size: int, epochs: int, seed: int | None, options: Mapping[str, Any]
+) -> Iterator[NDArray[np.int64]]:
+    """Row numbers of each mini-batch; arguments as of `DataProto.make_iterator`."""
+    if mini_batch_size < 1 or epochs < 0:
+        raise BatchError(
+            f"mini-batches need a size of at least 1 and 0 or more epochs, got size {mini_batch_size} and "
+            f"{epochs} epochs"
+        )
+    unknown = sorted(set(options) - {"shuffle"})
+    if unknown:
+        raise BatchError(f"make_iterator knows the option 'shuffle' only, got {', '.join(unknown)}")
+    shuffle = bool(options.get("shuffle", False))
+    if shuffle and seed is None:
+        raise BatchError("shuffled mini-batches need a seed, so that a run can be repeated; pass seed=")
+    return _mini_batches(length, mini_batch_size, epochs, seed if shuffle else None)
+
+
+def _mini_batches(length: int, size: int, epochs: int, seed: int | None) -> Iterator[NDArray[np.int64]]:
+    for epoch in range(epochs):
+        order = np.arange(length, dtype=np.int64)
+        if seed is not None:
+            order = permutation(random_key(seed, "mini_batches", epoch), length)
+        for start in range(0, length, size):
+            yield order[start : start + size]

@@ -30,6 +30,7 @@ from strop.rewards.outcome import Outcome, RewardUnavailable
 from strop.rewards.scorers import budget
 from strop.rewards.wire import MAX_PARTS_BYTES
 from strop.sandbox.config_handover import configure_shared
+from strop.sandbox.errors import SandboxFailed, SandboxUnavailable
 from strop.utils import deadline
 from strop.utils.json_lines import decode, encode
 from strop.utils.sanitize import usable
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_ERROR_CHARACTERS = 2000
 """Of the text of an exception, which may hold the whole answer."""
-_NOT_THE_ANSWER = (RewardUnavailable, ConnectionError)
+_NOT_THE_ANSWER = (RewardUnavailable, SandboxUnavailable, SandboxFailed, ConnectionError)
 """Exceptions that say that something scoring needs is not there."""
 
 

@@ -1,8 +1,8 @@
 """What generates in a rollout worker: an engine, and whose weights it uses.
 
-The core asks the native engine, which is made here, in the process of the worker, and which lives as long as the worker
-does. Engines in processes of their own may be lost, be several, and have weights of their own: those are in
-strop.rollout.replicas; a user's own are in strop.rollout.registry.
+The native engine is made here, in the process of the worker, and lives as long as the worker does. Engines in processes
+of their own may be lost, be several, and have weights of their own: those are in strop.rollout.replicas; a user's own
+are in strop.rollout.registry. serving.py chooses between them.
 """
 
 from __future__ import annotations
@@ -185,26 +185,3 @@ class Serving:
     async def close(self) -> None:
         """End all of them."""
         await self._engine.close()
-
-
-async def make_serving(place: Place) -> Serving:
-    """The engines that `rollout.engine` and `rollout.replicas` ask for.
-
-    Raises:
-        ValueError: they cannot be used here.
-    """
-    if place.rollout.engine == NATIVE:
-        return Serving(native_generation(place), timeout_s=place.rollout.timeout_s)
-    made: Serving = await engines_apart(place.rollout).serving(place)
-    return made
-
-
-def engines_apart(rollout: RolloutConfig) -> Any:
-    """What makes and asks engines that are not the native one (strop.rollout.replicas.joining).
-
-    Raises:
-        ValueError: nothing here does.
-    """
-    from strop.rollout.replicas import joining  # imports Place from here
-
-    return joining

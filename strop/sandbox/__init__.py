@@ -7,6 +7,7 @@ cgroups.py          Memory and process limits for all processes of a sandbox tog
 checking.py         Proof that a local sandbox isolates
 config.py           Where the model's programs run, and within which limits
 config_handover.py  What a reward worker was told of its sandbox, until its first program asks for one (factory.py)
+errors.py           Errors of sandboxes
 factory.py          The sandbox that a configuration describes
 framing.py          The messages between a driver and a launcher
 fusion.py           Programs on a SandboxFusion server
@@ -33,9 +34,10 @@ from strop.utils.lazy_import import lazy_names
 
 if TYPE_CHECKING:
     from strop.sandbox.config import Limits, SandboxConfig
+    from strop.sandbox.errors import SandboxFailed, SandboxUnavailable
     from strop.sandbox.factory import make_sandbox, shared
     from strop.sandbox.local import LocalSandbox
-    from strop.sandbox.program import Program, Sandbox, SandboxFailed, SandboxResult, SandboxUnavailable
+    from strop.sandbox.program import Program, Sandbox, SandboxResult
 
 __all__ = [
     "Limits",
@@ -56,6 +58,7 @@ __getattr__, __dir__ = lazy_names(
         ".config": "Limits SandboxConfig",
         ".local": "LocalSandbox",
         ".factory": "make_sandbox shared",
-        ".program": "Program Sandbox SandboxFailed SandboxResult SandboxUnavailable",
+        ".errors": "SandboxFailed SandboxUnavailable",
+        ".program": "Program Sandbox SandboxResult",
     },
 )

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from strop.sandbox.config import Limits
-from strop.sandbox.program import ENVIRONMENT, Program, SandboxResult, SandboxUnavailable
+from strop.sandbox.errors import SandboxUnavailable
+from strop.sandbox.program import ENVIRONMENT, Program, SandboxResult
 
 Run = Callable[[Program], SandboxResult]
 

@@ -17,7 +17,8 @@ import time
 from typing import Any
 
 from strop.sandbox.config import Limits, SandboxConfig
-from strop.sandbox.program import Program, SandboxResult, SandboxUnavailable, failed
+from strop.sandbox.errors import SandboxUnavailable
+from strop.sandbox.program import Program, SandboxResult, failed
 from strop.sandbox.remote import RemoteSandbox
 
 _FOLDER = "/home/user/box"

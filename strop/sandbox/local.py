@@ -23,9 +23,10 @@ from typing import Any
 
 from strop.sandbox import checking
 from strop.sandbox.config import SandboxConfig
+from strop.sandbox.errors import SandboxUnavailable
 from strop.sandbox.mounts import HostView, host_view
 from strop.sandbox.process import EXIT_S, Launcher, LauncherGone
-from strop.sandbox.program import ENVIRONMENT, Program, Sandbox, SandboxResult, SandboxUnavailable, failed
+from strop.sandbox.program import ENVIRONMENT, Program, Sandbox, SandboxResult, failed
 from strop.sandbox.supervisor import END_S, SETUP_S
 from strop.utils.deadline import away
 

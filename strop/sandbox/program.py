@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Literal, Self
 
-from strop.rewards.outcome import RewardUnavailable
 from strop.sandbox.config import Limits, SandboxConfig
 
 SandboxOutcome = Literal["ok", "error", "timeout", "memory", "output", "killed", "infrastructure"]
@@ -19,14 +18,6 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
 }  # fmt: skip
 """The variables of a program in a local sandbox."""
-
-
-class SandboxUnavailable(RewardUnavailable, ValueError):
-    """Programs cannot be isolated here; the message names the missing property and what to do."""
-
-
-class SandboxFailed(RewardUnavailable):
-    """A sandbox did not do its work; this says nothing about the program."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,8 @@ import asyncio
 from abc import abstractmethod
 
 from strop.sandbox.config import Limits, SandboxConfig
-from strop.sandbox.program import Program, Sandbox, SandboxResult, SandboxUnavailable, failed
+from strop.sandbox.errors import SandboxUnavailable
+from strop.sandbox.program import Program, Sandbox, SandboxResult, failed
 from strop.utils.background_loop import BackgroundLoop
 from strop.utils.deadline import away
 

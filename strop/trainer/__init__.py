@@ -22,6 +22,7 @@ ray_runtime.py         The Ray runtime as `resources` asks for it
 records.py             A step
 remote_model.py        How a server with OpenAI's API answers in place of a model folder
                        (strop.trainer.standalone.Answering)
+remote_weight_sync.py  Engines at the policy's weights
 replay_folder.py       The folder of a run that repeats a recorded one, possibly on other resources
 replayed_run.py        What a run follows that repeats a recorded one
 resume.py              How a run is continued
@@ -39,7 +40,6 @@ sample_selection.py    Samples chosen for training
 sections.py            The sections of the root configuration that belong to the loop itself
 setup.py               What a run needs before its first step, from cheap to expensive, so that bad input ends it in
                        seconds
-staleness_metrics.py   How much older than the policy that learns from them the samples of a step are
 standalone.py          Generation without a training run
 start.py               Starting a run in a folder, and going on with one that is there
 step_logging.py        What a step tells people

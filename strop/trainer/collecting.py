@@ -32,7 +32,7 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
     """
     played, limit = episodes.reports, sampling.max_tokens
     weighted = training_rewards(played, weight=config.reward.weight)
-    rewards = shaped(config, played, weighted, limit)
+    rewards = shaped(config.reward, config.algorithm, played, weighted, limit)
     kept = episodes.take([number for number, one in enumerate(played) if one.id in rewards])
     column = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
     given = kept.rows.union(DataProto.from_dict({"reward": column}))

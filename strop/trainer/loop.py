@@ -22,18 +22,13 @@ from strop.controller import CallTimeout, WorkerFailed
 from strop.engines.memory import describe_memory
 from strop.engines.model import describe_precision
 from strop.observability.health import HealthMonitor
-from strop.observability.trackers.setup import (
-    METRICS_FILE,
-    Trackers,
-    TrackerSetup,
-    check_trackers,
-    read_metrics,
-    trackers_of,
-)
+from strop.observability.trackers.group import TrackerGroup, check_trackers
+from strop.observability.trackers.setup import METRICS_FILE, TrackerSetup, read_metrics
 from strop.run import Checkpoint, RunFolder
 from strop.run.heartbeat import beating
 from strop.trainer.callbacks import Listeners, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
+from strop.trainer.checks.recording import check_recording
 from strop.trainer.collectors.make import describe_collector, make_collector
 from strop.trainer.config import Config
 from strop.trainer.early_stopping import Ending, TrainResult, is_best, result_of
@@ -63,7 +58,6 @@ from strop.utils.activity import doing
 from strop.utils.gc_freeze import settled
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
-from strop.workers.replayed_samples import check as check_recording
 from strop.workers.reports import Decided, check_failed_episodes
 
 
@@ -145,7 +139,7 @@ class Trainer:
                 project=self.config.trainer.project_name,
                 name=self.config.trainer.experiment_name,
             )
-            trackers = stack.enter_context(trackers_of(self.config.trainer.trackers, setup))
+            trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
             self.roles.watch.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
@@ -245,7 +239,7 @@ class Trainer:
         for line in [*describe_collector(config), *self.collector.restore(checkpoint)]:
             self._say(line)
 
-    def _run_step(self, step: int, trackers: Trackers) -> None:
+    def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records, validation and checkpoint."""
         stages = Stages(self.roles)
         try:

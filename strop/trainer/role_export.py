@@ -31,7 +31,8 @@ from strop.engines.lora.adapters import add_lora, has_adapter, merged_tensors, s
 from strop.engines.model import load_model, read_settings
 from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.model_support.parity import PROBE_TOLERANCE, check_packed
-from strop.engines.multimodal.model_with_media import language_model_class, media_models
+from strop.engines.multimodal.families import takes_media
+from strop.engines.multimodal.inputs import copy_settings, language_model_class
 from strop.engines.packing import make_rows
 from strop.engines.role_checkpoint import CONFIG_FOLDER, MODEL, load_weights
 from strop.engines.tokens import Tokens
@@ -150,8 +151,8 @@ def _write_and_prove(
     plain = _load_plain(folder, config, held, is_classifier=is_classifier, is_adapter=adapter_only)
     if role == ACTOR:
         _keep_generation_settings(sources, folder)
-    if (family := media_models(plain.config)) is not None:
-        family.copy_settings(sources, folder)
+    if takes_media(plain.config):
+        copy_settings(sources, folder)
     difference = _largest(rounded, plain_probe(plain, sequences))
     quantity = "value" if is_classifier else "log-prob"
     if not difference <= PROBE_TOLERANCE:

@@ -18,9 +18,11 @@ from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardPool
 from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.engine_group import Generation, Place, check_engine, engines_apart, native_engine
+from strop.rollout.engine_group import Generation, Place, check_engine, native_engine
 from strop.rollout.registry import NATIVE
+from strop.rollout.replicas.client import RolloutClient
 from strop.rollout.types import RolloutEngine, Sampling
+from strop.rollout.weight_sync.load_weights import loaded
 from strop.trainer.config import Config
 from strop.trainer.sections import EvalConfig
 from strop.trainer.setup import sampling_of
@@ -154,16 +156,14 @@ async def load_generation(place: Place) -> Generation:
     if place.rollout.engine == NATIVE:
         policy = load_model(place.model, device=place.device)
         return Generation(engine=native_engine(place, policy), policy=policy, target=None)
-    loaded: Generation = await engines_apart(place.rollout).loaded(place)
-    return loaded
+    return await loaded(place)
 
 
 def client_of(engine: RolloutEngine, rollout: RolloutConfig) -> GenerateClient:
     """What asks an engine that `load_generation` gave."""
     if rollout.engine == NATIVE:
         return EngineClient(engine, timeout_s=rollout.timeout_s)
-    client: GenerateClient = engines_apart(rollout).client(engine, timeout_s=rollout.timeout_s)
-    return client
+    return RolloutClient([engine], timeout_s=rollout.timeout_s)
 
 
 class _Ours:

@@ -15,7 +15,7 @@ from strop.config.save import refuse_secrets
 from strop.config.schema import KeyAliases
 from strop.config.yaml_text import dump
 from strop.engines.config import ModelConfig
-from strop.observability.trackers.setup import check_trackers
+from strop.observability.trackers.group import check_trackers
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.run.folder import CONFIG_FILE

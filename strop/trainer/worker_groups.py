@@ -34,6 +34,7 @@ from strop.rollout.types import Sampling
 from strop.trainer.api_costs import CostTracker
 from strop.trainer.config import Config, UpdateSettings
 from strop.trainer.policy_sync import MAX_HEALS, PolicySync
+from strop.trainer.remote_weight_sync import SentWeights
 from strop.trainer.rollout_batch import Experience
 from strop.utils.device import device_name
 from strop.workers.actor import ActorWorker
@@ -43,7 +44,6 @@ from strop.workers.models import Learning
 from strop.workers.prm import PrmWorker
 from strop.workers.progress import PlayWatch
 from strop.workers.reference import ReferenceWorker
-from strop.workers.remote_weight_sync import SentWeights
 from strop.workers.reports import Decided
 from strop.workers.reward_model import RewardModelWorker, check_reward_model
 from strop.workers.rollout import Playing, RolloutWorker

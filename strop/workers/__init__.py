@@ -15,7 +15,6 @@ preference.py          A model that learns from preferences
 prm.py                 The implicit process reward model
 progress.py            How many samples of a call have ended, while it lasts
 reference.py           The frozen model that KL terms compare with
-remote_weight_sync.py  Engines at the policy's weights
 replayed_samples.py    Samples that were played before, in place of generation
 reports.py             What the controller learns of an episode
 reward_model.py        A model that scores answers
@@ -26,6 +25,7 @@ rollout.py             Generation as a role
 rows.py                Helpers shared by all workers
 sample_rows.py         Samples as rows of the sample store
 sft.py                 A model that imitates
+staleness_metrics.py   How much older than the policy that learns from them the samples of a step are
 summary.py             Summary of a trained batch for the controller
 teacher.py             The frozen model that the policy learns from
 agent_pool/            Episodes of a rank in processes beside it (agent.num_workers)

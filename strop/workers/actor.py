@@ -30,7 +30,7 @@ from strop.engines.lora.adapters import has_adapter, merged_weights
 from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
-from strop.rollout.replicas.joining import probe_of
+from strop.rollout.weight_sync.probe import probe_of
 from strop.rollout.weight_sync.transfer import Sender, weight_transfer
 from strop.rollout.weight_sync.types import Endpoint, Probe, SyncReport
 from strop.utils.device import sent

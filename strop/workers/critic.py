@@ -15,7 +15,7 @@ from strop.algorithms.registry import load_extensions
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import read_shape
-from strop.engines.multimodal.model_with_media import media_models
+from strop.engines.multimodal.families import takes_media
 from strop.engines.tokens import Tokens
 from strop.engines.value_models import check_value_model, load_value_model
 from strop.protocol import DataProto, columns
@@ -41,7 +41,7 @@ def check_critic(policy: ModelConfig, path: str) -> None:
     """
     path = path or policy.path
     model = dataclasses.replace(policy, path=path)
-    if media_models(read_shape(model)):
+    if takes_media(read_shape(model)):
         raise ValueError(
             f"the critic would start from {path!r}, a vision-language model, and critics take text alone: use an "
             f"estimator without a critic, such as algorithm.adv_estimator=grpo, or for prompts without images set "

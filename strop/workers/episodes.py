@@ -14,6 +14,10 @@ from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.outcome import Outcome
 
 
+class EpisodeFailed(RuntimeError):
+    """An episode failed in another process; the text says with which exception."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Episode:
     """One sample with everything that became of it."""

@@ -1,26 +1,17 @@
-"""Columns that some estimators take: of single answers (GiGPO), parts of rewards (GDPO), greedy baselines (ReMax)."""
+"""Columns that some estimators take: of single answers (GiGPO), parts of rewards (GDPO)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 
 from strop.algorithms.advantages.anchor_groups import anchor_ids
 from strop.protocol import DataProto
-from strop.protocol.trajectory import Prompt, Trajectory
-from strop.rollout.types import Sampling
+from strop.protocol.trajectory import Trajectory
 from strop.utils.sanitize import finite
 from strop.workers.episodes import Episode
-from strop.workers.reports import EpisodeReport, training_rewards
-from strop.workers.reward_shaping import penalized
-
-if TYPE_CHECKING:
-    from strop.trainer.config import Config
-    from strop.trainer.worker_groups import Roles
 
 logger = logging.getLogger(__name__)
 
@@ -108,37 +99,3 @@ def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:
             episode.id, ", ".join(f"{key}: {found[key]}" for key in keys),
         )  # fmt: skip
     return [number or 0.0 for number in numbers]
-
-
-def greedy_baselines(
-    config: Config, roles: Roles, prompts: Sequence[Prompt], sampling: Sampling
-) -> Callable[[Sequence[EpisodeReport]], DataProto]:
-    """Play and score the greedy answers; what gives the column reward_baselines [B] of training rows.
-
-    Baselines and samples are measured alike. Where the greedy answer could not be scored, it is the mean of the
-    prompt's samples, which is what it estimates.
-
-    Args:
-        config, roles: of the run.
-        prompts: of a step.
-        sampling: of its samples.
-    """
-
-    def measured(reports: Sequence[EpisodeReport]) -> Mapping[str, float]:
-        plain = training_rewards(reports, weight=config.reward.weight)
-        return penalized(config.reward, reports, plain, sampling.max_tokens)
-
-    played = roles.play(prompts, 1, replace(sampling, temperature=0.0, top_p=1.0, top_k=0)).reports
-    rewards = measured(played)
-    greedy = {report.uid: rewards.get(report.id) for report in played}
-
-    def column(reports: Sequence[EpisodeReport]) -> DataProto:
-        rewards = measured(reports)
-        own: dict[str, list[float]] = {}
-        for report in reports:
-            own.setdefault(report.uid, []).append(rewards[report.id])
-        means = {uid: sum(values) / len(values) for uid, values in own.items()}
-        values = [means[one.uid] if (known := greedy[one.uid]) is None else known for one in reports]
-        return DataProto.from_dict({"reward_baselines": torch.tensor(values)})
-
-    return column

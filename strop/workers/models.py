@@ -15,7 +15,8 @@ from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.flops import usage_of
 from strop.engines.lora import adapters
 from strop.engines.lora.adapters import has_adapter
-from strop.engines.parallel.ranks import Parallel, join_ranks
+from strop.engines.parallel.process_group import join_ranks
+from strop.engines.parallel.ranks import Parallel
 from strop.engines.role_checkpoint import load_optimizer, load_role, save_role
 from strop.engines.tokens import TokenFunction
 from strop.engines.training import Engine, TrainEngine

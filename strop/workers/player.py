@@ -37,13 +37,10 @@ from strop.utils.activity import item
 from strop.utils.chat_template.answers import answer_text
 from strop.utils.sanitize import described, encodable, storable_text, usable
 from strop.utils.sanitize.values import MAX_NUMBER
-from strop.workers.episodes import Episode
+from strop.workers.agent_pool.pool import AgentWorkers
+from strop.workers.episodes import Episode, EpisodeFailed
 
 logger = logging.getLogger(__name__)
-
-
-class EpisodeFailed(RuntimeError):
-    """An episode failed in another process; the text says with which exception."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -456,8 +453,6 @@ def agent_workers(
             f"shown: set agent.num_workers=0"
         )
     reward = None if scorers is None else scorers.config
-    from strop.workers.agent_pool.pool import AgentWorkers
-
     return AgentWorkers(setup, client, model, reward=reward, seed=seed)
 
 

@@ -11,7 +11,6 @@ from strop.algorithms.group_functions import SampleGroup
 from strop.algorithms.group_functions.calls import shaped_rewards
 from strop.algorithms.group_functions.shaping import overlong_penalty
 from strop.rewards.config import RewardConfig
-from strop.trainer.config import Config
 from strop.workers.reports import EpisodeReport
 
 
@@ -47,22 +46,26 @@ def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
 
 
 def shaped(
-    config: Config, reports: Sequence[EpisodeReport], plain: Mapping[str, float], max_response_tokens: int
+    reward: RewardConfig,
+    algorithm: AlgorithmConfig,
+    reports: Sequence[EpisodeReport],
+    plain: Mapping[str, float],
+    max_response_tokens: int,
 ) -> Mapping[str, float]:
     """By sample id, what each sample is trained with: less what a long response loses, then as
     algorithm.reward_shaping has it.
 
     Args:
-        config: of the run.
+        reward, algorithm: sections of the run.
         reports: samples, those of a prompt with the same uid.
         plain: their `training_rewards`.
         max_response_tokens: limit of a response, which penalties on long ones refer to.
     """
     rewards = plain
-    if config.reward.overlong_buffer:
-        rewards = penalized(config.reward, reports, rewards, max_response_tokens)
-    if config.algorithm.reward_shaping:
-        rewards = shaped_by_group(config.algorithm, reports, rewards, max_response_tokens)
+    if reward.overlong_buffer:
+        rewards = penalized(reward, reports, rewards, max_response_tokens)
+    if algorithm.reward_shaping:
+        rewards = shaped_by_group(algorithm, reports, rewards, max_response_tokens)
     return rewards
 
 
@@ -73,15 +76,14 @@ def penalized(
     max_response_tokens: int,
 ) -> Mapping[str, float]:
     """The rewards, less what long responses lose by reward.overlong_buffer; arguments as of `shaped`."""
-    penalty = reward
-    if not penalty.overlong_buffer:
+    if not reward.overlong_buffer:
         return plain
     trained = [report for report in reports if report.id in plain]
     penalties = overlong_penalty(
         torch.tensor([report.num_response_tokens for report in trained]),
         max_tokens=max_response_tokens,
-        buffer_tokens=penalty.overlong_buffer,
-        factor=penalty.overlong_penalty,
+        buffer_tokens=reward.overlong_buffer,
+        factor=reward.overlong_penalty,
     )
     return {
         report.id: plain[report.id] + less for report, less in zip(trained, penalties.tolist(), strict=True)
@@ -102,7 +104,7 @@ def shaped_by_group(
         plain: their `training_rewards`.
         max_response_tokens: limit of a response, which penalties on long ones refer to.
     """
-    settings, ids = algorithm, dict[str, list[str]]()
+    ids: dict[str, list[str]] = {}
     for report in reports:
         if report.id in plain:
             ids.setdefault(report.uid, []).append(report.id)
@@ -111,11 +113,11 @@ def shaped_by_group(
         members = ids.get(group.uid, [])
         if members:
             rewards = shaped_rewards(
-                settings.reward_shaping,
+                algorithm.reward_shaping,
                 group,
                 [plain[member] for member in members],
                 max_response_tokens=max_response_tokens,
-                settings=settings.shaping_settings,
+                settings=algorithm.shaping_settings,
             )
             shaped |= dict(zip(members, rewards, strict=True))
     return shaped

@@ -29,7 +29,8 @@ from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardConfig, RewardPool
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.engine_group import Generation, Place, make_serving
+from strop.rollout.engine_group import Generation, Place
+from strop.rollout.serving import make_serving
 from strop.rollout.types import Sampling
 from strop.rollout.weight_sync.transfer import ReceivingEngine, weight_transfer
 from strop.rollout.weight_sync.types import Endpoint, Probe, SyncReport

@@ -9,7 +9,7 @@ from strop.algorithms.distillation_config import DistillationConfig
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
 from strop.engines.model import check_language_model, load_model, load_tokenizer, read_shape, unused_tokens
-from strop.engines.multimodal.model_with_media import media_models
+from strop.engines.multimodal.families import media_token_ids, takes_media
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
@@ -120,7 +120,6 @@ def _never_sampled(policy: ModelConfig, vocab_size: int) -> list[int]:
     media."""
     shape = read_shape(policy)
     beyond = range(int(shape.get_text_config().vocab_size), vocab_size)
-    family = media_models(shape)
-    of_media = () if family is None else family.media_token_ids(shape).values()
-    of_media = (token for token in of_media if token < vocab_size)
+    media_ids = media_token_ids(shape).values() if takes_media(shape) else ()
+    of_media = (token for token in media_ids if token < vocab_size)
     return sorted({*beyond, *unused_tokens(policy, vocab_size), *of_media})

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from references.rank_processes import RankFailed, Ranks, run_ranks
-from strop.engines.parallel.ranks import alone, join_ranks
+from strop.engines.parallel.process_group import join_ranks
+from strop.engines.parallel.ranks import alone
 
 GIVEN = {"meeting": None, "device": "cpu"}
 

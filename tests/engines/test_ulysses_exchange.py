@@ -21,7 +21,7 @@ from references.rank_processes import Ranks, run_ranks
 from references.token_passes import TEXT_MODEL
 from strop.engines.attention import AttentionForm, Segment
 from strop.engines.packing import make_rows, token_rows
-from strop.engines.parallel.ulysses import shard_micro_batch, tokens_per_rank
+from strop.engines.parallel.ulysses import SequenceShard, shard_micro_batch, tokens_per_rank
 from strop.engines.tokens import Tokens, pack
 from strop.protocol import DataProto
 
@@ -90,6 +90,19 @@ def piece(whole: Tensor, rank: int, size: int) -> Tensor:
     return padded[rank * n : (rank + 1) * n].clone()
 
 
+def shard_of(micro_batch: Tokens, group: dist.ProcessGroup | None) -> SequenceShard:
+    """This rank's part of a micro-batch."""
+    assert group is not None
+    return shard_micro_batch(
+        input_ids=micro_batch.input_ids,
+        position_ids=micro_batch.position_ids,
+        attention=micro_batch.attention,
+        hidden_index=micro_batch.hidden_index,
+        targets=micro_batch.targets,
+        group=group,
+    )
+
+
 def attention_pieces(ranks: Ranks, cases: Sequence[Case]) -> list[list[Tensor]]:
     """In a rank: for each case this rank's piece of the output and of the gradients of query, key and value."""
     group = ranks.join(sp_size=ranks.world_size).sp_group
@@ -98,7 +111,7 @@ def attention_pieces(ranks: Ranks, cases: Sequence[Case]) -> list[list[Tensor]]:
         micro_batch = micro_batch_of(case)
         local = [piece(t, ranks.rank, ranks.world_size) for t in tensors_of(case, micro_batch.num_tokens)]
         query, key, value = (t.requires_grad_() for t in local[:3])
-        attention = shard_micro_batch(micro_batch, group).attention
+        attention = shard_of(micro_batch, group).attention
         sinks = sinks_of(case)
         out = attention.attend(0, query, key, value, case.form(sinks))
         (out * local[3]).sum().backward()
@@ -221,7 +234,7 @@ def test_attention_over_two_ranks_of_any_rows(cases: list[Case]) -> None:
 def head_pieces(ranks: Ranks, prompts: Lengths) -> tuple[Tensor, ...]:
     """In a rank: what is predicted from, the gathered result, and the gradients of hidden states and weight."""
     micro_batch = pack(rows_of(prompts), TEXT_MODEL)
-    shard = shard_micro_batch(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
+    shard = shard_of(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
     hidden, weight, bias, loss_weight = head_tensors(micro_batch)
     local = piece(hidden, ranks.rank, ranks.world_size).requires_grad_()
     weight.requires_grad_()
@@ -268,7 +281,7 @@ def test_each_rank_computes_its_share_of_the_head(prompts: Lengths, size: int) -
 
 def shard_sizes(ranks: Ranks, prompts: Lengths) -> tuple[int, ...]:
     micro_batch = pack(rows_of(prompts), TEXT_MODEL)
-    shard = shard_micro_batch(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
+    shard = shard_of(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
     hidden = shard.predicting(torch.zeros(shard.input_ids.shape[1], 1))
     return shard.input_ids.shape[1], len(shard.targets), len(hidden)
 
@@ -281,7 +294,7 @@ def test_no_rank_has_more_than_its_share_of_tokens_or_predictions() -> None:
 def wrong_heads(ranks: Ranks) -> str:
     case = Case(prompts=EVEN, heads=3, key_heads=3)
     micro_batch = micro_batch_of(case)
-    shard = shard_micro_batch(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
+    shard = shard_of(micro_batch, ranks.join(sp_size=ranks.world_size).sp_group)
     query, key, value, _ = (
         piece(t, ranks.rank, ranks.world_size) for t in tensors_of(case, micro_batch.num_tokens)
     )

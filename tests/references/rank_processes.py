@@ -53,7 +53,7 @@ class Ranks:
 
     def join(self, *, sp_size: int = 1, shard_size: int = 0, timeout_s: float = 60.0) -> Any:
         """This process as `strop.engines.parallel.ranks.Parallel`, on the CPU; again for another mesh."""
-        from strop.engines.parallel.ranks import join_ranks
+        from strop.engines.parallel.process_group import join_ranks
 
         return join_ranks(
             rank=self.rank,

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from references.rank_processes import Ranks, run_ranks
 from strop.engines.checksum.models import digest_weights
-from strop.engines.parallel.ranks import join_ranks
+from strop.engines.parallel.process_group import join_ranks
 from strop.rollout.weight_sync import shared_memory
 from strop.rollout.weight_sync.model_target import ModuleTarget
 from strop.rollout.weight_sync.receiver import WeightReceiver

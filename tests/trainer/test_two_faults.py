@@ -15,7 +15,7 @@ from test_ahead_runs import trained
 from tiny_runs import check_records, train_in
 
 from strop.run import RunFolder
-from strop.workers.remote_weight_sync import SentWeights
+from strop.trainer.remote_weight_sync import SentWeights
 
 pytestmark = pytest.mark.slow
 

@@ -15,12 +15,13 @@ from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome
 from strop.rollout.types import Sampling
+from strop.trainer.collectors.greedy_baselines import greedy_baselines
 from strop.trainer.config import Config
 from strop.trainer.loading import load
 from strop.trainer.rollout_batch import Experience
 from strop.trainer.sample_selection import NOT_DRAWN, NOT_KEPT, chosen
 from strop.workers.episodes import Episode, episode_rows
-from strop.workers.estimator_columns import greedy_baselines, part_columns, reward_parts
+from strop.workers.estimator_columns import part_columns, reward_parts
 from strop.workers.reports import report_of
 
 

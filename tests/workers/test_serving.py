@@ -7,7 +7,8 @@ from pathlib import Path
 
 from strop.engines.config import ModelConfig
 from strop.rollout.config import RolloutConfig
-from strop.rollout.engine_group import Place, make_serving
+from strop.rollout.engine_group import Place
+from strop.rollout.serving import make_serving
 from strop.rollout.types import Sampling
 from strop.trainer.standalone import client_of, load_generation
 

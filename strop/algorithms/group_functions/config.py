@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from strop.algorithms.registry import REWARD_SHAPINGS, check_settings
-
-if TYPE_CHECKING:
-    from strop.trainer.config import Config
 
 
 def check_overlong(reward: Any) -> None:
@@ -28,22 +26,32 @@ def check_shaping(algorithm: Any) -> None:
         )
 
 
-def check(config: Config) -> None:
-    """Refuse a function that there is not, settings that it has not, or a penalty on all responses.
+def check_shaping_function(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a function that there is not, or settings that it has not.
+
+    Args:
+        name: algorithm.reward_shaping; empty: no function.
+        settings: algorithm.shaping_settings.
 
     Raises:
         ValueError: the sentence says which.
     """
-    buffer, limit = (
-        config.reward.overlong_buffer,
-        config.data.max_response_tokens,
-    )
+    if name:
+        check_settings(REWARD_SHAPINGS.kind, name, REWARD_SHAPINGS.declaration(name), settings)
+
+
+def check_overlong_buffer(buffer: int, limit: int) -> None:
+    """Refuse a penalty on all responses.
+
+    Args:
+        buffer: reward.overlong_buffer.
+        limit: data.max_response_tokens.
+
+    Raises:
+        ValueError: the sentence says what to set.
+    """
     if buffer > limit:
         raise ValueError(
             f"reward.overlong_buffer is {buffer}, but data.max_response_tokens is {limit}: the penalty begins that "
             f"many tokens below the limit, so set it to at most {limit}, or 0"
         )
-    settings = config.algorithm
-    if shaping := settings.reward_shaping:
-        declaration = REWARD_SHAPINGS.declaration(shaping)
-        check_settings(REWARD_SHAPINGS.kind, shaping, declaration, settings.shaping_settings)

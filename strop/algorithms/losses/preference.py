@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from strop.data.preference_config import PreferConfig
+from strop.algorithms.preference_loss_config import PreferenceLossConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Weighed:
     metrics: dict[str, float]
 
 
-def weigh(config: PreferConfig, batch: Batch) -> Weighed:
+def weigh(config: PreferenceLossConfig, batch: Batch) -> Weighed:
     """The loss and its derivative by the numbers of the batch."""
     numbers = batch.numbers.detach().clone().requires_grad_()
     terms, metrics = _terms(config, numbers, batch)
@@ -53,7 +53,7 @@ def weigh(config: PreferConfig, batch: Batch) -> Weighed:
     return Weighed(loss=float(loss.detach()), weights=weights, metrics=metrics)
 
 
-def _terms(config: PreferConfig, numbers: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+def _terms(config: PreferenceLossConfig, numbers: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
     """The loss of each example [n], differentiable, and numbers of the batch."""
     if config.loss == "reward":
         margins = numbers[:, 0] - numbers[:, 1]
@@ -70,7 +70,7 @@ def _terms(config: PreferConfig, numbers: Tensor, batch: Batch) -> tuple[Tensor,
     return _of_margins(config, ratios, batch.lengths) + imitation, seen
 
 
-def _of_margins(config: PreferConfig, ratios: Tensor, lengths: Tensor) -> Tensor:
+def _of_margins(config: PreferenceLossConfig, ratios: Tensor, lengths: Tensor) -> Tensor:
     """The loss of each comparison [n], of log-ratios to the starting model; with orpo and simpo of mean log-probs."""
     margins = config.beta * (ratios[:, 0] - ratios[:, 1])
     if config.loss == "simpo":
@@ -92,7 +92,7 @@ def _log_odds(means: Tensor) -> Tensor:
     return means - torch.log(-torch.expm1(means))
 
 
-def _kto(config: PreferConfig, ratios: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+def _kto(config: PreferenceLossConfig, ratios: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
     """Good answers rise above, bad ones sink below the distance to the starting model, which itself is not trained:
     the mean log-ratio of answers to prompts that are not theirs, at least 0."""
     distance = ratios[:, 1].detach().mean().clamp(min=0)

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Collection
 from typing import Any, get_args
 
+from strop.algorithms.preference_loss_config import Loss
 from strop.cli.commands.sft import reads_of
 from strop.cli.launching import add_run_arguments, begin, carrying_out
-from strop.data.preference_config import Loss
 from strop.run import MODEL_FOLDER, RunFolder
 from strop.trainer.sft.result import sft_result_of
 from strop.utils.quiet_libraries import quiet_models

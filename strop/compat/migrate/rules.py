@@ -41,7 +41,7 @@ from strop.compat.migrate.result import (
     skip,
 )
 from strop.compat.migrate.source import MODELSCOPE
-from strop.observability.trackers.setup import check_trackers
+from strop.observability.trackers.group import check_trackers
 
 Functions = Mapping[str, Callable[..., Any]]
 """What `by`, `as` and `only_if` name beside the conversions here: rules, conversions (value, facts), conditions."""

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from tensordict import TensorDict
 
 from strop.controller.partition import Partition
-from strop.protocol import BatchError, DataProto
+from strop.protocol.columns import BatchError
+from strop.protocol.data_proto import DataProto
 from strop.protocol.indices import Rows as RowNumbers
 from strop.protocol.indices import row_numbers
 from strop.protocol.merging import check_same_columns, chosen, joined_meta_info, merged_meta_info

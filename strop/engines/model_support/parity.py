@@ -20,7 +20,8 @@ from strop.engines.causal_lm import CausalLM, logit_form, max_positions, use_pac
 from strop.engines.head import Head
 from strop.engines.linear_attention.packed import LINEAR, Context, Run
 from strop.engines.linear_attention.states import Recurrence
-from strop.engines.multimodal.model_with_media import media_inputs
+from strop.engines.multimodal.inputs import media_inputs
+from strop.engines.multimodal.probe import MediaProbe
 
 PROBE_LENGTHS = (12, 32)
 """Lengths of the two sequences on which a loaded model is compared with its own attention: packed, the short one lies
@@ -87,7 +88,9 @@ def check_packed(module: Any, device: torch.device, *, by_formula: bool = False)
     with _short_windows(module, media):
         head = _LargeLogits(module)
         own = torch.cat([head.run_alone(ids) for ids in sequences])
-        media_difference = None if media is None else media.probe(device)
+        media_probe = None
+        if media is not None and "image" in media.token_ids:
+            media_probe = MediaProbe(module, media, device)
         use_packed_attention(module, media, by_formula=by_formula)
         model = CausalLM(module, compute_dtype=torch.float32, media=media)
         for is_training in (False, True):
@@ -100,7 +103,7 @@ def check_packed(module: Any, device: torch.device, *, by_formula: bool = False)
                     f"{type(module).__name__} gives other {head.what} on packed tokens{when} than alone (largest "
                     f"difference {difference:.2g}): {_REFUSAL}"
                 )
-        if media_difference is not None and not (difference := media_difference(model)) < PROBE_TOLERANCE:
+        if media_probe is not None and not (difference := media_probe.difference(model)) < PROBE_TOLERANCE:
             raise ValueError(
                 f"{type(module).__name__} gives other log-probs on packed prompts with images than on each alone "
                 f"(largest difference {difference:.2g}): {_REFUSAL}"

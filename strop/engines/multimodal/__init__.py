@@ -1,12 +1,10 @@
 """Images and videos: what rows and tools give, put into token ids and into the forward pass of a model.
 
-families.py          Which models read images, and how
+families.py          Families of models that read images
 image_reader.py      Pictures in files, with Pillow
-inputs.py            Models with images and videos, as the engines ask for them
+inputs.py            The media side of a model folder, and of a model that was loaded from it
 kimi.py              Images of Kimi K2.5
 llama4_canvas.py     Images of Llama 4
-model_with_media.py  Models that take media beside tokens, by the package that knows them
-                     (strop.engines.multimodal.vl_model)
 patch_grids.py       Models that read a picture as a grid of patches of its own shape
 pixels.py            Images and videos into the pixels that a vision tower takes
 placeholders.py      Images and videos in token ids

@@ -1,4 +1,4 @@
-"""Which models read images, and how: as grids of patches (grids.py), or as tiles (tiles.py), by a declaration here."""
+"""Families of models that read images: as grids of patches (patch_grids.py), or as tiles (tiling.py), declared here."""
 
 from __future__ import annotations
 

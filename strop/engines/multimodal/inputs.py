@@ -1,4 +1,4 @@
-"""Models with images and videos, as the engines ask for them."""
+"""The media side of a model folder, and of a model that was loaded from it."""
 
 from __future__ import annotations
 
@@ -6,43 +6,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from strop.engines.multimodal.families import (
-    load_media_processor,
-    media_token_ids,
-    reader_of,
-    takes_media,
-    vision_of,
-    written_template,
-)
-from strop.engines.multimodal.model_with_media import MediaInputs
-from strop.engines.multimodal.vl_model import Reader
-
-__all__ = [
-    "AUTO_CLASS", "copy_settings", "media_inputs", "media_reader", "media_token_ids", "takes_media", "written_template",
-]  # fmt: skip
-
-AUTO_CLASS: Any = AutoModelForImageTextToText
-"""The class of transformers that loads these models."""
+from strop.engines.multimodal.families import load_media_processor, reader_of, takes_media, vision_of
+from strop.engines.multimodal.vl_model import Reader, Vision
 
 
-def media_inputs(module: Any, folder: str) -> MediaInputs | None:
-    """The vision side of a loaded model; None where it has none, as the classifiers of transformers.
+def media_inputs(module: Any, folder: str = "") -> Vision | None:
+    """The vision side of a loaded model; None for a model of text alone, and for the classifiers of transformers.
+
+    Without a folder it takes text alone.
 
     Raises:
         ValueError: the folder has an image processor that cannot be used here.
     """
+    if not takes_media(module.config):
+        return None
     return vision_of(module, load_media_processor(folder) if folder else None)
 
 
 def media_reader(config: Any, folder: str) -> Reader | None:
-    """How the models of a folder read media without a model; None where that takes the model.
+    """The reader of media of a model folder, without a model; None for a model of text alone, or where reading takes
+    the model.
 
     Raises:
         ValueError: the folder has an image processor that cannot be used here.
     """
-    return reader_of(config, load_media_processor(folder))
+    return reader_of(config, load_media_processor(folder)) if takes_media(config) else None
+
+
+def language_model_class(config: Any) -> Any:
+    """The class of transformers that loads the language model of this configuration."""
+    return AutoModelForImageTextToText if takes_media(config) else AutoModelForCausalLM
 
 
 def copy_settings(sources: Sequence[Path], folder: Path) -> None:

@@ -26,10 +26,9 @@ from torch import Tensor
 
 from strop.engines.multimodal.image_reader import upright_pictures
 from strop.engines.multimodal.pixels import MediaProcessor, changed, film_key
-from strop.engines.multimodal.probe import Trial
 from strop.engines.multimodal.video_reader import digest_of, read_frames
 from strop.engines.multimodal.video_settings import VideoSettings, load_video_settings
-from strop.engines.multimodal.vl_model import Vision
+from strop.engines.multimodal.vl_model import Trial, Vision
 from strop.protocol.trajectory import Media
 
 MAX_ASPECT = 200

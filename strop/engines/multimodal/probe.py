@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from strop.engines.attention import PackedAttention, Segment
 from strop.engines.causal_lm import CausalLM
+from strop.engines.multimodal.vl_model import Vision
 from strop.engines.packing import joined_positions
-
-if TYPE_CHECKING:
-    from strop.engines.multimodal.vl_model import Vision
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """An image whose pixels differ, as arguments of a model."""
-
-    num_tokens: int
-    arguments: Mapping[str, Tensor]
 
 
 class MediaProbe:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from torch import Tensor, nn
 from strop.engines.attention import Span
 from strop.engines.multimodal.pixels import MediaProcessor
 from strop.engines.multimodal.placeholders import ToolImages
-from strop.engines.multimodal.probe import MediaProbe, Trial
 from strop.protocol.trajectory import Media
 
 
@@ -77,6 +77,14 @@ class Reader:
                 "it"
             )
         return self.processor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """An image whose pixels differ, as arguments of a model."""
+
+    num_tokens: int
+    arguments: Mapping[str, Tensor]
 
 
 class Vision(Reader, ABC):
@@ -170,12 +178,6 @@ class Vision(Reader, ABC):
         parts = dict.fromkeys(config.sub_configs, name)
         parts["vision_config"] = "eager" if by_formula else config.vision_config._attn_implementation
         return {"": name, **parts}
-
-    def probe(self, device: torch.device) -> Callable[[Any], float] | None:
-        """The module on prompts with an image each; see `MediaProbe`."""
-        if "image" not in self.token_ids:
-            return None
-        return MediaProbe(self.module, self, device).difference
 
     def save_settings(self, folder: Path) -> None:
         """Copy the settings of the image processor into another model folder."""

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from strop.engines.config import OptimizerConfig
 from strop.engines.gradients import local
-from strop.engines.optimizer import Part, adamw_groups
+from strop.engines.optimizers.adamw import Part, adamw_groups
 
 
 def adamw_8bit_parts(

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from strop.engines.config import OptimizerConfig
 from strop.engines.gradients import local, meeting_device
-from strop.engines.optimizer import Part, adamw_parts
+from strop.engines.optimizers.adamw import Part, adamw_parts
 from strop.engines.parallel.ranks import exchanged
 
 NEWTON_SCHULZ_STEPS = 5

@@ -35,7 +35,6 @@ from torch import Tensor
 
 from strop.engines.attention import AttentionContext, AttentionForm
 from strop.engines.parallel.ranks import exchanged
-from strop.engines.tokens import Tokens
 
 
 def check_sequence_parallel(config: Any, sp_size: int, world_size: int, *, section: str = "engine") -> None:
@@ -204,28 +203,45 @@ def tokens_per_rank(num_tokens: int, num_ranks: int) -> int:
     return max(1, math.ceil(num_tokens / num_ranks))
 
 
-def shard_micro_batch(micro_batch: Tokens, group: dist.ProcessGroup) -> SequenceShard:
-    """This rank's part of a micro-batch that all ranks of the group packed alike. Communicates nothing."""
+def shard_micro_batch(
+    *,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    attention: AttentionContext,
+    hidden_index: Tensor,
+    targets: Tensor,
+    group: dist.ProcessGroup,
+) -> SequenceShard:
+    """This rank's part of a micro-batch that all ranks of the group packed alike. Communicates nothing.
+
+    Args:
+        input_ids, position_ids: [1, N].
+        attention: over the N tokens.
+        hidden_index: [M], packed position whose hidden state predicts each target.
+        targets: [M].
+        group: the ranks that share each sequence.
+    """
     size, rank = dist.get_world_size(group), dist.get_rank(group)
-    n = tokens_per_rank(micro_batch.num_tokens, size)
-    m = tokens_per_rank(len(micro_batch.targets), size)
+    num_tokens = input_ids.shape[1]
+    n = tokens_per_rank(num_tokens, size)
+    m = tokens_per_rank(len(targets), size)
 
     def piece(row: Tensor, length: int) -> Tensor:
         # Padding is token 0 at position 0: any that exists will do, as nothing looks at it.
         padded = F.pad(row, (0, length * size - row.shape[-1]))
         return padded[..., rank * length : (rank + 1) * length]
 
-    index = micro_batch.hidden_index.cpu()  # collectives take their counts from the host
+    index = hidden_index.cpu()  # collectives take their counts from the host
     wanted = F.pad(index, (0, m * size - len(index))).view(size, m)  # row r: what the share of rank r needs
     holder = wanted // n
     here = holder == rank
-    device = micro_batch.input_ids.device
+    device = input_ids.device
     return SequenceShard(
-        input_ids=piece(micro_batch.input_ids, n),
-        position_ids=piece(micro_batch.position_ids, n),
-        attention=UlyssesAttention(micro_batch.attention, num_tokens=micro_batch.num_tokens, group=group),
-        targets=piece(micro_batch.targets, m),
-        num_predicted=len(micro_batch.targets),
+        input_ids=piece(input_ids, n),
+        position_ids=piece(position_ids, n),
+        attention=UlyssesAttention(attention, num_tokens=num_tokens, group=group),
+        targets=piece(targets, m),
+        num_predicted=len(targets),
         group=group,
         send_index=(wanted[here] - rank * n).to(device),
         send_counts=here.sum(1).tolist(),

@@ -21,9 +21,9 @@ from strop.observability.health.side_rules import (
     process_rewards_swamp,
     useless_critic,
 )
-from strop.trainer.staleness_metrics import STALENESS
 from strop.workers.metrics import LENGTH, OUTCOMES, VALIDATION
 from strop.workers.rows import GRAD_NORM, LEARNING_RATE, SKIPPED_UPDATES
+from strop.workers.staleness_metrics import STALENESS
 
 IN_A_ROW = 3
 """Steps in a row after which something is no accident."""

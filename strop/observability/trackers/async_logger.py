@@ -55,7 +55,7 @@ class Remote(ABC):
 
 
 class Behind:
-    """A `strop.observability.trackers.group.Tracker` that tells a remote from a thread; subclasses say which one."""
+    """A `strop.observability.trackers.setup.Tracker` that tells a remote from a thread; subclasses say which one."""
 
     remote: ClassVar[type[Remote]]
 

@@ -7,54 +7,42 @@ hold about steps after the resume point is replaced by what the continued run lo
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
-from strop.observability.trackers.setup import METRICS_FILE, JsonlTracker, Trackers, TrackerSetup
+from strop.observability.trackers.clearml import ClearmlTracker
+from strop.observability.trackers.comet import CometTracker
+from strop.observability.trackers.console import ConsoleTracker
+from strop.observability.trackers.mlflow import MlflowTracker
+from strop.observability.trackers.setup import METRICS_FILE, Tracker, TrackerFactory, TrackerSetup, trackers
+from strop.observability.trackers.swanlab import SwanlabTracker
+from strop.observability.trackers.tensorboard import TensorBoardTracker
+from strop.observability.trackers.trackio import TrackioTracker
+from strop.observability.trackers.wandb import WandbTracker
 from strop.run.errors import RunError
-from strop.utils.registry import Registry, unknown
+from strop.utils.registry import unknown
 from strop.utils.sanitize import as_number, storable_text
 
 logger = logging.getLogger(__name__)
 
 
-class Tracker(Protocol):
-    """Takes the metrics of each step."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take metrics of one step; several calls for one step add up."""
-
-    def close(self) -> None:
-        """Write what is pending and let go of files and the terminal; a second call does nothing."""
-
-
-TrackerFactory = Callable[[TrackerSetup], Tracker]
-
-
-trackers: Registry[TrackerFactory] = Registry("tracker", group="strop.trackers")
-"""Tracker factories by the names that a configuration uses."""
-
-
-BUILT_IN = ("console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio", "clearml", "comet")
+_CLASSES = {
+    "console": ConsoleTracker,
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandbTracker,
+    "mlflow": MlflowTracker,
+    "swanlab": SwanlabTracker,
+    "trackio": TrackioTracker,
+    "clearml": ClearmlTracker,
+    "comet": CometTracker,
+}
+BUILT_IN = tuple(_CLASSES)
 """Names of trackers beside `jsonl`."""
 
 
 def built_in(name: str) -> Any:
     """The class of a tracker, which has check() for what it needs; its own library is imported when one is made."""
-    from strop.observability.trackers.clearml import ClearmlTracker  # they import Tracker from here
-    from strop.observability.trackers.comet import CometTracker
-    from strop.observability.trackers.console import ConsoleTracker
-    from strop.observability.trackers.mlflow import MlflowTracker
-    from strop.observability.trackers.swanlab import SwanlabTracker
-    from strop.observability.trackers.tensorboard import TensorBoardTracker
-    from strop.observability.trackers.trackio import TrackioTracker
-    from strop.observability.trackers.wandb import WandbTracker
-
-    classes = (
-        ConsoleTracker, TensorBoardTracker, WandbTracker, MlflowTracker, SwanlabTracker, TrackioTracker,
-        ClearmlTracker, CometTracker,
-    )  # fmt: skip
-    return dict(zip(BUILT_IN, classes, strict=True))[name]
+    return _CLASSES[name]
 
 
 def check_trackers(names: Sequence[str]) -> None:
@@ -73,7 +61,7 @@ def _factory(name: str) -> TrackerFactory:
     return built_in(name) if name in BUILT_IN else trackers[name]
 
 
-class TrackerGroup(Trackers):
+class TrackerGroup:
     """Several trackers as one.
 
     What trackers show is no part of the run: one that fails is said once and left out from then on. The exception is a
@@ -116,6 +104,12 @@ class TrackerGroup(Trackers):
                 _warn(name, error)
                 self._close_one(name, is_said=True)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Close every tracker, also when one of them fails to."""
         for name in reversed(list(self._trackers)):
@@ -136,9 +130,3 @@ def _warn(name: str, error: Exception) -> None:
         name, METRICS_FILE, f"{type(error).__name__}: {error}",
     )  # fmt: skip
     logger.debug("how it failed", exc_info=error)
-
-
-@trackers.register("jsonl")
-def jsonl_tracker(setup: TrackerSetup) -> Tracker:
-    """One JSON object per line in `metrics.jsonl`."""
-    return JsonlTracker(setup.folder / METRICS_FILE, resume_step=setup.resume_step)

@@ -1,43 +1,21 @@
-"""Where the numbers of a run go: into its metrics file, and where strop.observability.trackers shows or sends them."""
+"""Trackers take the numbers of a run: their contract and registry, and the metrics file, which is one of them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Protocol
 
 from rich.console import Console
 
 from strop.run.errors import RunError
 from strop.run.records import MAX_STEP
 from strop.utils.atomic_io import append_line, replace_text, whole_lines
-from strop.utils.lazy_import import lazy_names
+from strop.utils.registry import Registry
 from strop.utils.safe_read import open_regular, parse_json
-from strop.utils.sanitize import as_number, storable, storable_text
-
-if TYPE_CHECKING:
-    from strop.observability.trackers.group import Tracker, TrackerGroup, trackers
-
-__all__ = [
-    "METRICS_FILE",
-    "JsonlTracker",
-    "Tracker",
-    "TrackerGroup",
-    "TrackerSetup",
-    "Trackers",
-    "check_trackers",
-    "read_metrics",
-    "trackers",
-    "trackers_of",
-]
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "strop.observability.trackers.group": "Tracker TrackerGroup trackers",
-    },
-)
+from strop.utils.sanitize import as_number, storable
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -62,52 +40,21 @@ class TrackerSetup:
     """Where progress is shown; standard output stays free for results."""
 
 
-class Trackers:
-    """The trackers of a run as one. Here they are its metrics file alone, where that is asked for."""
-
-    def __init__(self, names: Sequence[str], setup: TrackerSetup) -> None:
-        file = setup.folder / METRICS_FILE
-        self._file = JsonlTracker(file, resume_step=setup.resume_step) if "jsonl" in names else None
+class Tracker(Protocol):
+    """Takes the metrics of each step."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take metrics of one step, whatever their names and values came from; several calls for one step add up."""
-        if self._file is not None:
-            self._file.log(step, {storable_text(name): as_number(value) for name, value in metrics.items()})
-
-    def note(self, text: str) -> None:
-        """Show how far a step is, where anything shows it."""
+        """Take metrics of one step; several calls for one step add up."""
 
     def close(self) -> None:
         """Write what is pending and let go of files and the terminal; a second call does nothing."""
-        if self._file is not None:
-            self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
-def check_trackers(names: Sequence[str]) -> None:
-    """Raise a ValueError, with the known names, when one of these is no tracker, or lacks what it needs."""
-    if any(name != "jsonl" for name in names):
-        from strop.observability.trackers import group  # imports this module
-
-        group.check_trackers(names)
+TrackerFactory = Callable[[TrackerSetup], Tracker]
 
 
-def trackers_of(names: Sequence[str], setup: TrackerSetup) -> Trackers:
-    """The trackers of these names.
-
-    Raises:
-        ValueError: as `check_trackers`.
-        RunError: the metrics file cannot be written.
-    """
-    check_trackers(names)
-    from strop.observability.trackers.group import TrackerGroup  # imports this module
-
-    return TrackerGroup(names, setup)
+trackers: Registry[TrackerFactory] = Registry("tracker", group="strop.trackers")
+"""Tracker factories by the names that a configuration uses."""
 
 
 class JsonlTracker:
@@ -137,6 +84,12 @@ class JsonlTracker:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+@trackers.register("jsonl")
+def jsonl_tracker(setup: TrackerSetup) -> Tracker:
+    """One JSON object per line in `metrics.jsonl`."""
+    return JsonlTracker(setup.folder / METRICS_FILE, resume_step=setup.resume_step)
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

@@ -5,6 +5,7 @@ cache.py          Keys and values of the running sequences, and the attention of
 compiled.py       What the engine may be given compiled for the processor
 cuda_graph.py     Decode steps of a few fixed shapes, which a GPU captures once and repeats with one call each
 decode_kernel.py  Attention of a decode step on a CUDA device
+decode_steps.py   Decode steps in place of the model's own forward pass
 engine.py         The asyncio face of the in-process engine
 half_weights.py   Weights of products held in half precision while an accelerator generates
 prefill.py        The tokens that requests begin with

@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
@@ -19,6 +18,9 @@ from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
 from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.cpu.steps import fused_step
+from strop.rollout.native.cuda_graph import static_step
+from strop.rollout.native.decode_steps import DecodeSteps
 from strop.rollout.native.half_weights import half_weights
 from strop.rollout.native.prefill import Given, Prefill
 from strop.rollout.native.request import Request
@@ -27,53 +29,10 @@ from strop.utils.device import sent
 
 logger = logging.getLogger(__name__)
 
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
-"""Share of the largest logit by which another step may differ from that of the model's own forward pass."""
 
-
-class OtherSteps(Protocol):
-    """Decode steps in place of the model's own forward pass."""
-
-    is_given_up: bool
-    """They are not used any more."""
-
-    def logits(
-        self,
-        ids: Tensor,
-        lengths: Tensor,
-        positions: Tensor,
-        cache: SlotCache,
-        *,
-        num_tokens: int,
-        own: Callable[[], Tensor],
-    ) -> Tensor:
-        """Logits [B, V] behind one token of each sequence; `own` gives them by the model's own forward pass."""
-
-    def look_again(self) -> None:
-        """The weights may be others from now on."""
-
-    def free(self) -> None:
-        """Give memory back."""
-
-
-def other_steps(model: CausalLM) -> OtherSteps | None:
+def other_steps(model: CausalLM) -> DecodeSteps | None:
     """Decode steps on a CPU in C, or captured on a device; None where the model goes through its own forward pass."""
-    from strop.rollout.native.cpu.steps import fused_step  # both import from here
-    from strop.rollout.native.cuda_graph import static_step
-
     return fused_step(model) or static_step(model)
-
-
-def agrees(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a step gave what the model's own forward pass gives; says so where not."""
-    difference = float((logits - expected).abs().max())
-    if difference <= TOLERANCE.get(dtype, 0.1) * float(expected.abs().max()):
-        return True
-    logger.warning(
-        "decoding goes through the model's own forward pass, which is slower: another way of it differs by %.3g",
-        difference,
-    )
-    return False
 
 
 class DecodeBatch:

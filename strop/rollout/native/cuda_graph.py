@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from strop.engines.causal_lm import CausalLM
-from strop.rollout.native.batch import agrees
 from strop.rollout.native.cache import DecodeAttention, SlotCache
+from strop.rollout.native.decode_steps import agrees
 
 logger = logging.getLogger(__name__)
 

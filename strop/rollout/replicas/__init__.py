@@ -3,7 +3,6 @@
 checks.py             Engines in processes of their own, and rollout workers apart
 client.py             Asks engines that may be lost
 engine_replicas.py    The engines of one rollout worker
-joining.py            Engines in processes of their own, as rollout workers and evaluations ask for them
 partial_request.py    A request that is answered in several parts
 prompt_checks.py      What engines in processes of their own ask of a request before they take it
 router.py             Engines that generate side by side

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from strop.trainer.config import Config
+from strop.rollout.config import RolloutConfig
 
 
-def check(config: Config) -> None:
+def check_replicas(rollout: RolloutConfig, *, is_apart: bool) -> None:
     """Refuse several engines of a rollout worker that has a process of its own.
+
+    Args:
+        rollout: section of the run.
+        is_apart: resources.apart names the role.
 
     Raises:
         ValueError: the sentence says what to do.
     """
-    if config.rollout.replicas > 1 and "rollout" in config.resources.apart:
+    if rollout.replicas > 1 and is_apart:
         raise ValueError(
-            f"rollout.replicas is {config.rollout.replicas} with resources.apart={{rollout: …}}, where each process "
+            f"rollout.replicas is {rollout.replicas} with resources.apart={{rollout: …}}, where each process "
             f"has one engine: raise the number of processes instead"
         )

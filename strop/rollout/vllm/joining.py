@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from strop.engines.model import read_shape, unused_tokens
-from strop.engines.multimodal.model_with_media import media_reader
+from strop.engines.multimodal.inputs import media_reader
 from strop.rollout.engine_group import Generation, Place
 from strop.rollout.replicas.subprocess_engine import own_process
 from strop.rollout.vllm.engine import Settings, start_vllm

@@ -11,6 +11,8 @@ from strop.engines.model import load_model
 from strop.engines.training import Engine
 from strop.rollout.engine_group import Generation, Place
 from strop.rollout.registry import engines
+from strop.rollout.sglang.joining import make_sglang
+from strop.rollout.vllm.joining import make_vllm
 from strop.rollout.weight_sync.probe import check_probe, probe_of
 from strop.rollout.weight_sync.stream import parameter_stream
 from strop.rollout.weight_sync.target import WeightTarget
@@ -24,12 +26,8 @@ async def make_engine(place: Place) -> Generation:
     """
     name = place.rollout.engine
     if name == "vllm":
-        from strop.rollout.vllm.joining import make_vllm  # imports this package
-
         return await make_vllm(place)
     if name == "sglang":
-        from strop.rollout.sglang.joining import make_sglang
-
         return await make_sglang(place)
     made: Generation = await engines[name](place)
     return made

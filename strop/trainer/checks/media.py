@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from strop.engines.config import ModelConfig
 from strop.engines.model import read_shape
-from strop.engines.multimodal.model_with_media import media_reader
+from strop.engines.multimodal.inputs import media_reader
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import NATIVE
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from strop.algorithms.group_functions import config as stream_functions
+from strop.algorithms.group_functions.config import check_overlong_buffer, check_shaping_function
 from strop.algorithms.specs import check_estimator, check_loss_settings
 from strop.data.curriculum import sees_results
 from strop.rewards.judges.config import CallsConfig
 from strop.rollout.registry import check_engine_name
-from strop.rollout.replicas import checks as rollout_processes
+from strop.rollout.replicas.checks import check_replicas
 from strop.trainer.checks import algorithms as recipes
 from strop.trainer.checks import async_rollout as ahead
 from strop.trainer.checks import dynamic_sampling as filter_groups
@@ -39,6 +39,15 @@ def check_together(config: Config) -> None:
     check_loss_settings(config.algorithm.policy_loss, config.algorithm.loss_settings)
     for check in _CHECKS:
         check(config)
+
+
+def _check_shaping(config: Config) -> None:
+    check_overlong_buffer(config.reward.overlong_buffer, config.data.max_response_tokens)
+    check_shaping_function(config.algorithm.reward_shaping, config.algorithm.shaping_settings)
+
+
+def _check_replicas(config: Config) -> None:
+    check_replicas(config.rollout, is_apart="rollout" in config.resources.apart)
 
 
 def _check_budgets(config: Config) -> None:
@@ -108,12 +117,12 @@ def _check_epochs(config: Config) -> None:
 
 
 _CHECKS = (
-    stream_functions.check,
+    _check_shaping,
     ulysses.check,
     _check_services,
     recipes.check,
     roles.check,
-    rollout_processes.check,
+    _check_replicas,
     restarts.check,
     filter_groups.check,
     _check_sampler,

@@ -4,6 +4,7 @@ asynchronous.py      Groups that rollout workers play over several steps
 calls.py             Calls of rollout workers that play groups over several steps
 collector.py         The samples of a step
 dynamic_sampling.py  Dynamic sampling (DAPO)
+greedy_baselines.py  Greedy baselines, which some estimators take (ReMax)
 group_filter.py      Dynamic sampling
 groups.py            Groups of steps to come, and those of them that a step drops
 lead.py              Groups in flight go on in later steps

@@ -22,6 +22,7 @@ from strop.run.replay_schedule import StepSchedule, write_schedule
 from strop.trainer.collecting import TooFewGroups, check_failures, training_rows
 from strop.trainer.collectors.asynchronous import AsynchronousGroups
 from strop.trainer.collectors.dynamic_sampling import FILTER, LOWEST_RATE, SURPLUS, GroupFilter
+from strop.trainer.collectors.greedy_baselines import greedy_baselines
 from strop.trainer.collectors.groups import DroppedGroups, ages
 from strop.trainer.collectors.lengths import Lengths
 from strop.trainer.collectors.next_prompts import NextPrompts
@@ -31,12 +32,11 @@ from strop.trainer.collectors.replayed import RecordedOrder
 from strop.trainer.config import Config
 from strop.trainer.records import StepRecord
 from strop.trainer.rollout_batch import Experience
-from strop.trainer.staleness_metrics import staleness_metrics
 from strop.trainer.timing import Stages
 from strop.trainer.worker_groups import Roles
 from strop.utils.metrics import Metric
-from strop.workers.estimator_columns import greedy_baselines
 from strop.workers.reports import EpisodeReport
+from strop.workers.staleness_metrics import staleness_metrics
 
 PROMPTS_AHEAD = Metric(
     "training/off_policy/prompts_ahead", "prompts", "begun and not in this step or an earlier one"

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from strop.algorithms.losses.preference import Batch, Weighed, weigh
+from strop.algorithms.preference_loss_config import WITHOUT_REFERENCE
 from strop.controller import RoleSpec, as_list, role
-from strop.data.preference_config import WITHOUT_REFERENCE
 from strop.data.preference_rows import Compared, PreferenceDataset
 from strop.data.readers import read_rows
 from strop.engines.model import check_language_model

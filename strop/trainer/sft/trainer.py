@@ -23,9 +23,10 @@ from strop.engines.config import ModelConfig
 from strop.engines.learning_rates import too_large
 from strop.engines.model import check_language_model, load_tokenizer, read_shape
 from strop.engines.model_folder import named_ends
-from strop.engines.multimodal.model_with_media import media_models
+from strop.engines.multimodal.families import media_token_ids, takes_media
 from strop.engines.parallel.ulysses import check_sequence_parallel
-from strop.observability.trackers.setup import Trackers, TrackerSetup, check_trackers, trackers_of
+from strop.observability.trackers.group import TrackerGroup, check_trackers
+from strop.observability.trackers.setup import TrackerSetup
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
 from strop.trainer.callbacks import StopRequest
@@ -172,7 +173,7 @@ class SupervisedTrainer:
             self._start_worker(stack)
             stack.enter_context(settled())
             self._begin()
-            trackers = stack.enter_context(trackers_of(self._config.trainer.trackers, setup))
+            trackers = stack.enter_context(TrackerGroup(self._config.trainer.trackers, setup))
             if self._val is not None and self._wants_first_validation():
                 trackers.log(0, self._validate(self._val, 0))
             for step in range(self._start_step + 1, self._num_steps + 1):
@@ -187,7 +188,7 @@ class SupervisedTrainer:
     def _begin(self) -> None:
         """What is to be done once with the model at the start, before the first step of this process."""
 
-    def _run_step(self, step: int, trackers: Trackers) -> None:
+    def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records and its checkpoint, which is also written where the run is asked to end."""
         numbers = self._step(step)
         is_last = step == self._num_steps
@@ -299,10 +300,9 @@ def _check_media_tokens(dataset: SftDataset, model: ModelConfig) -> None:
         ValueError: with the row.
     """
     shape = read_shape(model)
-    family = media_models(shape)
-    if family is None:
+    if not takes_media(shape):
         return
-    stand_for_media = set(family.media_token_ids(shape).values())
+    stand_for_media = set(media_token_ids(shape).values())
     for number in range(len(dataset)):
         example = dataset[number]
         if not example.media and not stand_for_media.isdisjoint(example.token_ids):

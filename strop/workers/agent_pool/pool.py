@@ -44,7 +44,7 @@ from strop.workers.agent_pool.wire import (
     sequence_in,
     span_in,
 )
-from strop.workers.player import EpisodeFailed
+from strop.workers.episodes import EpisodeFailed
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from references.tiny_vision import BLUE, RED, picture, png, save_tiny_vision
 from references.vision_prompts import prompts_from, prompts_of
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
-from strop.engines.multimodal.model_with_media import media_reader
+from strop.engines.multimodal.inputs import media_reader
 from strop.engines.multimodal.vl_model import Reader
 from strop.rollout.config import RolloutConfig
 from strop.rollout.vllm.config import VllmConfig

@@ -18,7 +18,7 @@ from references.vision_prompts import WIDE, asked, generated_by_transformers, pr
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import EngineConfig, ModelConfig
 from strop.engines.model import load_model, load_tokenizer, weights_of_folder
-from strop.engines.multimodal.model_with_media import media_reader
+from strop.engines.multimodal.inputs import media_reader
 from strop.engines.packing import make_rows
 from strop.engines.training import Engine
 from strop.protocol.trajectory import MediaTokens, Prompt, Trajectory, media_of

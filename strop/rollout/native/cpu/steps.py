@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from strop.engines.attention import FORMULA_NAME
 from strop.engines.causal_lm import CausalLM
 from strop.engines.head import Head
-from strop.rollout.native.batch import TOLERANCE, agrees
 from strop.rollout.native.cache import SlotCache
 from strop.rollout.native.cpu.kernel import DecodeKernel, Layer, compiled
+from strop.rollout.native.decode_steps import TOLERANCE, agrees
 
 LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer"})
 """Classes of transformers whose forward pass this is."""
@@ -137,7 +137,7 @@ class FusedStep:
         num_tokens: int,
         own: Callable[[], Tensor],
     ) -> Tensor:
-        """As strop.rollout.native.batch.OtherSteps has it; positions are lengths in models of text."""
+        """As strop.rollout.native.decode_steps.DecodeSteps has it; positions are lengths in models of text."""
         if self._is_checked:
             return self.computed(ids, lengths, cache, num_tokens=num_tokens)
         expected = own()

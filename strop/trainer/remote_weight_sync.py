@@ -1,9 +1,9 @@
 """Engines at the policy's weights: after every optimizer step, and again where an engine was lost.
 
 An engine that shares nothing with the actor may die in the middle of a step. Where its worker holds the whole policy it
-starts another one by itself (fleet.py). Elsewhere, with rollout workers apart or a policy in shards, every rank takes
-part in handing weights over, so that it happens here: engines that do not serve are started again, all are brought to
-the current version, verified, and what was lost with them is played again.
+starts another one by itself (strop.rollout.replicas.engine_replicas). Elsewhere, with rollout workers apart or a policy
+in shards, every rank takes part in handing weights over, so that it happens here: engines that do not serve are started
+again, all are brought to the current version, verified, and what was lost with them is played again.
 """
 
 from __future__ import annotations

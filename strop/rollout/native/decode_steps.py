@@ -1,0 +1,54 @@
+"""Decode steps in place of the model's own forward pass: their contract, and how far they may be from it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from strop.rollout.native.cache import SlotCache
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Share of the largest logit by which another step may differ from that of the model's own forward pass."""
+
+
+class DecodeSteps(Protocol):
+    """Decode steps in place of the model's own forward pass."""
+
+    is_given_up: bool
+    """They are not used any more."""
+
+    def logits(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        positions: Tensor,
+        cache: SlotCache,
+        *,
+        num_tokens: int,
+        own: Callable[[], Tensor],
+    ) -> Tensor:
+        """Logits [B, V] behind one token of each sequence; `own` gives them by the model's own forward pass."""
+
+    def look_again(self) -> None:
+        """The weights may be others from now on."""
+
+    def free(self) -> None:
+        """Give memory back."""
+
+
+def agrees(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a step gave what the model's own forward pass gives; says so where not."""
+    difference = float((logits - expected).abs().max())
+    if difference <= TOLERANCE.get(dtype, 0.1) * float(expected.abs().max()):
+        return True
+    logger.warning(
+        "decoding goes through the model's own forward pass, which is slower: another way of it differs by %.3g",
+        difference,
+    )
+    return False
