@@ -109,7 +109,7 @@ class ToolKit(Kit):
         if self.tools and without.issuperset(agents):
             raise ValueError(
                 f"the run has tools ({', '.join(sorted(self.tools))}), but every {split} row is played by "
-                f"{' or '.join(agents.names())}, which uses none: set agent.default_agent=tool_agent, give rows an "
+                f"{' or '.join(sorted(agents))}, which uses none: set agent.default_agent=tool_agent, give rows an "
                 f"agent_name, or remove the tools"
             )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from strop.data.sampler import visit_uid
+from strop.data.visit_ids import visit_uid
 from strop.run import RunError, RunFolder, is_run
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
