@@ -1,4 +1,4 @@
-"""How many processes a run has had, from its settings."""
+"""Number of processes of a run, from its settings."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def processes_of(config: Mapping[str, Any]) -> int:
-    """How many processes a run with these settings has; 0 where they do not say."""
+def num_processes(config: Mapping[str, Any]) -> int:
+    """Number of processes of a run with these settings; 0 where they do not say."""
     resources = config.get("resources")
     if not isinstance(resources, Mapping):
         return 0
