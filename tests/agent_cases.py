@@ -12,7 +12,7 @@ from strop.agents.episodes import play_episode
 from strop.agents.setup import AgentSetup
 from strop.agents.tools.base import BaseTool
 from strop.agents.tools.images import ImageEncoder
-from strop.agents.tools.kit import ToolKit
+from strop.agents.tools.plugin import ToolPlugin
 from strop.agents.tools.session import ToolLimits, ToolSession
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
@@ -88,19 +88,21 @@ def setup_with(
     """A setup with these tools, whatever file they come from."""
     setup = AgentSetup(AgentConfig(), tokenizer, max_prompt_tokens=max_prompt_tokens)
     setup.config = AgentConfig(files=("tools.py",), **settings)
-    setup.kits = {name: kit if name == "tools" else type(kit)(setup) for name, kit in setup.kits.items()}
-    kit = tool_kit(setup)
-    kit._settings = setup.config
-    kit.tools = {tool.name: tool for tool in tools}
-    kit.parser = kit.find_parser()
+    setup.plugins = {
+        name: plugin if name == "tools" else type(plugin)(setup) for name, plugin in setup.plugins.items()
+    }
+    plugin = tool_plugin(setup)
+    plugin._settings = setup.config
+    plugin.tools = {tool.name: tool for tool in tools}
+    plugin.parser = plugin.find_parser()
     return setup
 
 
-def tool_kit(setup: AgentSetup) -> ToolKit:
+def tool_plugin(setup: AgentSetup) -> ToolPlugin:
     """The tools of a setup."""
-    kit = setup.kits["tools"]
-    assert isinstance(kit, ToolKit)
-    return kit
+    plugin = setup.plugins["tools"]
+    assert isinstance(plugin, ToolPlugin)
+    return plugin
 
 
 def make_session(
@@ -124,5 +126,5 @@ def make_session(
         limits=limits,
         facts={},
         images=images,
-        why_no_images="" if images is not None else "the model takes text alone",
+        no_images_reason="" if images is not None else "the model takes text alone",
     )

@@ -1,15 +1,15 @@
-"""Agents: what happens between a prompt and its final answer.
+"""Agents: episodes between a prompt and its final answer.
 
-builtin.py          Built-in agents, and the kits of a run, by name
-config.py           Configuration of what happens between a prompt and its final answer
-context.py          What an agent may use beside its prompt
+builtin.py          Built-in agents and plugins, by name
+config.py           Configuration of agents
+context.py          Context of an agent: chat template, limits, resources of plugins
 episodes.py         One episode
-kits.py             Kits
+plugins.py          Base class of plugins: tools, environments and the like, given to agents
 openrlhf_agents.py  Agents of OpenRLHF
 registry.py         Registry of agents
-setup.py            The agents of a run
-spans.py            What happened in an episode, and when
-user_code.py        Code of users on the event loop
+setup.py            Agents of a run: files, names, context of each episode
+spans.py            Timed spans of an episode
+user_code.py        Errors of user code on the event loop
 envs/               Environments
 interactions/       Interactions
 openai_server/      The gateway

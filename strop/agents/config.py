@@ -1,4 +1,4 @@
-"""Configuration of what happens between a prompt and its final answer."""
+"""Configuration of agents."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUILT_IN_AGENTS = AGENTS_IN_A_WORLD | {SINGLE_TURN, "interaction_agent", "tool_a
 
 @section("agent")
 class AgentConfig:
-    """Agents, and what they are given. A setting whose default is "" or () names files; a section has `code_named` and
+    """Agents and their tools. A setting whose default is "" or () names files; a section has `code_named` and
     `with_absolute_paths`."""
 
     default_agent: str = SINGLE_TURN
@@ -75,11 +75,12 @@ class AgentConfig:
         check_interactions(self)
         check_tools(self)
         # Where nothing else can be played, settings that a single turn does not read are refused.
-        given = [one for one in dataclasses.fields(self) if getattr(self, one.name) != _default(one)]
-        if self.default_agent != SINGLE_TURN or any(_names_code(setting) for setting in given):
+        fields = dataclasses.fields(self)
+        changed = [setting for setting in fields if getattr(self, setting.name) != _default(setting)]
+        if self.default_agent != SINGLE_TURN or any(_names_code(setting) for setting in changed):
             return
-        keys = [f"agent.{one.name}" for one in dataclasses.fields(self) if _names_code(one)]
-        for setting in given:
+        keys = [f"agent.{setting.name}" for setting in fields if _names_code(setting)]
+        for setting in changed:
             if setting.name not in ("timeout_s", "tool_format"):  # the latter is for `strop serve` too
                 raise ValueError(
                     f"agent.{setting.name} is {getattr(self, setting.name)}, but single_turn_agent, the only one of "
@@ -106,5 +107,5 @@ def _default(setting: dataclasses.Field[Any]) -> Any:
 
 
 def _names_code(setting: dataclasses.Field[Any]) -> bool:
-    """It names files, or is a section that does: more than single turns can be played then."""
+    """True for a setting that names files, or a section that does: more than single turns can be played then."""
     return setting.default in ("", ()) or setting.default_factory is not dataclasses.MISSING

@@ -1,4 +1,4 @@
-"""What an agent may use beside its prompt: the chat template, limits, and what kits give."""
+"""Context of an agent: the chat template, limits, and the resources of plugins."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from strop.rollout.types import OnToken, Sampling, TokenOutput
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from strop.agents.tools.images import ImageEncoder
+    from strop.agents.tools.parsed_output import AnswerParser
+    from strop.agents.tools.templates import ChatTemplate
+
 
 class Generate(Protocol):
     """Continue these token ids; random stream, deadline and token budget belong to the episode."""
@@ -26,53 +30,52 @@ class Generate(Protocol):
         max_tokens: int | None = None,
         on_token: OnToken | None = None,
     ) -> TokenOutput:
-        """What the model says.
+        """Continuation sampled by the model.
 
         Args:
             token_ids: everything so far.
             stop_token_ids: tokens that end the answer, besides those of the run.
-            max_tokens: most tokens to generate, below what the episode has left.
-            on_token: hears of each token as it is sampled.
+            max_tokens: most tokens to generate, below the rest of the episode's budget.
+            on_token: called with each token as it is sampled.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentContext:
-    """Made for one episode. What a kit gives it is an attribute under the name of the kit, such as `tools`."""
+    """Made for one episode. The resource of a plugin is an attribute under the plugin's name, such as `tools`."""
 
     config: AgentConfig
     tokenizer: PreTrainedTokenizerBase
-    chat: Callable[[], Any]
+    chat: Callable[[], ChatTemplate]
     """Makes `template`."""
-    parser: Any
-    """Reads calls, a strop.agents.tools.parsed_output.AnswerParser; None where there is nothing to call."""
+    parser: AnswerParser | None
+    """Reads calls; None where there is nothing to call."""
     tool_schemas: tuple[Mapping[str, Any], ...]
-    """Schemas of what the model can call, as the prompt shows them."""
+    """Schemas of the tools that the model can call, as the prompt shows them."""
     sampling: Sampling
-    """How the run samples; its max_tokens is the budget of the whole response."""
+    """Sampling options of the run; max_tokens is the budget of the whole response."""
     max_prompt_tokens: int
     """Tokens that a prompt of the run may have."""
     deadline: float
-    """When the episode has to end, on the clock of the event loop, in seconds."""
+    """End of the episode, on the clock of the event loop, in seconds."""
     keep_deadline: Callable[[], None] = lambda: None
-    """The agent itself ends what it plays at the deadline, and the episode counts: what it releases after that has the
-    time of agent.tool_timeout_s a call."""
-    images: Any = None
-    """Puts images that an agent comes by into token ids, a strop.agents.tools.images.ImageEncoder; None where the model
-    takes text alone."""
-    kits: Mapping[str, Any] = field(default_factory=dict)
-    """What kits give the episode, by their names."""
+    """Called by an agent that ends its episode at the deadline itself, so that the episode counts; each release of a
+    tool after that may take agent.tool_timeout_s."""
+    images: ImageEncoder | None = None
+    """Puts images of an agent into token ids; None where the model takes text alone."""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """Resources of the episode, by the names of plugins."""
 
     if not TYPE_CHECKING:  # whose users see a misspelt attribute so
 
         def __getattr__(self, name: str) -> Any:
-            if name != "kits" and name in self.kits:
-                return self.kits[name]
+            if name != "resources" and name in self.resources:
+                return self.resources[name]
             raise AttributeError(f"the context of an agent has no {name!r}")
 
     @property
-    def template(self) -> Any:
+    def template(self) -> ChatTemplate:
         """The chat template with the row's variables, for conversations that go on."""
         return self.chat()
 
@@ -89,7 +92,7 @@ class AgentContext:
     @property
     def begins_in_thinking(self) -> bool:
         """The prompt opens the thinking of the answer."""
-        return bool(self.template.profile.begins_in_thinking)
+        return self.template.profile.begins_in_thinking
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -45,7 +45,7 @@ async def play_episode(
     """Play the prompt's agent once.
 
     Args:
-        prompt: what is asked; `prompt.agent_name` names the agent.
+        prompt: the prompt; `prompt.agent_name` names the agent.
         sample_index: number of the sample within its group.
         sampling: options of every sample; the key and the remaining token budget are filled in here. max_tokens
             bounds the whole response, tokens of tools included.
@@ -59,7 +59,7 @@ async def play_episode(
 
     Raises:
         EpisodeTimeout: it took longer than agent.timeout_s.
-        ValueError: the agent returned what no episode is.
+        ValueError: the agent returned something else than finished sequences of this sample.
     """
     episode = _Episode(prompt, sample_index, client, sampling, seed)
     empty = Trajectory(
@@ -69,37 +69,37 @@ async def play_episode(
     start = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s) as deadline:
-            when = deadline.when()
-            assert when is not None, "the limit is a number"
+            deadline_s = deadline.when()
+            assert deadline_s is not None, "the limit is a number"
 
             def keep_deadline() -> None:  # a reward per tool, and three calls that release
                 calls = len(context.tool_schemas) + 3
-                deadline.reschedule(when + 1.0 + calls * setup.config.tool_timeout_s)
+                deadline.reschedule(deadline_s + 1.0 + calls * setup.config.tool_timeout_s)
 
-            context = setup.context(prompt, sampling, deadline=when, keep_deadline=keep_deadline)
+            context = setup.context(prompt, sampling, deadline=deadline_s, keep_deadline=keep_deadline)
             agent, takes_context = agent_named(prompt.agent_name)
             with contained():
-                played = await agent(prompt, empty, episode.generate, *([context] if takes_context else []))
+                returned = await agent(prompt, empty, episode.generate, *([context] if takes_context else []))
     except TimeoutError:
         if not deadline.expired():
             raise
         raise EpisodeTimeout(
             f"the episode took longer than agent.timeout_s = {timeout_s:g} s, after {episode.calls} answers"
         ) from None
-    sequences = [played] if isinstance(played, Trajectory) else list(() if played is None else played)
+    sequences = [returned] if isinstance(returned, Trajectory) else list(() if returned is None else returned)
     if not sequences:
         return ()
-    num_given = len(prompt.token_ids)
-    limit = num_given + sampling.max_tokens
-    for place, sequence in enumerate(sequences):
-        _check(sequence, empty, prompt.agent_name)
-        if prompt.media and not sequence.media and sequence.prompt_ids[:num_given] == prompt.token_ids:
+    num_prompt = len(prompt.token_ids)
+    limit = num_prompt + sampling.max_tokens
+    for index, sequence in enumerate(sequences):
+        _check_sequence(sequence, empty, prompt.agent_name)
+        if prompt.media and not sequence.media and sequence.prompt_ids[:num_prompt] == prompt.token_ids:
             sequence = dataclasses.replace(sequence, media=prompt.media)  # made from token ids alone
         if len(sequence.prompt_ids) + len(sequence.response_ids) > limit:
-            sequence = _cut(sequence, limit)
+            sequence = _truncate(sequence, limit)
         elif sequence.media:  # it does not end with an image
             sequence = sequence.truncate(len(sequence.response_ids))
-        sequences[place] = sequence
+        sequences[index] = sequence
     timings = {**sequences[-1].timings, "generate_s": episode.seconds}
     if episode.calls > 1 or len(timings) > 1:
         timings["episode_s"] = time.perf_counter() - start
@@ -114,7 +114,7 @@ async def play_episode(
 
 
 class _Episode:
-    """Counts what an episode has used."""
+    """Generation of one episode, with its token budget, time and calls."""
 
     def __init__(
         self, prompt: Prompt, sample_index: int, client: GenerateClient, sampling: Sampling, seed: int
@@ -142,8 +142,8 @@ class _Episode:
         Raises:
             ValueError: the agent goes on asking after that.
         """
-        given = len(token_ids) - len(self._prompt.token_ids)
-        room = self._sampling.max_tokens - max(given, self._used)
+        num_context = len(token_ids) - len(self._prompt.token_ids)
+        room = self._sampling.max_tokens - max(num_context, self._used)
         room = room if max_tokens is None else min(room, max_tokens)
         if room < 1:
             if self._was_full:
@@ -174,8 +174,8 @@ class _Episode:
         self.calls += 1
         self._num_open += 1
         try:
-            told = {} if on_token is None else {"on_token": on_token}
-            output = await self._client.generate(name, token_ids, options, **told)
+            callbacks = {} if on_token is None else {"on_token": on_token}
+            output = await self._client.generate(name, token_ids, options, **callbacks)
         finally:
             self._num_open -= 1
         self._used += len(output.token_ids)
@@ -193,8 +193,8 @@ class _Episode:
         return output
 
 
-def _check(sequence: object, empty: Trajectory, name: str) -> None:
-    """Refuse what is no finished sequence of this sample."""
+def _check_sequence(sequence: object, empty: Trajectory, name: str) -> None:
+    """Refuse anything but a finished sequence of this sample."""
     if not isinstance(sequence, Trajectory):
         raise TypeError(
             f"agent {name!r} returned a {type(sequence).__name__}; return the trajectory that it was given, with "
@@ -203,12 +203,12 @@ def _check(sequence: object, empty: Trajectory, name: str) -> None:
     if not sequence.is_finished:
         raise ValueError(f"agent {name!r} returned trajectory {sequence.id} unfinished; call finish")
     for field in ("extra", "numbers", "timings"):
-        if not isinstance(found := getattr(sequence, field), Mapping):
+        if not isinstance(value := getattr(sequence, field), Mapping):
             raise TypeError(
-                f"agent {name!r} returned a {type(found).__name__} as {field}; return a dictionary"
+                f"agent {name!r} returned a {type(value).__name__} as {field}; return a dictionary"
             )
-    said: tuple[object, object] = sequence.num_turns, sequence.stop_reason
-    if not isinstance(said[0], int) or not isinstance(said[1], str):
+    facts: tuple[object, object] = sequence.num_turns, sequence.stop_reason
+    if not isinstance(facts[0], int) or not isinstance(facts[1], str):
         raise TypeError(
             f"agent {name!r} returned num_turns {storable_text(sequence.num_turns):.60} and stop_reason "
             f"{storable_text(sequence.stop_reason):.60}; return an integer and a word"
@@ -221,13 +221,15 @@ def _check(sequence: object, empty: Trajectory, name: str) -> None:
 
 
 def _for_metrics(numbers: Mapping[str, Any]) -> dict[str, float]:
-    """What an agent counted; NaN for what is no number that can be averaged."""
-    read = {storable_text(name, max_chars=_MAX_NAME_CHARS): usable(value) for name, value in numbers.items()}
-    return {name: math.nan if value is None else value for name, value in read.items()}
+    """Numbers of an agent as metrics; NaN for a value that cannot be averaged."""
+    values = {
+        storable_text(name, max_chars=_MAX_NAME_CHARS): usable(value) for name, value in numbers.items()
+    }
+    return {name: math.nan if value is None else value for name, value in values.items()}
 
 
-def _cut(sequence: Trajectory, limit: int) -> Trajectory:
-    """The sequence, which is longer than prompt and response may be together, up to there."""
+def _truncate(sequence: Trajectory, limit: int) -> Trajectory:
+    """The first `limit` tokens of a sequence that is longer than prompt and response may be together."""
     room = limit - len(sequence.prompt_ids)
     if room < 1 and sequence.response_ids:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Agents of OpenRLHF: a class with `reset(states)` and `step(states)`, played as its MultiTurnAgentExecutor does.
 
-The text of what the class answers goes behind the model's answer as it is, chat markers included, and is not trained;
+The text that the class answers goes behind the model's answer as it is, chat markers included, and is not trained;
 the reward of the episode is the sum of the rewards of its steps. One file of `agent.files` defines the class, by the
 names that it has there: AgentInstance, below AgentInstanceBase, and AgentExecutor, below MultiTurnAgentExecutor.
 """
@@ -24,11 +24,11 @@ from strop.utils.registry import required_parameters
 NAME = "openrlhf_agent"
 """Of the agent, for agent.default_agent or a row."""
 _EXECUTORS: list[type[AgentExecutorBase]] = []
-"""Those that files of `agent.files` defined, in order."""
+"""Classes that files of `agent.files` defined, in order."""
 
 
 class AgentInstanceBase(ABC):
-    """What answers the model in one episode; a new object for each, made without arguments."""
+    """Environment of one episode; a new object for each, made without arguments."""
 
     async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Begin.
@@ -58,7 +58,7 @@ class AgentInstanceBase(ABC):
 
 
 class AgentExecutorBase:
-    """Says which class answers: `super().__init__(AgentInstance)` in the constructor of a subclass."""
+    """Names the class of an episode: `super().__init__(AgentInstance)` in the constructor of a subclass."""
 
     def __init__(self, agent_instance_cls: type, *args: Any, **kwargs: Any) -> None:
         self.agent_instance_cls = agent_instance_cls
@@ -75,7 +75,7 @@ class AgentExecutorBase:
 
 
 class MultiTurnAgentExecutor(AgentExecutorBase):
-    """The same, as versions of 2026 call it."""
+    """AgentExecutorBase, under its name of 2026."""
 
 
 async def openrlhf_agent(
@@ -84,7 +84,7 @@ async def openrlhf_agent(
     """Play one episode.
 
     Raises:
-        ValueError: no file of agent.files has such a class, or it answered what the sentence says.
+        ValueError: no file of agent.files has such a class, or its answer is invalid.
     """
     if prompt.media:
         raise ValueError(f"{NAME} shows text alone, and the prompt of row {prompt.row} has images")
@@ -95,18 +95,18 @@ async def openrlhf_agent(
     def decode(token_ids: Sequence[int]) -> str:
         return str(context.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
-    asked = decode(prompt.token_ids)
-    begun = await _awaited(instance.reset({"observation": asked, "label": prompt.ground_truth}))
-    text = _text(begun, "observation", "reset")
-    prompt_ids = list(prompt.token_ids) if text == asked else encode(text)
+    prompt_text = decode(prompt.token_ids)
+    first_states = await _resolve(instance.reset({"observation": prompt_text, "label": prompt.ground_truth}))
+    text = _text(first_states, "observation", "reset")
+    prompt_ids = list(prompt.token_ids) if text == prompt_text else encode(text)
     if len(prompt_ids) > context.max_prompt_tokens:
         raise ValueError(
             f"reset gave an observation of {len(prompt_ids)} tokens, but data.max_prompt_tokens is "
             f"{context.max_prompt_tokens}"
         )
-    if text != asked:
+    if text != prompt_text:
         trajectory = replace(trajectory, prompt_messages=({"role": "user", "content": text},))
-    played = _Played()
+    rewards = _StepRewards()
     params = SimpleNamespace(**server.params)
     reason = ""
     response_ids: list[int] = []
@@ -118,20 +118,20 @@ async def openrlhf_agent(
         reason = answer.extra_fields["stop_reason"]
         response_ids += answer.token_ids
         mask += [1] * len(answer.token_ids)
-        said = decode(answer.token_ids)
+        answer_text = decode(answer.token_ids)
         states = {
             "observation_text": text,
-            "action_text": said,
+            "action_text": answer_text,
             "label": prompt.ground_truth,
             "sampling_params": params,
         }
-        result = await _awaited(instance.step(states))
+        result = await _resolve(instance.step(states))
         feedback = _text(result, "environment_feedback", "step")
-        played.add(result)
+        rewards.add(result)
         if result.get("done") or reason == "aborted":
             break
         params = result.get("sampling_params") or params
-        text += said + feedback
+        text += answer_text + feedback
         feedback_ids = encode(feedback)
         response_ids += feedback_ids
         mask += [0] * len(feedback_ids)
@@ -139,16 +139,16 @@ async def openrlhf_agent(
         prompt_ids=prompt_ids,
         response_ids=response_ids,
         response_mask=mask,
-        reward_score=played.reward,
+        reward_score=rewards.reward,
         num_turns=2 * len(server.calls),
-        extra_fields={"reward_parts": played.parts},
+        extra_fields={"reward_parts": rewards.parts},
     )
-    made = sequence_of(output, trajectory, server.calls, max_tokens=context.sampling.max_tokens)
-    return replace(made, stop_reason="length") if reason == "length" else made
+    sequence = sequence_of(output, trajectory, server.calls, max_tokens=context.sampling.max_tokens)
+    return replace(sequence, stop_reason="length") if reason == "length" else sequence
 
 
-class _Played:
-    """What the steps of an episode were worth."""
+class _StepRewards:
+    """Sum of the rewards of an episode's steps, and its reward parts."""
 
     def __init__(self) -> None:
         self.reward = 0.0
@@ -171,12 +171,12 @@ def _instance_class() -> type[AgentInstanceBase]:
             f"the file in agent.files, and import both bases from strop.agents in it"
         )
     executor: Any = _EXECUTORS[-1]
-    needed = required_parameters(executor)  # of mid-2025: max_steps, llm_engine, hf_tokenizer and others
-    found: type[AgentInstanceBase] = executor(**dict.fromkeys(needed)).agent_instance_cls
-    return found
+    parameters = required_parameters(executor)  # of mid-2025: max_steps, llm_engine, hf_tokenizer and others
+    instance_class: type[AgentInstanceBase] = executor(**dict.fromkeys(parameters)).agent_instance_cls
+    return instance_class
 
 
-async def _awaited(value: Any) -> Any:
+async def _resolve(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
@@ -187,10 +187,10 @@ def _text(result: Any, key: str, method: str) -> str:
     return text
 
 
-def _number(value: Any, what: str) -> float:
+def _number(value: Any, label: str) -> float:
     """A number, or a tensor with one element."""
     if hasattr(value, "numel") and value.numel() == 1:
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"step gave {value!r:.80} as {what}; it must be one finite number")
+        raise ValueError(f"step gave {value!r:.80} as {label}; it must be one finite number")
     return float(value)

@@ -14,13 +14,13 @@ from strop.protocol.trajectory import Prompt, Trajectory
 from strop.utils.registry import Registry
 
 AgentResult = Trajectory | Sequence[Trajectory] | None
-"""What an agent returns: one training sequence, several of one episode in order, or None for none."""
+"""Result of an agent: one training sequence, several of one episode in order, or None for none."""
 
 __all__ = ["Agent", "AgentRegistry", "AgentResult", "Generate", "agent_named", "agents", "register"]
 
 
 class Agent(Protocol):
-    """Plays one episode: (prompt, the empty trajectory of this sample, generate[, context]) -> what was played."""
+    """Plays one episode: (prompt, the empty trajectory of this sample, generate[, context]) -> AgentResult."""
 
     def __call__(
         self, prompt: Prompt, trajectory: Trajectory, generate: Generate, /, *context: Any
@@ -78,21 +78,21 @@ def agent_named(name: str) -> tuple[Callable[..., Awaitable[AgentResult]], bool]
         ValueError: there is no such agent.
     """
     agent = _as_function(agents[name])
-    assert agent is not None, "what is no agent is not registered"
+    assert agent is not None, "only agents are registered"
     parameters = inspect.signature(agent).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return agent, len(positional) > 3 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
 
 
-def check_agent(name: str, said: str) -> None:
-    """Refuse the name of an agent that there is not, once the user's files are loaded.
+def check_agent(name: str, label: str) -> None:
+    """Refuse the name of an unknown agent, once the user's files are loaded.
 
     Args:
         name: of an agent.
-        said: who names it, such as `agent.default_agent is`.
+        label: names the setting or row, such as `agent.default_agent is`.
 
     Raises:
-        ValueError: the sentence lists those that there are.
+        ValueError: there is no such agent; the sentence lists the known ones.
     """
     if name not in agents:
-        raise ValueError(f"{said} {name!r}, but no agent has that name; known: {', '.join(agents.names())}")
+        raise ValueError(f"{label} {name!r}, but no agent has that name; known: {', '.join(agents.names())}")

@@ -1,4 +1,4 @@
-"""The agents of a run: files loaded, names checked, and what each episode gets."""
+"""Agents of a run: files loaded, names checked, and the context of each episode."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from strop.agents.builtin import KITS
+from strop.agents.builtin import PLUGINS
 from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
-from strop.agents.kits import Kit
+from strop.agents.plugins import AgentPlugin
 from strop.agents.registry import check_agent
+from strop.agents.tools.images import ImageEncoder
 from strop.agents.tools.templates import ChatTemplate
 from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
@@ -34,32 +35,32 @@ class AgentSetup:
         """Load everything that the configuration names.
 
         Args:
-            config: which agents there are, and what they have.
+            config: agents, their files and tools.
             tokenizer: with the chat template.
             template_options: variables of the template.
-            max_prompt_tokens: of any prompt; None where nobody said.
+            max_prompt_tokens: limit of a prompt; None where unknown.
 
         Raises:
             ValueError: the sentence says which file, name or format cannot be used.
         """
         self.config = config
         self.tokenizer = tokenizer
-        self.images: Any = None
-        """Reads images that agents come by; None where the model takes text alone, or nothing is played yet."""
+        self.images: ImageEncoder | None = None
+        """Reader of the images of agents; None where the model takes text alone, or nothing is played yet."""
         self.template_options = dict(template_options or {})
         self.max_prompt_tokens = max_prompt_tokens
         self._templates: dict[bool | None, ChatTemplate] = {}
         for name in config.files:
             load_user_file(name, setting="agent.files")
-        self.kits: dict[str, Kit] = {name: kit(self) for name, kit in KITS.items()}
-        """What agents are given, by name."""
+        self.plugins: dict[str, AgentPlugin] = {name: plugin(self) for name, plugin in PLUGINS.items()}
+        """Plugins of the run, by name."""
         check_agent(config.default_agent, "agent.default_agent is")
 
     def template(self, thinking: bool | None = None) -> ChatTemplate:
         """The chat template for conversations that go on, with the row's choice of thinking."""
         if thinking not in self._templates:
-            given = self.template_options
-            options = given if thinking is None else {**given, "enable_thinking": thinking}
+            run_options = self.template_options
+            options = run_options if thinking is None else {**run_options, "enable_thinking": thinking}
             self._templates[thinking] = ChatTemplate(self.tokenizer, options)
         return self._templates[thinking]
 
@@ -67,37 +68,43 @@ class AgentSetup:
         """Name of the agent that plays a row."""
         return str(row.get("agent_name") or self.config.default_agent)
 
-    def shown_rows(self, rows: Sequence[Mapping[str, Any]], split: str) -> Sequence[Mapping[str, Any]]:
-        """The rows of a split as agents need them (`shown_row`); as they are where every one is a single turn.
+    def with_agent_and_tools(
+        self, rows: Sequence[Mapping[str, Any]], split: str
+    ) -> Sequence[Mapping[str, Any]]:
+        """The rows of a split, each by `row_with_agent_and_tools`; unchanged where all are single turns.
 
         Raises:
-            ValueError: a row names what there is not, or no row has a use for what the run has.
+            ValueError: a row names something unknown, or no row uses a tool or file of the run.
         """
         names = {self.agent_of(row) for row in rows}
         if names:
-            for kit in self.kits.values():
-                kit.check_agents(names, split)
+            for plugin in self.plugins.values():
+                plugin.check_agents(names, split)
         if names <= {SINGLE_TURN}:
             return rows
-        return [self.shown_row(row, f"{split} row {number}") for number, row in enumerate(rows)]
+        return [
+            self.row_with_agent_and_tools(row, f"{split} row {number}") for number, row in enumerate(rows)
+        ]
 
-    def shown_row(self, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """A row with its agent and, where the model can call something, the schemas of it in the column tools.
+    def row_with_agent_and_tools(self, row: Mapping[str, Any], label: str) -> dict[str, Any]:
+        """A row with its agent and, where the model can call tools, their schemas in the column tools.
 
         Args:
             row: of a data set.
-            where: names it in messages.
+            label: names it in messages.
 
         Raises:
-            ValueError: the row names what there is not: an unknown agent, or what a kit says.
+            ValueError: the row names an unknown agent, or a plugin refuses it.
         """
         agent = self.agent_of(row)
-        check_agent(agent, f"{where} has agent_name")
-        shown = {**row, "agent_name": agent}
-        for kit in self.kits.values():
-            kit.check_row(row, agent, where)
-        schemas = [schema for kit in self.kits.values() for schema in kit.of_episode(row, agent).schemas]
-        return {**shown, "tools": schemas} if schemas else shown
+        check_agent(agent, f"{label} has agent_name")
+        result = {**row, "agent_name": agent}
+        for plugin in self.plugins.values():
+            plugin.check_row(row, agent, label)
+        schemas = [
+            schema for plugin in self.plugins.values() for schema in plugin.for_episode(row, agent).schemas
+        ]
+        return {**result, "tools": schemas} if schemas else result
 
     def context(
         self,
@@ -107,35 +114,39 @@ class AgentSetup:
         deadline: float,
         keep_deadline: Callable[[], None] = lambda: None,
     ) -> AgentContext:
-        """What the agent of one episode gets."""
+        """Context for the agent of one episode."""
         row = {**prompt.columns, "extra_info": prompt.extra_info}
-        given = {name: kit.of_episode(row, prompt.agent_name) for name, kit in self.kits.items()}
-        parsers = [one.parser for one in given.values() if one.parser is not None]
+        resources = {
+            name: plugin.for_episode(row, prompt.agent_name) for name, plugin in self.plugins.items()
+        }
+        parsers = [resource.parser for resource in resources.values() if resource.parser is not None]
         thinking = prompt.columns.get("enable_thinking")
         return AgentContext(
             config=self.config,
             tokenizer=self.tokenizer,
             chat=partial(self.template, thinking if isinstance(thinking, bool) else None),
             parser=parsers[0] if parsers else None,
-            tool_schemas=tuple(schema for one in given.values() for schema in one.schemas),
+            tool_schemas=tuple(schema for resource in resources.values() for schema in resource.schemas),
             sampling=sampling,
             max_prompt_tokens=self.max_prompt_tokens or len(prompt.token_ids),
             deadline=deadline,
             keep_deadline=keep_deadline,
             images=self.images,
-            kits={name: one.content for name, one in given.items() if one.content is not None},
+            resources={
+                name: resource.content for name, resource in resources.items() if resource.content is not None
+            },
         )
 
     def start(self, reward: Any) -> None:
-        """Start what the kits need to play, such as the sandbox of `reward`, the section of the configuration.
+        """Start the plugins, such as the sandbox of `reward`, the section of the configuration.
 
         Raises:
             RuntimeError: it cannot be started here.
         """
-        for kit in self.kits.values():
-            kit.start(reward)
+        for plugin in self.plugins.values():
+            plugin.start(reward)
 
     def close(self) -> None:
-        """End what the kits have started; a second call does nothing."""
-        for kit in self.kits.values():
-            kit.close()
+        """Stop the plugins; a second call does nothing."""
+        for plugin in self.plugins.values():
+            plugin.close()

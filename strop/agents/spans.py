@@ -1,4 +1,4 @@
-"""What happened in an episode, and when: answers of the model and calls of tools, for whoever listens."""
+"""Timed spans of an episode: answers of the model, calls of tools, rewards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SpanKind = Literal["answer", "tool", "reward"]
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """One thing that took time."""
+    """One timed operation."""
 
     kind: SpanKind
     name: str
@@ -26,16 +26,16 @@ class Span:
 
 
 SPANS: ContextVar[list[Span] | None] = ContextVar("spans", default=None)
-"""Those of the episode that is played in this context; None where nobody listens."""
+"""Spans of the episode in this context; None where they are not recorded."""
 
 
 def add_span(spans: list[Span] | None, kind: SpanKind, name: str, seconds: float, **facts: Any) -> None:
-    """Note what has just ended.
+    """Append the span of an operation that has just ended.
 
     Args:
-        spans: of its episode; None: nobody listens.
+        spans: of its episode; None: not recorded.
         kind, name, facts: see Span.
-        seconds: how long it took.
+        seconds: its duration.
     """
     if spans is not None:
         end = time.time()

@@ -1,4 +1,4 @@
-"""Code of users on the event loop: whatever it raises ends one episode, and no run."""
+"""Errors of user code on the event loop: they end one episode, never the run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from strop.utils.sanitize import described
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """While a user's code is awaited: `sys.exit()` inside, or a cancellation that nobody asked for, is an error like
-    others.
+    """Turn `sys.exit()` or an unrequested cancellation inside awaited user code into an ordinary error.
 
     Raises:
-        RuntimeError: it was one of them; as they are, they would end the event loop with all its episodes.
+        RuntimeError: one of these was raised; unchanged, it would end the event loop with all its episodes.
         asyncio.CancelledError: this task is cancelled.
     """
     try:

@@ -13,7 +13,7 @@ from strop.evaluation.checkpoints import Point
 from strop.utils.terminal import plain, print_plain, say
 
 if TYPE_CHECKING:
-    from strop.evaluation.cost import Spent
+    from strop.evaluation.cost import TrainingCost
     from strop.evaluation.evaluate import Evaluation
     from strop.evaluation.paired_test import PairedComparison
     from strop.trainer.validation import Validation
@@ -29,7 +29,7 @@ class Measured:
     """Against the first model, on the same prompts; None for the first one, and where no prompt has rewards of both."""
     are_rates: bool
     """It compares pass rates; else mean rewards."""
-    spent: Spent | None
+    spent: TrainingCost | None
     """By its run, since the first model where that is a checkpoint of the same run; None where records do not say."""
 
     @property

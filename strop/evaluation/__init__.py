@@ -1,16 +1,15 @@
-"""Answers outside of training: a model's, a checkpoint's, a server's, and what they are worth.
+"""Evaluation of models, checkpoints and servers outside of training.
 
-answer_files.py     Answers in a file, with their tokens and, where asked for, what the model found likely in the
-                    place of each
+answer_files.py     Files of answers, with their tokens and top-k log-probs
 chat.py             Answers of a model to chats
-checkpoints.py      Several models in one command
-cost.py             What a training had spent by a step, from the records of its run
-evaluate.py         Evaluation by itself
+checkpoints.py      Checkpoints of a run: RUN@STEP, RUN@best, RUN@all
+cost.py             Tokens and device-hours of a training up to a step
+evaluate.py         Standalone evaluation
 models.py           MODEL_OR_RUN
-offline_answers.py  Answers that a file holds, as tokens
-paired_test.py      Whether one model is better than another on the same prompts
-pass_at_k.py        What k answers to a prompt reach together, and how sure that is
+offline_answers.py  Tokens of answers in a file
+paired_test.py      Paired comparison of two models on the same prompts
+pass_at_k.py        pass@k and maj@k with their intervals
 sets.py             `--data`
-top_log_probs.py    What a model finds likely in the place of each token of answers that are there
+top_log_probs.py    Top-k log-probs of a model at each token of given answers
 well_known_sets.py  Well-known sets to evaluate on, by name
 """

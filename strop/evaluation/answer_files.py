@@ -1,4 +1,4 @@
-"""Answers in a file, with their tokens and, where asked for, what the model found likely in the place of each."""
+"""Files of answers, with their tokens and, if requested, top-k log-probs of the model at each token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from strop.workers.episodes import Episode
 
 _AT_ONCE = 64
-"""Answers of which likely tokens are in memory as arrays."""
+"""Answers whose top-k log-probs are in memory as arrays."""
 _TYPES = {
     "row": "int64", "sample_index": "int64", "prompt": "string", "response": "string", "stop_reason": "string",
     "num_tokens": "int64", "prompt_ids": "ids", "response_ids": "ids", "teacher_ids": "list of ids",
@@ -52,19 +52,20 @@ def with_tokens(records: Iterable[Mapping[str, Any]], answers: Iterable[Episode]
         yield {**record, **ids}
 
 
-def with_likely(records: Sequence[Mapping[str, Any]], config: Config, k: int) -> Iterator[dict[str, Any]]:
-    """The records with the k most likely tokens in the place of each token of their answers, by the model itself, at
-    temperature 1.
+def with_top_log_probs(
+    records: Sequence[Mapping[str, Any]], config: Config, k: int
+) -> Iterator[dict[str, Any]]:
+    """The records with the model's top-k token ids and log-probs at each token of their answers, at temperature 1.
 
     Raises:
         ValueError: the model has fewer tokens.
     """
     from strop.engines.config import EngineConfig
     from strop.engines.model import load_tokenizer
-    from strop.evaluation.top_log_probs import LikelyTokens
+    from strop.evaluation.top_log_probs import TopLogProbs
 
     longest = max(len(record["prompt_ids"]) + len(record["response_ids"]) for record in records)
-    model = LikelyTokens(
+    model = TopLogProbs(
         config.model,
         EngineConfig(max_tokens_per_device=max(longest, config.actor.engine.max_tokens_per_device)),
         k=k,
@@ -72,14 +73,17 @@ def with_likely(records: Sequence[Mapping[str, Any]], config: Config, k: int) ->
         device=config.resources.device,
     )
     for start in range(0, len(records), _AT_ONCE):
-        part = records[start : start + _AT_ONCE]
-        tops = model.of([one["prompt_ids"] for one in part], [one["response_ids"] for one in part])
-        for record, (ids, log_probs) in zip(part, tops, strict=True):
+        records_of_pass = records[start : start + _AT_ONCE]
+        top_log_probs = model.score(
+            [record["prompt_ids"] for record in records_of_pass],
+            [record["response_ids"] for record in records_of_pass],
+        )
+        for record, (ids, log_probs) in zip(records_of_pass, top_log_probs, strict=True):
             yield {**record, "teacher_ids": ids.tolist(), "teacher_logprobs": log_probs.tolist()}
 
 
 def write_answers(file: Path, records: Iterable[Mapping[str, Any]]) -> int:
-    """Write the records, as parquet where the name ends so, else as JSON lines; how many there were."""
+    """Write the records, as parquet where the name ends so, else as JSON lines; returns their number."""
     count = 0
 
     def counted() -> Iterator[Mapping[str, Any]]:
@@ -108,16 +112,16 @@ def _write_parquet(file: Path, records: Iterator[Mapping[str, Any]]) -> None:
     schema = pyarrow.schema([(name, kinds[kind]) for name, kind in _TYPES.items()])
     temporary = file.with_name(f".{file.name}.tmp")
     with pyarrow.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
-        part: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for record in records:
-            part.append(
+            rows.append(
                 {name: _plain(value) if name == "prompt" else value for name, value in record.items()}
             )
-            if len(part) == _AT_ONCE:
-                writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
-                part = []
-        if part:
-            writer.write_table(pyarrow.Table.from_pylist(part, schema=schema))
+            if len(rows) == _AT_ONCE:
+                writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
+                rows = []
+        if rows:
+            writer.write_table(pyarrow.Table.from_pylist(rows, schema=schema))
     temporary.replace(file)
 
 

@@ -44,23 +44,23 @@ class Answerer:
             ValueError: the model cannot be used.
         """
         with contextlib.ExitStack() as stack:
-            who = answering(self._config)
-            config = stack.enter_context(who.speaking(self._config))
+            backend = answering(self._config)
+            config = stack.enter_context(backend.speaking(self._config))
             self._tokenizer = load_tokenizer(config.model)
             require_chat_template(self._tokenizer)
             stops = stop_token_ids(config.model, self._tokenizer, config.rollout.stop_token_ids)
             max_tokens = self._sampling.max_tokens
-            self._sampling = who.sampling_spoken(
+            self._sampling = backend.sampling_spoken(
                 dataclasses.replace(self._sampling, stop_token_ids=stops), config
             )
             self._max_context = None if is_remote(config) else max_positions(read_shape(config.model))
             self._runner = stack.enter_context(asyncio.Runner())
             setup = AgentSetup(AgentConfig(), self._tokenizer)
-            playing = who.player(
+            players = backend.player(
                 config, setup, None, max_tokens=max_tokens, seed=self._seed, on_usage=lambda usage: None
             )
-            self._player = self._runner.run(playing.__aenter__())
-            stack.callback(lambda: self._runner.run(playing.__aexit__(None, None, None)))
+            self._player = self._runner.run(players.__aenter__())
+            stack.callback(lambda: self._runner.run(players.__aexit__(None, None, None)))
             self._open = stack.pop_all()
         return self
 
@@ -85,10 +85,10 @@ class Answerer:
         texts = [render_prompt(self._tokenizer, chat) for chat in chats]
         encoded = zip(chats, encode_all(self._tokenizer, texts), strict=True)
         prompts = [self._prompt(number, chat, ids) for number, (chat, ids) in enumerate(encoded)]
-        turns = asyncio.Semaphore(self._config.rollout.max_running)
+        slots = asyncio.Semaphore(self._config.rollout.max_running)
 
-        async def one(prompt: Prompt, sample_index: int) -> Episode:
-            async with turns:
+        async def answer(prompt: Prompt, sample_index: int) -> Episode:
+            async with slots:
                 episode = await self._player.episode(prompt, sample_index, self._sampling)
             on_done()
             return episode
@@ -96,7 +96,9 @@ class Answerer:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(one(prompt, sample)) for prompt in prompts for sample in range(samples)
+                    group.create_task(answer(prompt, sample))
+                    for prompt in prompts
+                    for sample in range(samples)
                 ]
         except ExceptionGroup as errors:  # the first error ended the others
             raise errors.exceptions[0] from None
@@ -115,8 +117,8 @@ class Answerer:
         )
 
     def _check_length(self, chat: Chat, ids: Sequence[int]) -> None:
-        wanted = len(ids) + self._sampling.max_tokens
-        if self._max_context is not None and wanted > self._max_context:
+        num_tokens = len(ids) + self._sampling.max_tokens
+        if self._max_context is not None and num_tokens > self._max_context:
             raise ValueError(
                 f"{chat.where} has {len(ids)} tokens, and with up to {self._sampling.max_tokens} new ones that is more "
                 f"than the {self._max_context} positions of the model; shorten it, or lower --max-tokens"

@@ -1,4 +1,4 @@
-"""Several models in one command: RUN@STEP, RUN@best and RUN@all, and what the training of each had cost."""
+"""Checkpoints of a run as models: RUN@STEP, RUN@best and RUN@all, with the cost of their training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strop.run.naming import run_in
 from strop.utils.terminal import UsageError, say
 
 if TYPE_CHECKING:
-    from strop.evaluation.cost import Spent
+    from strop.evaluation.cost import TrainingCost
 
 WORDS = "RUN@STEP, RUN@best or RUN@all (its start and every checkpoint)"
 
@@ -28,17 +28,17 @@ class Point:
     """The run that it is a checkpoint of; None for other models."""
     step: int | None = None
     """Of that run; 0 is the model that it began with."""
-    spent: Spent | None = None
-    """What the run had spent by then; None where its records do not say."""
+    spent: TrainingCost | None = None
+    """Cost of the training up to that step; None where the records of the run do not say."""
 
 
 def has_step(word: str) -> bool:
-    """The word is RUN@STEP, RUN@best or RUN@all."""
+    """True for RUN@STEP, RUN@best and RUN@all."""
     return _split(word)[1] != ""
 
 
 def points_of(word: str) -> list[Point]:
-    """The models that a word of the command line stands for; what there is to say of them is said.
+    """The models of a word of the command line; prints their remarks.
 
     Raises:
         ValueError, UsageError, RunError: as `find_model`; or the run has no such checkpoint.
@@ -51,13 +51,17 @@ def points_of(word: str) -> list[Point]:
         return [_of_model(str(run), "best" if step == "best" else int(step))]
     with RunFolder.open(run, read_only=True) as opened:
         steps = opened.checkpoints.steps()
-        whole = [one for one in steps if (opened.checkpoints.at(one).path / MODEL_FOLDER).is_dir()]
-    if len(whole) < len(steps):
-        left_out = ", ".join(str(one) for one in steps if one not in whole)
-        say(f"{run}: without checkpoint {left_out}, which has no model folder (run.hf_model)")
-    if not whole:
+        exported_steps = [
+            step_of_run
+            for step_of_run in steps
+            if (opened.checkpoints.at(step_of_run).path / MODEL_FOLDER).is_dir()
+        ]
+    if len(exported_steps) < len(steps):
+        missing = ", ".join(str(step_of_run) for step_of_run in steps if step_of_run not in exported_steps)
+        say(f"{run}: without checkpoint {missing}, which has no model folder (run.hf_model)")
+    if not exported_steps:
         raise RunError(f"{run} has no checkpoint with a model folder (run.hf_model) yet")
-    return [*_start_of(run), *(_of_model(str(run), one) for one in whole)]
+    return [*_start_of(run), *(_of_model(str(run), step_of_run) for step_of_run in exported_steps)]
 
 
 def _split(word: str) -> tuple[Path, str]:
@@ -79,9 +83,15 @@ def _of_model(word: str, step: int | str | None) -> Point:
     run = checkpoint.parent.parent
     if not is_run(run) or not (checkpoint / MANIFEST).is_file():
         return Point(name=word, source=source)
-    at = read_manifest(checkpoint).step
-    shown = word if is_run(Path(word)) else str(run)
-    return Point(name=f"{shown}@{at}", source=source, run=run, step=at, spent=_spent(run, at))
+    step_of_checkpoint = read_manifest(checkpoint).step
+    name = word if is_run(Path(word)) else str(run)
+    return Point(
+        name=f"{name}@{step_of_checkpoint}",
+        source=source,
+        run=run,
+        step=step_of_checkpoint,
+        spent=_spent(run, step_of_checkpoint),
+    )
 
 
 def _start_of(run: Path) -> list[Point]:
@@ -96,8 +106,8 @@ def _start_of(run: Path) -> list[Point]:
     return [Point(name=f"{run}@0", source=source, run=run.resolve(), step=0, spent=_spent(run, 0))]
 
 
-def _spent(run: Path, step: int) -> Spent | None:
-    from strop.evaluation.cost import spent_by
+def _spent(run: Path, step: int) -> TrainingCost | None:
+    from strop.evaluation.cost import training_cost
 
     with RunFolder.open(run, read_only=True) as opened:
-        return spent_by(opened, step)
+        return training_cost(opened, step)

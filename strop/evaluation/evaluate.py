@@ -1,4 +1,4 @@
-"""Evaluation by itself: the validation of a training run, on any model folder, without a run.
+"""Standalone evaluation: the validation of a training run, on any model folder, without a run.
 
 The same configuration, prompts and seed give the answers that a validation during training gives.
 
@@ -37,21 +37,23 @@ from strop.workers.reports import EpisodeReport, check_failed_episodes, report_o
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a model can do on a dataset."""
+    """Results of a model on a dataset."""
 
     total: Validation
     by_source: Mapping[str, Validation]
     """The same per data source, in the order in which they appear."""
     answers: tuple[Mapping[str, Any], ...]
-    """Each answer with its prompt, score and what the scorer said, in the order of the prompts."""
+    """Each answer with its prompt, score and facts of the scorer, in the order of the prompts."""
     seconds: float
     """Wall-clock time, loading included."""
     usage: Mapping[str, int]
-    """What was asked of a server (rollout.engine=openai): requests, retries, input_tokens, output_tokens."""
+    """Usage of a server (rollout.engine=openai): requests, retries, input_tokens, output_tokens."""
 
     def __repr__(self) -> str:
         sources = (
-            {name: one.describe() for name, one in self.by_source.items()} if len(self.by_source) > 1 else {}
+            {name: validation.describe() for name, validation in self.by_source.items()}
+            if len(self.by_source) > 1
+            else {}
         )
         parts = [self.total.describe(), *(f"{name}: {text}" for name, text in sources.items())]
         return f"Evaluation({'; '.join(parts)}; {self.seconds:.1f} s)"
@@ -65,12 +67,12 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
     """Answer data.val_files with model.path and score the answers.
 
     Args:
-        config: `eval` says how to answer, `reward` how to score.
-        say: takes lines for the person who watches.
+        config: `eval` has the sampling options, `reward` the scorer.
+        say: prints a line.
         on_progress: called as answers end.
 
     Raises:
-        ValueError, FileNotFoundError: the sentence says what is wrong with model, data or reward function.
+        ValueError, FileNotFoundError: the sentence names the error of model, data or reward function.
         EpisodesFailed: too many answers failed before scoring.
     """
     start = time.perf_counter()
@@ -84,10 +86,10 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             f"an evaluation on several ranks generates with the native engine, but rollout.engine is "
             f"{config.rollout.engine}: use rollout.engine=native, or resources.runtime=inline"
         )
-    who = answering(config)
-    with environment_of(config.resources), who.speaking(config) as spoken:
+    backend = answering(config)
+    with environment_of(config.resources), backend.speaking(config) as spoken:
         setup = _setup(spoken)
-        prompts = load_val_prompts(who.as_spoken(spoken.data, spoken), setup.tokenizer, setup)
+        prompts = load_val_prompts(backend.as_spoken(spoken.data, spoken), setup.tokenizer, setup)
         if any(prompt.media for prompt in prompts):
             from strop.trainer.checks.media import check_engine  # torch and Pillow: seconds
 
@@ -143,11 +145,11 @@ def _tokens(episode: Episode) -> dict[str, Any]:
     """The tokens of an answer as they were sampled, of all training sequences; none where they stand for images."""
     sequences = [
         {
-            "prompt_ids": list(one.prompt_ids),
-            "response_ids": list(one.response_ids),
-            "response_mask": list(one.sampled),
+            "prompt_ids": list(sequence.prompt_ids),
+            "response_ids": list(sequence.response_ids),
+            "response_mask": list(sequence.sampled),
         }
-        for one in (
+        for sequence in (
             (*episode.earlier, episode.trajectory)
             if episode.trajectory is not None and not episode.prompt.media
             else ()
@@ -178,12 +180,12 @@ async def _play(
     on_usage: OnUsage,
 ) -> list[Episode]:
     total = len(prompts) * config.eval.samples_per_prompt
-    done = 0
+    num_done = 0
 
     def count(_: Episode) -> None:
-        nonlocal done
-        done += 1
-        on_progress(done, total)
+        nonlocal num_done
+        num_done += 1
+        on_progress(num_done, total)
 
     async with RewardPool(config.reward, tokenizer=config.model.tokenizer_folder) as pool:
         await _probe(pool, config, prompts, say)
@@ -219,8 +221,8 @@ def _play_on_ranks(config: Config, prompts: Sequence[Prompt], *, say: Say) -> li
     with start_runtime(config, log_dir=None) as runtime:
         spec = role(EvaluationWorker, config).on(Mesh(dp=ranks))
         workers: WorkerGroup[EvaluationWorker] = runtime.groups({"rollout": spec})["rollout"]
-        played = workers.call.play(DataProto.from_dict({}, non_tensors={"prompt": list(prompts)}))
-        return list(played.non_tensor_batch["episode"])
+        episodes = workers.call.play(DataProto.from_dict({}, non_tensors={"prompt": list(prompts)}))
+        return list(episodes.non_tensor_batch["episode"])
 
 
 class EvaluationWorker(Worker):
@@ -240,10 +242,10 @@ class EvaluationWorker(Worker):
         config = self._config
 
         async def play() -> list[Episode]:
-            asked = list(prompts.non_tensor_batch["prompt"])
+            shard = list(prompts.non_tensor_batch["prompt"])
             async with RewardPool(
                 config.reward, tokenizer=config.model.path, rank=self.rank, count=self.world_size
             ) as pool:
-                return await play_alone(config, _setup(config), asked, pool, how=config.eval)
+                return await play_alone(config, _setup(config), shard, pool, how=config.eval)
 
         return DataProto.from_dict({}, non_tensors={"episode": asyncio.run(play())})

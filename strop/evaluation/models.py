@@ -1,4 +1,4 @@
-"""MODEL_OR_RUN: the model folder and settings that a word of a command line stands for."""
+"""MODEL_OR_RUN: the model folder and settings of a word of the command line."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class ModelSource:
     config: Path | None
     """Settings of the run it comes from; None for a model that no run made."""
     lines: tuple[str, ...] = ()
-    """What the person who asked should know."""
+    """Remarks for the user."""
 
 
 def model_name(config: Config) -> str:
-    """What answers: a folder, or the name of a model on a server."""
+    """Name of the model that answers: a folder, or a model on a server."""
     return config.rollout.remote.model if config.rollout.remote else config.model.path
 
 
@@ -45,7 +45,7 @@ def find_model(text: str, *, step: int | str | None = None, weights: bool = True
 
     Args:
         text: the word.
-        step: of a run, which checkpoint: its step, or best; None takes the last valid one.
+        step: of a checkpoint of a run, or best; None takes the last valid one.
         weights: fetch weights too, where it is fetched.
 
     Raises:
@@ -57,14 +57,14 @@ def find_model(text: str, *, step: int | str | None = None, weights: bool = True
     if not path.is_dir() and _is_elsewhere(text):
         return _of_hub(text, step, weights=weights)
     if not path.is_dir():
-        what = "is a file" if path.exists() else "does not exist"
+        problem = "is a file" if path.exists() else "does not exist"
         if path.exists() and path.suffix in (".yaml", ".yml"):
             raise ValueError(
                 f"{text} is a file of settings: say --config {shell_word(text)}; its model.path is then the model"
             )
         if "=" in text:
-            what = "is no folder (the model comes first, then key=value)"
-        raise ValueError(f"{text} {what}; give {HELP}")
+            problem = "is no folder (the model comes first, then key=value)"
+        raise ValueError(f"{text} {problem}; give {HELP}")
     if not any((path / name).is_file() for name in (MANIFEST, "config.json")):
         path = run_in(path)
     if is_run(path):
@@ -74,8 +74,8 @@ def find_model(text: str, *, step: int | str | None = None, weights: bool = True
     if (path / MANIFEST).is_file():
         return _of_checkpoint(path)
     if not (path / "config.json").is_file():
-        found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
-        raise ValueError(f"{text} holds no model (found: {found}); give {HELP}")
+        entries = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+        raise ValueError(f"{text} holds no model (found: {entries}); give {HELP}")
     checkpoint = path.resolve().parent
     config = _run_config(checkpoint) if (checkpoint / MANIFEST).is_file() else None
     return ModelSource(folder=path, config=config)
@@ -98,9 +98,8 @@ def _is_elsewhere(text: str) -> bool:
 def _of_hub(text: str, step: int | str | None, *, weights: bool) -> ModelSource:
     if step is not None:
         raise ValueError(f"--step {step} chooses a checkpoint of a run, and {text} is none: leave it out")
-    from strop.utils.hub import models as hub_models  # libraries of hubs: slow to import
+    from strop.utils.hub import models  # libraries of hubs: slow to import
 
-    models = hub_models
     fetched = models.fetch_model(text, models.Fetch(say=say, weights=weights), key="MODEL")
     return ModelSource(
         folder=Path(fetched.folder),
@@ -111,14 +110,14 @@ def _of_hub(text: str, step: int | str | None, *, weights: bool) -> ModelSource:
 
 def _of_run(path: Path, step: int | str | None) -> ModelSource:
     checkpoint, lines = saved_checkpoint(path, step)
-    said = (*lines, f"model: checkpoint {checkpoint.step} of {path}")
+    remarks = (*lines, f"model: checkpoint {checkpoint.step} of {path}")
     config = _run_config(checkpoint.path)
     if config is None:
-        said = (
-            *said,
+        remarks = (
+            *remarks,
             f"{path} has lost its {CONFIG_FILE}, so all settings are the defaults (--config names others)",
         )
-    return ModelSource(folder=model_folder(checkpoint.path), config=config, lines=said)
+    return ModelSource(folder=model_folder(checkpoint.path), config=config, lines=remarks)
 
 
 def _of_checkpoint(path: Path) -> ModelSource:

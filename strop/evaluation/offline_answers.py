@@ -1,4 +1,4 @@
-"""Answers that a file holds, as tokens: what a teacher is logged over without sampling anything."""
+"""Tokens of answers in a file, for the log-probs of a teacher, without sampling."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _SAMPLING = {
     "seed": 0,
     "json": False,
 }
-"""Options of `strop generate` that say how answers are sampled and shown, and what each is where it is not given."""
+"""Options of `strop generate` about sampling and output, with their defaults."""
 
 
-def check_asked(args: argparse.Namespace) -> None:
-    """Refuse what has no meaning beside --given.
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse options that have no effect beside --given.
 
     Raises:
-        UsageError: the sentence says what.
+        UsageError: the sentence names the option.
     """
     if not args.top_logprobs or args.prompts is None or args.prompts.suffix == ".txt":
         raise UsageError(
@@ -45,8 +45,8 @@ def check_asked(args: argparse.Namespace) -> None:
             raise UsageError(f"--given samples nothing, so {option} would do nothing: leave it out")
 
 
-def given_answers(
-    rows: Sequence[Mapping[str, Any]], chats: Sequence[Chat | None], config: Config, where: str
+def offline_records(
+    rows: Sequence[Mapping[str, Any]], chats: Sequence[Chat | None], config: Config, file_label: str
 ) -> list[dict[str, Any]]:
     """A record of each row, as `strop generate --out` writes them.
 
@@ -54,7 +54,7 @@ def given_answers(
         rows: with `prompt_ids` and `response_ids`, which are taken as they are; else with a prompt and a text.
         chats: the prompt of each row; None where it has tokens.
         config: with the model, whose template and tokenizer make tokens of texts.
-        where: the file, for sentences.
+        file_label: names the file in messages.
 
     Raises:
         ValueError: a row has no answer, or one that is no sequence of the model's tokens.
@@ -69,18 +69,18 @@ def given_answers(
     longest = max_positions(read_shape(config.model))
     records = []
     for number, (row, chat) in enumerate(zip(rows, chats, strict=True)):
-        place = f"row {number} of {where}"
+        label = f"row {number} of {file_label}"
         text = next((row[name] for name in RESPONSES if isinstance(row.get(name), str)), None)
         if chat is None:
             prompt_ids, response_ids = (list(row[name]) for name in TOKENS)
         elif text is not None:
-            prompt_ids, response_ids = encoded(tokenizer, chat, text, stops, place)
+            prompt_ids, response_ids = encoded(tokenizer, chat, text, stops, label)
         else:
             raise ValueError(
-                f"{place} has no answer: name the column {', '.join(RESPONSES)}, or {' and '.join(TOKENS)} with "
+                f"{label} has no answer: name the column {', '.join(RESPONSES)}, or {' and '.join(TOKENS)} with "
                 f"tokens; columns found: {', '.join(row)}"
             )
-        _check(prompt_ids, response_ids, len(tokenizer), longest, place)
+        _check_tokens(prompt_ids, response_ids, len(tokenizer), longest, label)
         records.append(
             {
                 "row": number,
@@ -97,44 +97,44 @@ def given_answers(
 
 
 def has_tokens(row: Mapping[str, Any]) -> bool:
-    """The row says with which tokens it was asked and answered."""
+    """True for a row with the tokens of prompt and answer."""
     return all(row.get(name) is not None for name in TOKENS)
 
 
 def encoded(
-    tokenizer: Any, chat: Chat, text: str, stops: Sequence[int], where: str
+    tokenizer: Any, chat: Chat, text: str, stops: Sequence[int], label: str
 ) -> tuple[list[int], list[int]]:
     """Prompt and answer as the model would have written it: to the token that ends a turn."""
     from strop.data.chat import encode_all, render, render_prompt
     from strop.protocol.trajectory import with_answer
 
-    asked = render_prompt(tokenizer, chat)
+    prompt_text = render_prompt(tokenizer, chat)
     answered = dataclasses.replace(chat, messages=with_answer(chat.messages, text))
     whole = render(tokenizer, answered, add_generation_prompt=False)
-    if not whole.startswith(asked):
+    if not whole.startswith(prompt_text):
         raise ValueError(
-            f"{where}: the chat template does not write the answer behind the prompt, so its tokens are not known; "
+            f"{label}: the chat template does not write the answer behind the prompt, so its tokens are not known; "
             f"give them in the columns {' and '.join(TOKENS)}"
         )
-    prompt_ids, response_ids = encode_all(tokenizer, [asked, whole[len(asked) :]])
-    ends = [place for place, token in enumerate(response_ids) if token in stops]
+    prompt_ids, response_ids = encode_all(tokenizer, [prompt_text, whole[len(prompt_text) :]])
+    ends = [index for index, token in enumerate(response_ids) if token in stops]
     return prompt_ids, response_ids[: ends[-1] + 1] if ends else response_ids
 
 
-def _check(
-    prompt_ids: Sequence[Any], response_ids: Sequence[Any], num_ids: int, longest: int | None, where: str
+def _check_tokens(
+    prompt_ids: Sequence[Any], response_ids: Sequence[Any], num_ids: int, longest: int | None, label: str
 ) -> None:
     for name, ids in zip(TOKENS, (prompt_ids, response_ids), strict=True):
-        wrong = next((one for one in ids if type(one) is not int or not 0 <= one < num_ids), None)
-        if wrong is not None:
+        invalid = next((token for token in ids if type(token) is not int or not 0 <= token < num_ids), None)
+        if invalid is not None:
             raise ValueError(
-                f"{where}: {name} has {wrong!r}, and the model has the tokens 0 to {num_ids - 1}: they are of another "
-                f"tokenizer"
+                f"{label}: {name} has {invalid!r}, and the model has the tokens 0 to {num_ids - 1}: they are of "
+                f"another tokenizer"
             )
         if not ids:
-            raise ValueError(f"{where}: {name} is empty, so nothing can be logged: leave the row out")
+            raise ValueError(f"{label}: {name} is empty, so nothing can be logged: leave the row out")
     total = len(prompt_ids) + len(response_ids)
     if longest is not None and total > longest:
         raise ValueError(
-            f"{where} has {total} tokens, more than the {longest} positions of the model: leave it out"
+            f"{label} has {total} tokens, more than the {longest} positions of the model: leave it out"
         )

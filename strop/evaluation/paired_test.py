@@ -1,4 +1,4 @@
-"""Whether one model is better than another on the same prompts: differences by prompt, their interval and their test.
+"""Paired comparison of two models on the same prompts: differences by prompt, their interval and their test.
 
 The answers to one prompt are alike, and a hard prompt is hard for both models. So the unit is the prompt: d_g, the
 difference of both models' pass rates on it. All arithmetic is float64; draws follow from a seed.
@@ -23,7 +23,7 @@ _POWER = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class PairedComparison:
-    """How much better the second model is than the first."""
+    """Difference between the second model and the first."""
 
     difference: float
     """Mean over the prompts of the second pass rate, or mean reward, less the first."""
@@ -46,10 +46,18 @@ def compare_known(
     first: Sequence[float | None], second: Sequence[float | None], *, are_rates: bool
 ) -> PairedComparison | None:
     """Compare the prompts on which both have a number; None where there is no such prompt."""
-    pairs = [(a, b) for a, b in zip(first, second, strict=True) if a is not None and b is not None]
+    pairs = [
+        (first_value, second_value)
+        for first_value, second_value in zip(first, second, strict=True)
+        if first_value is not None and second_value is not None
+    ]
     if not pairs:
         return None
-    return compare_paired([a for a, _ in pairs], [b for _, b in pairs], are_rates=are_rates)
+    return compare_paired(
+        [first_value for first_value, _ in pairs],
+        [second_value for _, second_value in pairs],
+        are_rates=are_rates,
+    )
 
 
 def compare_paired(

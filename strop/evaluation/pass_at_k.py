@@ -1,4 +1,4 @@
-"""What k answers to a prompt reach together, and how sure that is: pass@k and maj@k of a validation."""
+"""pass@k and maj@k of a validation, with their intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strop.workers.reports import EpisodeReport
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """A share of prompts, and how sure it is."""
+    """A share of prompts, with its interval."""
 
     rate: float
     low: float
@@ -31,7 +31,7 @@ def pass_at(validation: Validation) -> Mapping[int, Rate]:
         return {}
     passed = [[bool(report.passes) for report in reports] for reports in by_prompt]
     return {
-        k: _rate([pass_at_k(len(some), sum(some), k) for some in passed], passed, k)
+        k: _rate([pass_at_k(len(passes), sum(passes), k) for passes in passed], passed, k)
         for k in powers_up_to(min(map(len, passed)))
     }
 
@@ -49,7 +49,10 @@ def maj_at(validation: Validation) -> Mapping[int, Rate]:
     votes = [[_prediction(report) for report in reports] for reports in by_prompt]
     return {
         k: _rate(
-            [vote_at_k(list(map(float, some)), own, k) for some, own in zip(passed, votes, strict=True)],
+            [
+                vote_at_k(list(map(float, passes)), predictions, k)
+                for passes, predictions in zip(passed, votes, strict=True)
+            ],
             passed,
             k,
         )
@@ -58,16 +61,16 @@ def maj_at(validation: Validation) -> Mapping[int, Rate]:
 
 
 def _by_prompt(validation: Validation) -> list[list[EpisodeReport]]:
-    found: dict[str, list[EpisodeReport]] = {}
+    reports: dict[str, list[EpisodeReport]] = {}
     for report in validation.reports:
-        found.setdefault(report.uid, []).append(report)
-    return list(found.values())
+        reports.setdefault(report.uid, []).append(report)
+    return list(reports.values())
 
 
 def _rate(values: Sequence[float], answers: Sequence[Sequence[bool]], k: int) -> Rate:
     """The mean over prompts of a number between 0 and 1 about k answers, each from so many answers: n answers tell of
     at most n / k such trials."""
-    trials = [len(some) / k for some in answers]
+    trials = [len(passes) / k for passes in answers]
     shares = [value * count for value, count in zip(values, trials, strict=True)]
     low, high = clustered_interval(shares, trials)
     return Rate(rate=math.fsum(values) / len(values), low=low, high=high)
@@ -75,5 +78,5 @@ def _rate(values: Sequence[float], answers: Sequence[Sequence[bool]], k: int) ->
 
 def _prediction(report: EpisodeReport) -> str:
     """The extracted answer; empty for none."""
-    found = None if report.outcome is None else report.outcome.parts.get(PREDICTION)
-    return "" if found is None or found == "" else repr(found)
+    prediction = None if report.outcome is None else report.outcome.parts.get(PREDICTION)
+    return "" if prediction is None or prediction == "" else repr(prediction)

@@ -11,17 +11,17 @@ from typing import Any
 
 from strop.utils.terminal import UsageError, say
 
-_OWN_ROWS = (
+_SET_ROWS = (
     "data.prompt_key=prompt",
     "data.data_source_key=data_source",
     "data.ground_truth_key=reward_model.ground_truth",
 )
-_OWN_SCORER = ("reward.path=''", "reward.functions=[]", "reward.manager=''", "data.dataset_class.path=''")
-"""What a run may have set for rows and rewards of its own."""
+_SET_SCORER = ("reward.path=''", "reward.functions=[]", "reward.manager=''", "data.dataset_class.path=''")
+"""Settings of rows and rewards that a set replaces."""
 
 
 def add_data_argument(parser: argparse.ArgumentParser) -> None:
-    """`--data FILE|NAME[=COPY]`."""
+    """Add `--data FILE|NAME[=COPY]`."""
     parser.add_argument(
         "--data",
         action="append",
@@ -37,7 +37,7 @@ SETS = ("gsm8k", "math500", "aime24", "aime25", "reasoning_gym/")
 
 
 def _rows_of(entry: str) -> Callable[[str, str], list[dict[str, Any]]]:
-    """What reads a set: a function of its name and of where it is (empty: where it is published)."""
+    """Reader of a set: a function of its name and its source (empty: the published one)."""
     if entry == "reasoning_gym/":
         from strop.rewards.scorers.reasoning_gym_rows import rows_of_set as generated
 
@@ -48,7 +48,7 @@ def _rows_of(entry: str) -> Callable[[str, str], list[dict[str, Any]]]:
 
 
 def names() -> list[str]:
-    """Of the sets; TASK stands for any ending."""
+    """Names of the sets; TASK stands for any ending."""
     return [f"{name}TASK" if name.endswith("/") else name for name in SETS]
 
 
@@ -72,10 +72,12 @@ def data_of(args: argparse.Namespace) -> Iterator[None]:
         files = args.data
         if sets:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="strop-set-")))
-            files = [_written(word, folder) for word in sets]
-            given = [word.split("=", 1)[0] for word in args.overrides]
-            own = [word for word in (*_OWN_ROWS, *_OWN_SCORER) if word.split("=", 1)[0] not in given]
-            args.overrides = [*own, *args.overrides]
+            files = [_write_set(word, folder) for word in sets]
+            overridden = [word.split("=", 1)[0] for word in args.overrides]
+            set_overrides = [
+                word for word in (*_SET_ROWS, *_SET_SCORER) if word.split("=", 1)[0] not in overridden
+            ]
+            args.overrides = [*set_overrides, *args.overrides]
         if files:
             args.overrides = [*args.overrides, f"data.val_files=[{','.join(map(repr, files))}]"]
         yield
@@ -87,12 +89,12 @@ def _set_of(word: str) -> str:
     if Path(word).exists():
         return ""
     return next(
-        (one for one in SETS if name == one or (one.endswith("/") and name.startswith(one))),
+        (entry for entry in SETS if name == entry or (entry.endswith("/") and name.startswith(entry))),
         "",
     )
 
 
-def _written(word: str, folder: Path) -> str:
+def _write_set(word: str, folder: Path) -> str:
     """A file with the rows of a set."""
     import pyarrow
     import pyarrow.parquet

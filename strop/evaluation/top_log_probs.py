@@ -1,4 +1,4 @@
-"""What a model finds likely in the place of each token of answers that are there: the log of a teacher."""
+"""Top-k log-probs of a model at each token of given answers: the log of a teacher."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from strop.protocol import DataProto, columns
 from strop.workers.models import ModelWorker
 
 TEMPERATURE = 1.0
-"""Of the log-probs, whatever the answers were sampled with."""
+"""Temperature of the log-probs, whatever the answers were sampled with."""
 
 
-class LikelyTokens(ModelWorker):
-    """Holds the model, in this process."""
+class TopLogProbs(ModelWorker):
+    """Top-k log-probs of a model in this process."""
 
     def __init__(
         self, model: ModelConfig, engine: EngineConfig, *, k: int, num_ids: int, device: str
@@ -30,9 +30,9 @@ class LikelyTokens(ModelWorker):
 
         Args:
             model: a language model.
-            engine: how passes are cut.
-            k: how many tokens are wanted in each place.
-            num_ids: tokens with ids from this on are passed over: heads are often padded beyond the tokenizer.
+            engine: limits of a pass.
+            k: tokens per position.
+            num_ids: tokens with ids from this on are ignored: heads are often padded beyond the tokenizer.
             device: `auto` or a device name.
 
         Raises:
@@ -40,18 +40,18 @@ class LikelyTokens(ModelWorker):
         """
         super().__init__()
         parallel = self.join(engine, device=device)
-        loaded = load_model(model, parallel=parallel)
-        if k > min(num_ids, loaded.vocab_size):
+        language_model = load_model(model, parallel=parallel)
+        if k > min(num_ids, language_model.vocab_size):
             raise ValueError(
                 f"{k} likely tokens are wanted in each place, but the model has "
-                f"{min(num_ids, loaded.vocab_size)} tokens: use at most that"
+                f"{min(num_ids, language_model.vocab_size)} tokens: use at most that"
             )
-        padding = range(num_ids, loaded.vocab_size)
+        padding = range(num_ids, language_model.vocab_size)
         self._k = k
         self._banned = torch.tensor([*padding], device=parallel.device) if padding else None
-        self.engine = Engine(loaded, engine, parallel, is_frozen=True)
+        self.engine = Engine(language_model, engine, parallel, is_frozen=True)
 
-    def of(
+    def score(
         self, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]
     ) -> list[tuple[NDArray[np.int32], NDArray[np.float32]]]:
         """Ids and log-probs [R, k] of each response, the most likely first.
@@ -59,24 +59,24 @@ class LikelyTokens(ModelWorker):
         Args:
             prompts, responses: token ids; a response may be empty.
         """
-        here = [number for number, response in enumerate(responses) if response]
+        numbers = [number for number, response in enumerate(responses) if response]
         width = (0, self._k)
-        found = [(np.zeros(width, dtype=np.int32), np.zeros(width, dtype=np.float32)) for _ in responses]
-        if not here:
-            return found
+        results = [(np.zeros(width, dtype=np.int32), np.zeros(width, dtype=np.float32)) for _ in responses]
+        if not numbers:
+            return results
         data = DataProto.from_dict(
             {
-                "prompts": columns.jagged([torch.tensor(prompts[number]) for number in here]),
-                "responses": columns.jagged([torch.tensor(responses[number]) for number in here]),
+                "prompts": columns.jagged([torch.tensor(prompts[number]) for number in numbers]),
+                "responses": columns.jagged([torch.tensor(responses[number]) for number in numbers]),
             }
         )
 
-        def likely(tokens: Tokens) -> dict[str, Tensor]:
+        def top_k(tokens: Tokens) -> dict[str, Tensor]:
             ids, log_probs = tokens.top_k(self._k, temperature=TEMPERATURE, banned=self._banned)
             return {"ids": ids.to(torch.int32), "log_probs": log_probs.float()}
 
-        made = self.token_columns(data, likely).tensors()
-        rows = zip(columns.rows(made["ids"]), columns.rows(made["log_probs"]), strict=True)
-        for number, (ids, log_probs) in zip(here, rows, strict=True):
-            found[number] = (ids.cpu().numpy(), log_probs.cpu().numpy())
-        return found
+        top_columns = self.token_columns(data, top_k).tensors()
+        rows = zip(columns.rows(top_columns["ids"]), columns.rows(top_columns["log_probs"]), strict=True)
+        for number, (ids, log_probs) in zip(numbers, rows, strict=True):
+            results[number] = (ids.cpu().numpy(), log_probs.cpu().numpy())
+        return results

@@ -1,4 +1,4 @@
-"""Well-known sets to evaluate on, by name: where they are published, and their rows."""
+"""Well-known sets to evaluate on, by name: their published sources, and their rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rows_of_set(name: str, source: str) -> list[Row]:
 
     Args:
         name: of PUBLISHED.
-        source: a copy of its raw rows, as an entry of data.val_files; empty: where they are published.
+        source: a copy of its raw rows, as an entry of data.val_files; empty: the published ones.
 
     Raises:
         ValueError, FileNotFoundError: they cannot be read, or are not as published.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def processes_of(config: Mapping[str, Any]) -> int:
+def num_processes(config: Mapping[str, Any]) -> int:
     """Number of processes of a run with these settings; 0 where they do not say."""
     resources = config.get("resources")
     if not isinstance(resources, Mapping):

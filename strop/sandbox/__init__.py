@@ -1,29 +1,27 @@
-"""Programs that a model wrote, run where they can do no harm.
+"""Sandboxes: isolation of programs that a model wrote.
 
-bubblewrap.py       The same sandbox built by the system's bubblewrap, for machines that give namespaces to it and to
-                    nobody else
-cgroups.py          Memory and process limits for all processes of a sandbox together, where this process may make
-                    control groups
-checking.py         Proof that a local sandbox isolates
-config.py           Where the model's programs run, and within which limits
-config_handover.py  What a reward worker was told of its sandbox, until its first program asks for one (factory.py)
+bubblewrap.py       Local sandboxes built by the system's bubblewrap, for machines that give namespaces to it alone
+cgroups.py          Control groups: memory and process limits of a whole sandbox
+checking.py         Test of a local sandbox's isolation
+config.py           Configuration of sandboxes, and limits of programs
+config_handover.py  Sandbox configuration of a reward worker, until its first program (factory.py)
 errors.py           Errors of sandboxes
-factory.py          The sandbox that a configuration describes
-framing.py          The messages between a driver and a launcher
+factory.py          The sandbox of a configuration; the shared one of a reward worker
+framing.py          Messages between a driver and a launcher
 fusion.py           Programs on a SandboxFusion server
 hosted.py           Programs in sandboxes of the hosted service e2b, through its own package (the extra `e2b`)
-init_process.py     The first process of a sandbox
-kernel.py           The calls of the Linux kernel that Python's standard library does not offer
-launcher.py         A launcher
-layout.py           What a program in the sandbox sees of the file system
+init_process.py     First process of a sandbox
+kernel.py           System calls of Linux that Python's standard library does not offer
+launcher.py         Launcher process, which builds and watches sandboxes
+layout.py           File system inside a sandbox
 local.py            Programs in namespaces of this machine's kernel
-mounts.py           Which files of the host a program in a local sandbox may read
+mounts.py           Files of the host that are visible in a local sandbox
 process.py          The driver's handle to one launcher process
-program.py          A program, what became of it, and what every sandbox can do
-remote.py           Programs that are sent to another machine
-seccomp.py          Which system calls a program in the sandbox may make, as a filter for the kernel
-supervisor.py       The launcher's eye on one sandbox
-usage.py            What the processes of a sandbox use, as the launcher sees it
+program.py          Program, SandboxResult, and the interface of sandboxes
+remote.py           Base class of sandboxes on another machine
+seccomp.py          Filter of system calls
+supervisor.py       Supervision of one sandbox: pipes, limits, outcome
+usage.py            Processor time and memory of a sandbox
 """
 
 from __future__ import annotations

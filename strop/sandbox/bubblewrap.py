@@ -1,12 +1,12 @@
-"""The same sandbox built by the system's bubblewrap, for machines that give namespaces to it and to nobody else.
+"""Local sandboxes built by the system's bubblewrap, for machines that give namespaces to it alone.
 
-Such are those whose AppArmor grants them by program, as Ubuntu's does since 24.04: there a user's Python gets
-namespaces in which it has no capabilities, and so can mount nothing.
+AppArmor may grant namespaces by program, as Ubuntu's does since 24.04: there a user's Python gets namespaces in which
+it has no capabilities, and so can mount nothing.
 
-bubblewrap makes the namespaces and the file system; its child is an interpreter with inside.py, which then limits,
-filters, runs and reports as it does where the kernel is called directly. Three differences: each of the three writable
-folders holds a third of limits.disk_mib, the source files of this floor are readable inside, at /.strop, and without a
-control group there is no /dev/zero.
+bubblewrap makes the namespaces and the file system; its child is an interpreter with init_process.py, which then
+limits, filters, runs and reports as it does where the kernel is called directly. Three differences: each of the three
+writable folders holds a third of limits.disk_mib, the source files of this package are readable inside, at /.strop,
+and without a control group there is no /dev/zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from strop.sandbox import init_process, layout
 
-_FLOOR = "/.strop"
+_PACKAGE = "/.strop"
 _ANSWER_S = 20.0
 _BOOT = """\
 import sys, types
@@ -41,7 +41,7 @@ def start(job: Mapping[str, Any], ends: init_process.Ends, *, has_group: bool) -
     """
     info_read, info_write = os.pipe()
     passed = (ends.go, ends.status, ends.stdin, ends.stdout, ends.stderr)
-    inner = [job["python"], "-I", "-S", "-B", "-c", _BOOT, _FLOOR, *map(str, passed), str(int(has_group))]
+    inner = [job["python"], "-I", "-S", "-B", "-c", _BOOT, _PACKAGE, *map(str, passed), str(int(has_group))]
     command = [
         job["bubblewrap"],
         *_arguments(job, has_group=has_group),
@@ -65,7 +65,7 @@ def start(job: Mapping[str, Any], ends: init_process.Ends, *, has_group: bool) -
 
 
 def _first_process(info_fd: int, fallback: int) -> int:
-    """The number that bubblewrap reports; its own where it ended before, which its error output explains."""
+    """The process id that bubblewrap reports; its own where it ended before, which its error output explains."""
     text = b""
     while select.select([info_fd], [], [], _ANSWER_S)[0] and (data := os.read(info_fd, 4096)):
         text += data
@@ -100,14 +100,12 @@ def _arguments(job: Mapping[str, Any], *, has_group: bool) -> list[str]:
     for path in job["hidden"]:
         if Path(path).is_dir():
             words += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
-    floor = str(Path(__file__).parent)
-    return [
-        *words, "--ro-bind", floor, _FLOOR, "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", layout.BOX,
-    ]  # fmt: skip
+    words += ["--ro-bind", str(Path(__file__).parent), _PACKAGE]
+    return [*words, "--remount-ro", "/proc", "--remount-ro", "/", "--chdir", layout.BOX]
 
 
 def live(go: int, status: int, stdin: int, stdout: int, stderr: int, has_group: int) -> NoReturn:
-    """The first process of a sandbox that bubblewrap has built: inside.live, after the job came down the pipe."""
+    """First process of a sandbox that bubblewrap has built: init_process.live, after reading the job from the pipe."""
     ends = init_process.Ends(go=go, status=status, stdin=stdin, stdout=stdout, stderr=stderr)
     text = bytearray()
     while not text.endswith(b"\n"):

@@ -1,6 +1,6 @@
-"""Memory and process limits for all processes of a sandbox together, where this process may make control groups.
+"""Control groups: memory and process limits for all processes of a sandbox together, where they can be made.
 
-Both generations are used as they are found: one tree (v2), or one per controller (v1). A group lies below the group
+Both generations are supported: one tree (v2), or one per controller (v1). A group lies below the group
 of the launcher. Where none can be made, `Group.create` returns None and the launcher measures the processes instead.
 Processor time is counted where the groups do it (always in v2; v1 needs the controller cpuacct).
 """
@@ -31,9 +31,9 @@ def _homes() -> dict[str, Path]:
                 homes[controller] = _below(target, paths.get(controller, "/"))
         elif kind == "cgroup2" and "" in paths:
             home = _below(target, paths[""])
-            found = home / "cgroup.subtree_control"
+            subtree_control = home / "cgroup.subtree_control"
             if {"memory", "pids"} <= set(
-                found.read_text(encoding="utf-8").split() if found.is_file() else ()
+                subtree_control.read_text(encoding="utf-8").split() if subtree_control.is_file() else ()
             ):
                 return {"": home}
     return homes
@@ -87,7 +87,7 @@ class Group:
         return self._folders.get(controller, self._folders.get(""))
 
     def add(self, pid: int) -> None:
-        """Put a process into the groups; what it starts follows."""
+        """Put a process into the groups; its children follow."""
         for folder in self._folders.values():
             _write(folder / "cgroup.procs", pid)
 
@@ -113,7 +113,7 @@ class Group:
         return None
 
     def ran_out(self) -> bool:
-        """Whether the kernel ended a process because the memory was used up."""
+        """True when the kernel ended a process because the memory was used up."""
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
                 facts = dict(line.split() for line in self._read(name).splitlines())
@@ -127,7 +127,7 @@ class Group:
 
     def remove(self) -> None:
         """Remove the groups; their processes are gone, or nearly."""
-        until = time.monotonic() + _REMOVE_S
+        deadline = time.monotonic() + _REMOVE_S
         for folder in self._folders.values():
             while True:
                 try:
@@ -136,7 +136,7 @@ class Group:
                 except FileNotFoundError:
                     break
                 except OSError:
-                    if time.monotonic() > until:
+                    if time.monotonic() > deadline:
                         break
                     time.sleep(0.002)
 

@@ -1,4 +1,4 @@
-"""Proof that a local sandbox isolates: each property is tried from inside, before the first program of a process runs.
+"""Test of a local sandbox's isolation: each property is tried from inside, before the first program of a process.
 
 A property that does not hold makes the sandbox unavailable. There is no mode without it.
 """
@@ -82,7 +82,7 @@ found["first process"] = not (
 found["allowances"] = refused("inotify_init1", 0) and not works(lambda: fcntl.fcntl(pipe[1], 1031, 1 << 20))
 print(json.dumps(found))
 """
-_MEANING = {
+_FAILURES = {
     "network": "the network can be reached",
     "files": "files of the host can be read",
     "environment": "the host's environment is visible",
@@ -150,7 +150,7 @@ time.sleep(60)
 """,
 }
 """Programs that take more than 32 MiB, or print that they were refused."""
-_UNSEEN = """
+_REAPED_BY_KERNEL = """
 import os, signal, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children, so the kernel forgets what they used
 while True:
@@ -170,7 +170,7 @@ class Property:
     name: str
     holds: bool
     detail: str
-    """What was seen where it does not hold."""
+    """Consequence where it does not hold."""
 
 
 def require(run: Run, *, key: Hashable) -> None:
@@ -182,23 +182,23 @@ def require(run: Run, *, key: Hashable) -> None:
     with _lock:
         if key in _proved:
             return
-        missing = [one for one in check(run) if not one.holds]
-        if missing:
+        failures = [failure.detail for failure in check(run) if not failure.holds]
+        if failures:
             raise SandboxUnavailable(
-                f"programs cannot be isolated here: {'; '.join(one.detail for one in missing)}. What to do: {_HINT}"
+                f"programs cannot be isolated here: {'; '.join(failures)}. What to do: {_HINT}"
             )
         _proved.add(key)
 
 
 def check(run: Run) -> list[Property]:
     """Try every property with programs that would break it."""
-    with ThreadPoolExecutor(3) as threads, _bait() as (port, secret, was_reached):
+    with ThreadPoolExecutor(3) as threads, _baits() as (port, secret, was_reached):
 
         def ask(code: str, **limits: float) -> Future[SandboxResult]:
-            given = Limits(**{"wall_s": 20.0, "cpu_s": 20.0, "memory_mib": 64, **limits})  # type: ignore[arg-type]
-            return threads.submit(run, Program(code=code, limits=given))
+            program_limits = Limits(**{"wall_s": 20.0, "cpu_s": 20.0, "memory_mib": 64, **limits})  # type: ignore[arg-type]
+            return threads.submit(run, Program(code=code, limits=program_limits))
 
-        marker = _own_variable()
+        marker = _host_variable()
         inspection = threads.submit(
             run,
             Program(
@@ -208,38 +208,40 @@ def check(run: Run) -> list[Property]:
             ),
         )
         endless = ask("while True: pass", wall_s=0.2)
-        unseen = ask(_UNSEEN, cpu_s=0.3)
+        unseen = ask(_REAPED_BY_KERNEL, cpu_s=0.3)
         greedy = {name: ask(code, memory_mib=32) for name, code in _GREEDY.items()}
-        seen = inspection.result()
-        if seen.outcome == "infrastructure":
-            return [Property(name="start", holds=False, detail=seen.error)]
-        found: dict[str, object] = {}
+        inspected = inspection.result()
+        if inspected.outcome == "infrastructure":
+            return [Property(name="start", holds=False, detail=inspected.error)]
+        report: dict[str, object] = {}
         with contextlib.suppress(ValueError):
-            found = json.loads(seen.text)
-        if not found:
-            said = seen.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-            detail = f"an interpreter does not start ({seen.error}{': ' if said else ''}{said})"
+            report = json.loads(inspected.text)
+        if not report:
+            last_line = inspected.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            detail = (
+                f"an interpreter does not start ({inspected.error}{': ' if last_line else ''}{last_line})"
+            )
             return [Property(name="start", holds=False, detail=detail)]
-        holds = {name: found.get(name) is True for name in _MEANING}
+        holds = {name: report.get(name) is True for name in _FAILURES}
         holds["network"] = holds["network"] and not was_reached()
         holds["time"] = endless.result().outcome == "timeout"
         holds["processor"] = "limits.cpu_s" in unseen.result().error
-        for name, asked in greedy.items():
-            result = asked.result()
+        for name, future in greedy.items():
+            result = future.result()
             holds[name] = result.outcome == "memory" or result.text == "refused\n"
-    return [Property(name=name, holds=holds[name], detail=meaning) for name, meaning in _MEANING.items()]
+    return [Property(name=name, holds=holds[name], detail=detail) for name, detail in _FAILURES.items()]
 
 
-def _own_variable() -> str:
-    """The name of a variable of this process that neither a sandbox nor what runs in it sets by itself."""
+def _host_variable() -> str:
+    """The name of a variable of this process that neither a sandbox nor a shell in it sets by itself."""
     return next(
         (name for name in os.environ if name not in ENVIRONMENT and name not in _SET_BY_SHELLS), "STROP_NONE"
     )
 
 
 @contextlib.contextmanager
-def _bait() -> Iterator[tuple[int, str, Callable[[], bool]]]:
-    """A listening port, a readable file, and whether anybody came to the port."""
+def _baits() -> Iterator[tuple[int, str, Callable[[], bool]]]:
+    """A listening port, a readable file, and a function that tells whether the port was reached."""
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as at_end:
         listener.setblocking(False)
         folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else str(Path.home())

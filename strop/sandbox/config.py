@@ -1,4 +1,4 @@
-"""Where the model's programs run, and within which limits."""
+"""Configuration of sandboxes, and limits of programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strop.utils.field_types import NonNegativeInt, PositiveFloat, PositiveInt
 
 @section("reward.sandbox.limits")
 class Limits:
-    """What one program may use. A limit that is reached ends the program, never the run."""
+    """Limits of one program. A limit that is reached ends the program, never the run."""
 
     wall_s: PositiveFloat = 10.0
     """Time on the clock, in seconds."""
@@ -36,7 +36,7 @@ class Limits:
 
 @section("reward.sandbox")
 class SandboxConfig:
-    """How programs that a model wrote are run."""
+    """Sandbox for programs that a model wrote."""
 
     backend: Literal["local", "sandbox_fusion", "e2b"] = "local"
     """`local`: namespaces of this machine's kernel. `sandbox_fusion`: a SandboxFusion server at `url`. `e2b`: the
@@ -95,11 +95,11 @@ class SandboxConfig:
                 )
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
-        """The service that programs are sent to, and what of this machine they are given; see
+        """The service that programs are sent to, and files of this machine that they can read; see
         strop.config.sections.code_below."""
         if self.backend != "local":
-            where = self.url or "the hosted service, with your key"
-            yield "url" if self.url else "backend", f"{self.backend} at {where}", ""
+            address = self.url or "the hosted service, with your key"
+            yield "url" if self.url else "backend", f"{self.backend} at {address}", ""
         if self.python:
             yield "python", self.python, self.python
         for path in self.read_only_paths:

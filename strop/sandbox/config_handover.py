@@ -1,4 +1,4 @@
-"""What a reward worker was told of its sandbox, until its first program asks for one (factory.py).
+"""Sandbox configuration of a reward worker, until its first program starts the sandbox (factory.py).
 
 Every reward worker imports this as it starts, and most of them never run a program: nothing is imported here.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-told: list[Mapping[str, Any]] = []
-"""Settings as plain data (`dataclasses.asdict`), which nobody has asked for yet; at most one."""
+pending: list[Mapping[str, Any]] = []
+"""Settings as plain data (`dataclasses.asdict`), not used yet; at most one."""
 
 
 def configure_shared(data: Mapping[str, Any]) -> None:
-    """Tell a worker process of the reward its configuration, as plain data."""
-    told[:] = [data]
+    """Set the sandbox configuration of this worker process, as plain data."""
+    pending[:] = [data]

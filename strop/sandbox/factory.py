@@ -1,6 +1,6 @@
-"""The sandbox that a configuration describes; and the one of a reward worker process.
+"""The sandbox of a configuration, and the shared one of a reward worker process.
 
-A reward worker scores one sample after the other in one thread. It is told its configuration before it loads the
+A reward worker scores one sample after the other in one thread. It gets its configuration before it loads the
 reward function, and starts its sandbox with the first program.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.sandbox.config import Limits, SandboxConfig
-from strop.sandbox.config_handover import told
+from strop.sandbox.config_handover import pending
 from strop.sandbox.fusion import FusionSandbox
 from strop.sandbox.hosted import HostedSandbox
 from strop.sandbox.local import LocalSandbox
@@ -19,7 +19,7 @@ from strop.sandbox.program import Sandbox
 from strop.utils.deadline import away
 
 _START_S = 600.0
-"""The most that starting a sandbox and proving its isolation can take."""
+"""Limit of starting a sandbox and testing its isolation, in seconds."""
 
 _lock = threading.Lock()
 
@@ -58,8 +58,8 @@ class SharedSandbox:
         Raises:
             SandboxUnavailable: programs cannot be isolated here.
         """
-        if told:
-            self.configure(config_from_data(told.pop()))
+        if pending:
+            self.configure(config_from_data(pending.pop()))
         with _lock:
             if self._sandbox is None:
                 sandbox = make_sandbox(self._config)
@@ -69,7 +69,7 @@ class SharedSandbox:
             return self._sandbox
 
     def close(self) -> None:
-        """End it; the next caller starts one again."""
+        """Close it; the next caller starts one again."""
         with _lock:
             sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:

@@ -1,4 +1,4 @@
-"""The messages between a driver and a launcher: a length of four bytes, then that many bytes of JSON."""
+"""Messages between a driver and a launcher: a length of four bytes, then that many bytes of JSON."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def send(connection: socket.socket, message: Mapping[str, Any]) -> None:
 
 def receive(connection: socket.socket) -> dict[str, Any] | None:
     """The next message; None at the end. OSError after the socket's timeout."""
-    head = _exactly(connection, 4)
+    head = _receive_exactly(connection, 4)
     if head is None:
         return None
     (length,) = struct.unpack("!I", head)
     if length > _MAX_BYTES:
         raise OSError(f"a message of {length} bytes is longer than a launcher writes")
-    data = _exactly(connection, length)
+    data = _receive_exactly(connection, length)
     if data is None:
         return None
     message = json.loads(data)
@@ -34,7 +34,7 @@ def receive(connection: socket.socket) -> dict[str, Any] | None:
     return message
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes | None:
+def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
     data = bytearray()
     while len(data) < count:
         piece = connection.recv(min(count - len(data), 1 << 20))

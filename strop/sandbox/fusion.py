@@ -1,15 +1,15 @@
 """Programs on a SandboxFusion server: its HTTP call `POST /run_code`.
 
-What isolates them is that server's business. Protocol (github.com/bytedance/SandboxFusion, sandbox/server): the
+Isolation is up to that server. Protocol (github.com/bytedance/SandboxFusion, sandbox/server): the
 request holds code, language, stdin, compile_timeout and run_timeout in seconds, memory_limit_MB, files and fetch_files
 (contents in base64); the response holds status (Success, Failed, SandboxError), message, files, compile_result and
 run_result, each with status (Finished, TimeLimitExceeded, Error), return_code, execution_time, stdout and stderr.
 
 The whole answer has a deadline, from the connection to its last byte. Exit codes and signals are the program's own
-choice and are told as they are; only the server can say that a limit ended it.
+choice and are passed on; only the server can say that a limit ended it.
 
 The limits cpu_s, max_processes, max_open_files, file_mib and disk_mib have no counterpart there; output_kib is applied
-to what comes back.
+to the answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from strop.utils.http_post import AnswerTooLargeError, post
 
 _COMPILE_S = 30.0
 _GRACE_S = 30.0
-"""How long the server may take beyond the limits it was given, in seconds."""
+"""Time that the server may take beyond the program's limits, in seconds."""
 _OK = 200
 
 
@@ -35,14 +35,14 @@ class FusionSandbox(RemoteSandbox):
     """Runs programs on a SandboxFusion server; use as `async with FusionSandbox(config) as sandbox:`."""
 
     def longest_s(self, limits: Limits) -> float:
-        """With its compiler."""
+        """As of RemoteSandbox, compilation included."""
         return limits.wall_s + _COMPILE_S + _GRACE_S
 
-    def did_not_run(self, why: str) -> str:
+    def failure_sentence(self, reason: str) -> str:
         """As of RemoteSandbox."""
         return (
-            f"the SandboxFusion server at {self.config.url} did not run a program: {why}. Check reward.sandbox.url and "
-            f"the server"
+            f"the SandboxFusion server at {self.config.url} did not run a program: {reason}. Check "
+            f"reward.sandbox.url and the server"
         )
 
     async def answer(self, program: Program, limits: Limits) -> SandboxResult:
@@ -52,7 +52,7 @@ class FusionSandbox(RemoteSandbox):
             started = time.monotonic()
             answer = await self._post(body, limits)
             return _result(answer, program, limits, time.monotonic() - started)
-        except AnswerTooLargeError:  # only what the program has written can be so long
+        except AnswerTooLargeError:  # only the program's output can be so long
             return SandboxResult(outcome="output", is_truncated=True, error=_output_sentence(limits))
         except (OSError, ValueError) as error:
             return failed(f"the SandboxFusion server at {self.config.url} did not answer: {error}")
@@ -89,10 +89,10 @@ def _request(program: Program, limits: Limits) -> dict[str, Any]:
 
 
 def _result(answer: Mapping[str, Any], program: Program, limits: Limits, elapsed_s: float) -> SandboxResult:
-    compiled, ran = (_stage(answer.get(name)) for name in ("compile_result", "run_result"))
-    if answer["status"] == "SandboxError" or (not compiled and not ran):
+    compile_stage, run_stage = (_stage(answer.get(name)) for name in ("compile_result", "run_result"))
+    if answer["status"] == "SandboxError" or (not compile_stage and not run_stage):
         return failed(f"the SandboxFusion server failed: {str(answer.get('message', ''))[:300]}")
-    stage = ran or compiled
+    stage = run_stage or compile_stage
     cap = limits.output_kib << 10
     stdout, stderr = (
         str(stage.get(name) or "").encode("utf-8", errors="replace") for name in ("stdout", "stderr")

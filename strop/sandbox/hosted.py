@@ -4,7 +4,7 @@ Needs E2B_API_KEY in the environment of this process; the package reads it. Each
 own, which is ended afterwards. Not run against the service by the tests, which have no account: written from the
 package's documentation (AsyncSandbox.create, files.write, commands.run, files.read, kill), and tested with a stand-in.
 
-Of the limits, wall_s ends the command and the machine, and output_kib cuts what comes back; the machine's own template
+Of the limits, wall_s ends the command and the machine, and output_kib cuts the output; the machine's own template
 sets memory, processor and disk.
 """
 
@@ -39,12 +39,12 @@ class HostedSandbox(RemoteSandbox):
             ) from error
 
     def longest_s(self, limits: Limits) -> float:
-        """With the start of its machine."""
+        """As of RemoteSandbox, the start of the machine included."""
         return _START_S + limits.wall_s
 
-    def did_not_run(self, why: str) -> str:
+    def failure_sentence(self, reason: str) -> str:
         """As of RemoteSandbox."""
-        return f"e2b did not run a program: {why}. Check E2B_API_KEY and the network"
+        return f"e2b did not run a program: {reason}. Check E2B_API_KEY and the network"
 
     async def answer(self, program: Program, limits: Limits) -> SandboxResult:
         """As of RemoteSandbox."""
@@ -55,14 +55,14 @@ class HostedSandbox(RemoteSandbox):
             command = _COMMANDS[program.language]
             files[command[-1]] = program.code.encode("utf-8", errors="replace")
         files["__stdin__"] = program.stdin
-        since = time.monotonic()
+        call_start = time.monotonic()
         try:
             async with asyncio.timeout(self.longest_s(limits)):
                 machine = await self._e2b.AsyncSandbox.create(timeout=int(self.longest_s(limits)))
                 try:
                     for name, content in files.items():
                         await machine.files.write(f"{_FOLDER}/{name}", content)
-                    return await self._command(machine, command, program, limits, since)
+                    return await self._run_command(machine, command, program, limits, call_start)
                 finally:
                     await machine.kill()
         except TimeoutError:
@@ -70,27 +70,27 @@ class HostedSandbox(RemoteSandbox):
         except Exception as error:  # noqa: BLE001 (the package's errors share no base; all of them mean: not run)
             return failed(f"e2b failed: {type(error).__name__}: {error}")
 
-    async def _command(
-        self, machine: Any, command: tuple[str, ...], program: Program, limits: Limits, since: float
+    async def _run_command(
+        self, machine: Any, command: tuple[str, ...], program: Program, limits: Limits, call_start: float
     ) -> SandboxResult:
         line = f"{shlex.join(command)} < __stdin__"
         started = time.monotonic()
         try:
-            ran = await machine.commands.run(line, cwd=_FOLDER, timeout=limits.wall_s)
+            finished = await machine.commands.run(line, cwd=_FOLDER, timeout=limits.wall_s)
         except self._e2b.TimeoutException:
             return SandboxResult(
-                outcome="timeout", start_s=started - since, wall_s=time.monotonic() - started,
+                outcome="timeout", start_s=started - call_start, wall_s=time.monotonic() - started,
                 error=f"the program did not finish in {limits.wall_s:g} s (limits.wall_s)",
             )  # fmt: skip
         except self._e2b.CommandExitException as error:
-            ran = error
+            finished = error
         wall_s = time.monotonic() - started
         cap = limits.output_kib << 10
         stdout, stderr = (
-            str(text or "").encode("utf-8", errors="replace") for text in (ran.stdout, ran.stderr)
+            str(text or "").encode("utf-8", errors="replace") for text in (finished.stdout, finished.stderr)
         )
         is_truncated = len(stdout) > cap or len(stderr) > cap
-        code = int(ran.exit_code)
+        code = int(finished.exit_code)
         fetched: dict[str, bytes] = {}
         for name in program.fetch:
             if await machine.files.exists(f"{_FOLDER}/{name}"):
@@ -98,6 +98,6 @@ class HostedSandbox(RemoteSandbox):
         return SandboxResult(
             outcome="output" if is_truncated else "ok" if code == 0 else "error", exit_code=code,
             stdout=stdout[:cap], stderr=stderr[:cap], is_truncated=is_truncated, wall_s=wall_s,
-            start_s=started - since, files=fetched,
+            start_s=started - call_start, files=fetched,
             error="" if code == 0 and not is_truncated else f"the program exited with code {code}",
         )  # fmt: skip

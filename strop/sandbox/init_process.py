@@ -1,12 +1,12 @@
-"""The first process of a sandbox: builds it from inside, gives up every right, runs the program, reports.
+"""First process of a sandbox: builds it from inside, gives up every right, runs the program, reports.
 
 It is a fork of the launcher in fresh namespaces, so it is the `init` of the sandbox: signals from inside do not reach
 it, orphans come to it, and when it ends the kernel ends everything else in the sandbox. The kernel ends it when the
-launcher ends. It waits for the launcher's word once, and then only for its children.
+launcher ends. It waits for the launcher once, and then only for its children.
 
-What it says goes down a socket that the program does not have, as JSON lines: {"proc": 1} with a handle on /proc;
+Its reports go down a socket that the program does not have, as JSON lines: {"proc": 1} with a handle on /proc;
 {"begins": t} before there is a program, {"started": t} once it runs, then {"exit": code, "files": {...}}. {"failed":
-sentence} is for what this process cannot do. Once it has begun, its end without a word is the program's doing.
+sentence} is an error of this process. Once the program has begun, an end without report is the program's doing.
 
 The program's limits are those of the program alone: nothing that limits a process holds for this one.
 """
@@ -34,7 +34,7 @@ from strop.sandbox import kernel, layout, seccomp
 INSIDE_ID = 1000
 """User and group of the program, inside."""
 _NICE = 5
-"""The program yields to training and to those who watch it."""
+"""Niceness of the program, which yields to training and to its watchers."""
 _NOT_FOUND = 127
 _SPACE, _SPACE_BYTES = 2, 256 << 20
 """Address space of a process without a control group: so many times its memory, and so much more."""
@@ -52,32 +52,32 @@ class Ends:
 
 
 def live(job: Mapping[str, Any], ends: Ends, *, has_group: bool, is_built: bool = False) -> NoReturn:
-    """Everything that happens in the first process of the sandbox.
+    """Body of the first process of the sandbox.
 
     Args:
         job: the program, as the driver describes it.
         ends: pipes of this process.
-        has_group: whether a control group limits memory.
-        is_built: whether namespaces and file system are there already, and the launcher has said go (bubblewrap.py).
+        has_group: a control group limits memory.
+        is_built: namespaces and file system exist already, and the launcher has given its signal (bubblewrap.py).
     """
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # signals without a handler do not reach a first process
         if is_built:
-            _become_nobody()
+            _drop_privileges()
         else:
             _build(job, ends.go, has_group=has_group)
-        _show_processes(ends.status)
+        _send_proc_handle(ends.status)
         _run(job, ends, has_group=has_group)
         code = 0
-    except BaseException as error:  # noqa: BLE001 (whatever it was, the launcher says it)
-        _say(ends.status, {"failed": f"{type(error).__name__}: {error}"})
+    except BaseException as error:  # noqa: BLE001 (whatever it was, the launcher reports it)
+        _report(ends.status, {"failed": f"{type(error).__name__}: {error}"})
     finally:
         os._exit(code)
 
 
 def _build(job: Mapping[str, Any], go_fd: int, *, has_group: bool) -> None:
-    """File system and identity, once the launcher has said who this process is outside."""
+    """Build file system and identity, once the launcher has mapped this process to users outside."""
     kernel.die_with_parent()
     if os.read(go_fd, 1) != b"g":
         raise OSError("the launcher went away")
@@ -93,13 +93,13 @@ def _build(job: Mapping[str, Any], go_fd: int, *, has_group: bool) -> None:
     if os.getuid() != INSIDE_ID:
         os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
         os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
-    _become_nobody()
+    _drop_privileges()
     kernel.die_with_parent()  # the change of identity has cleared it
     if select.select([go_fd], [], [], 0)[0]:  # the other end is closed only by the end of the launcher
         raise OSError("the launcher went away")
 
 
-def _become_nobody() -> None:
+def _drop_privileges() -> None:
     """Give up capabilities and the way back to them."""
     if os.getuid() != INSIDE_ID:
         raise OSError(f"the identity inside is {os.getuid()}, not {INSIDE_ID}")
@@ -108,7 +108,7 @@ def _become_nobody() -> None:
     os.umask(0o022)
 
 
-def _show_processes(status: int) -> None:
+def _send_proc_handle(status: int) -> None:
     """Give the launcher a handle on /proc, where there is one."""
     with contextlib.suppress(OSError):
         proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -122,26 +122,26 @@ def _run(job: Mapping[str, Any], ends: Ends, *, has_group: bool) -> None:
     limits = job["limits"]
     _write_files(job["files"])
     kernel.install_filter(seccomp.filter_for(kernel.MACHINE, has_group=has_group))
-    _say(ends.status, {"begins": time.monotonic()})
+    _report(ends.status, {"begins": time.monotonic()})
     try:
         program = subprocess.Popen(
             job["argv"], env=job["env"], cwd=layout.BOX, stdin=ends.stdin, stdout=ends.stdout, stderr=ends.stderr,
             start_new_session=True, preexec_fn=lambda: _limit(limits, has_group=has_group),
         )  # fmt: skip
     except OSError as error:
-        _say(ends.status, {"started": time.monotonic()})
-        _say(ends.status, {"exit": _NOT_FOUND, "files": {}, "note": f"{job['argv'][0]}: {error.strerror}"})
+        _report(ends.status, {"started": time.monotonic()})
+        _report(ends.status, {"exit": _NOT_FOUND, "files": {}, "note": f"{job['argv'][0]}: {error.strerror}"})
         return
-    _say(ends.status, {"started": time.monotonic()})
+    _report(ends.status, {"started": time.monotonic()})
     for fd in (ends.stdin, ends.stdout, ends.stderr):
         os.close(fd)
     program.returncode = _wait_for(program.pid)
-    _end_all_others()
+    _kill_all_others()
     files = _read_files(job["fetch"], limits["file_mib"] << 20)
-    _say(ends.status, {"exit": program.returncode, "files": files})
+    _report(ends.status, {"exit": program.returncode, "files": files})
 
 
-def _say(fd: int, message: Mapping[str, Any]) -> None:
+def _report(fd: int, message: Mapping[str, Any]) -> None:
     data = memoryview(json.dumps(message).encode("ascii") + b"\n")
     with contextlib.suppress(BrokenPipeError):
         while data:
@@ -170,12 +170,12 @@ def _limit(limits: Mapping[str, Any], *, has_group: bool) -> None:
         resource.RLIMIT_SIGPENDING: 256,
     }
     if not has_group:
-        # More than is allowed: what is allowed is measured (measure.py). This one bounds the time between two looks.
+        # More than the limit, which is measured (usage.py). This one bounds the memory between two measurements.
         values[resource.RLIMIT_AS] = _SPACE * (limits["memory_mib"] << 20) + _SPACE_BYTES
-    for which, value in values.items():
-        _, hard = resource.getrlimit(which)
+    for limit, value in values.items():
+        _, hard = resource.getrlimit(limit)
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(which, (value, value))
+        resource.setrlimit(limit, (value, value))
 
 
 def _wait_for(pid: int) -> int:
@@ -186,7 +186,7 @@ def _wait_for(pid: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _end_all_others() -> None:
+def _kill_all_others() -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)  # all but this one
     with contextlib.suppress(ChildProcessError):
@@ -195,16 +195,16 @@ def _end_all_others() -> None:
 
 
 def _read_files(names: Sequence[str], max_bytes: int) -> dict[str, str]:
-    """Regular files below the work folder; nothing else runs any more, so what is looked at stays what it is."""
-    found, left = {}, max_bytes
+    """Regular files below the work folder; nothing else runs any more, so a file stays as it was checked."""
+    contents, bytes_left = {}, max_bytes
     for name in names:
         path = Path(layout.BOX, name)
         if not Path(os.path.realpath(path)).is_relative_to(layout.BOX):
             continue
         with contextlib.suppress(OSError):
-            if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > left:
+            if not stat.S_ISREG(path.stat().st_mode) or path.stat().st_size > bytes_left:
                 continue
             data = path.read_bytes()
-            found[name] = base64.b64encode(data).decode("ascii")
-            left -= len(data)
-    return found
+            contents[name] = base64.b64encode(data).decode("ascii")
+            bytes_left -= len(data)
+    return contents

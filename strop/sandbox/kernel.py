@@ -1,4 +1,4 @@
-"""The calls of the Linux kernel that Python's standard library does not offer.
+"""System calls of Linux that Python's standard library does not offer.
 
 Used in the launcher process, which has one thread. Each function raises OSError with the kernel's reason.
 Numbers are those of the kernel's own headers (asm/unistd_64.h, asm-generic/unistd.h, linux/mount.h, linux/sched.h,
@@ -45,15 +45,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, operation: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{operation}: {os.strerror(number)}")
     return result
 
 
-def _syscall(what: str, number: int, *arguments: object) -> int:
-    return _check(_libc.syscall(ctypes.c_long(number), *arguments), what)
+def _syscall(operation: str, number: int, *arguments: object) -> int:
+    return _check(_libc.syscall(ctypes.c_long(number), *arguments), operation)
 
 
 def fork_into_namespaces() -> int:
@@ -85,7 +85,7 @@ def make_read_only(target: str) -> None:
 
 
 def unmount(target: str) -> None:
-    """Take a mount out of sight."""
+    """Detach a mount."""
     _check(_libc.umount2(target.encode(), MNT_DETACH), f"unmount {target}")
 
 
@@ -99,11 +99,11 @@ def pivot_root(new_root: str, old_root: str) -> None:
     )
 
 
-def _prctl(what: str, option: int, first: object = 0, second: object = 0) -> None:
+def _prctl(operation: str, option: int, first: object = 0, second: object = 0) -> None:
     values = (
         ctypes.c_ulong(int(value)) if isinstance(value, int) else value for value in (first, second, 0, 0)
     )
-    _check(_libc.prctl(ctypes.c_int(option), *values), what)
+    _check(_libc.prctl(ctypes.c_int(option), *values), operation)
 
 
 def die_with_parent() -> None:
@@ -112,7 +112,7 @@ def die_with_parent() -> None:
 
 
 def drop_capabilities_for_ever() -> None:
-    """No exec can bring a capability back. Needs CAP_SETPCAP, so it comes before a change of identity."""
+    """Drop the bounding set, so that no exec brings a capability back. Needs CAP_SETPCAP."""
     for capability in range(64):
         try:
             _prctl("drop a capability", _PR_CAPBSET_DROP, capability)
@@ -124,14 +124,14 @@ def drop_capabilities_for_ever() -> None:
 
 
 def drop_capabilities() -> None:
-    """No capability from now on."""
+    """Drop all capabilities."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     nothing = (ctypes.c_uint32 * 6)()
     _syscall("drop all capabilities", _CAPSET[MACHINE], ctypes.byref(header), ctypes.byref(nothing))
 
 
 def forbid_new_privileges() -> None:
-    """No exec gives more rights from now on; and no other process may look into this one."""
+    """Forbid that an exec gives more rights, and that another process looks into this one."""
     _prctl("no new privileges", _PR_SET_NO_NEW_PRIVS, 1)
     _prctl("no dumps", _PR_SET_DUMPABLE, 0)
 

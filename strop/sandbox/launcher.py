@@ -1,4 +1,4 @@
-"""A launcher: a small process that waits for a program, puts it into a fresh sandbox, watches it, and answers.
+"""Launcher process: waits for a program, runs it in a fresh sandbox, watches it, and answers.
 
 One program at a time. It waits in one place for: the driver (whose end of the socket closes when the driver dies,
 however it dies; then the sandbox is ended and the launcher exits), the pipes of the program, and the nearest limit.
@@ -22,15 +22,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from strop.sandbox import bubblewrap, cgroups, framing, init_process, kernel
-from strop.sandbox.supervisor import Watch
+from strop.sandbox.supervisor import Supervisor
 from strop.sandbox.usage import Meter
 
 _OUTER_ID = 65534
 """User and group that the program has outside, when the launcher is root: nobody."""
 _MAX_FDS = 64
-"""A launcher never has more open files."""
+"""Most open files of a launcher."""
 _IDLE_S = 2.0
-"""How often a launcher without work looks whether its driver is still its parent, in seconds."""
+"""Interval at which an idle launcher checks that its driver is still its parent, in seconds."""
 
 
 def main(socket_fd: int) -> None:
@@ -79,7 +79,7 @@ def _serve(job: Mapping[str, Any], connection: socket.socket) -> dict[str, Any] 
         pid, first, outer = _start(job, group)
         meter = Meter(first, group)
         try:
-            watch = Watch(
+            supervisor = Supervisor(
                 pid=pid,
                 ends=outer,
                 limits=limits,
@@ -87,7 +87,7 @@ def _serve(job: Mapping[str, Any], connection: socket.socket) -> dict[str, Any] 
                 meter=meter,
                 stdin=base64.b64decode(job["stdin"]),
             )
-            watch.run(connection)
+            supervisor.run(connection)
         finally:
             meter.close()
             with contextlib.suppress(ProcessLookupError):
@@ -95,7 +95,7 @@ def _serve(job: Mapping[str, Any], connection: socket.socket) -> dict[str, Any] 
             for fd in (outer.go, outer.status, outer.stdin, outer.stdout, outer.stderr):
                 with contextlib.suppress(OSError):
                     os.close(fd)
-        return watch.answer()
+        return supervisor.answer()
     finally:
         if group is not None:
             group.remove()
@@ -112,8 +112,8 @@ def _start(job: Mapping[str, Any], group: cgroups.Group | None) -> tuple[int, in
     else:
         pid = first = kernel.fork_into_namespaces()
     if pid == 0:
-        kept = {inner.go, inner.status, inner.stdin, inner.stdout, inner.stderr}
-        for fd in set(range(3, _MAX_FDS)) - kept:  # the driver's socket is among them
+        inner_fds = {inner.go, inner.status, inner.stdin, inner.stdout, inner.stderr}
+        for fd in set(range(3, _MAX_FDS)) - inner_fds:  # the driver's socket is among them
             with contextlib.suppress(OSError):
                 os.close(fd)
         init_process.live(job, inner, has_group=group is not None)
@@ -139,7 +139,7 @@ def _start(job: Mapping[str, Any], group: cgroups.Group | None) -> tuple[int, in
 
 
 def _map_ids(pid: int) -> None:
-    """Who the users inside are outside.
+    """Map the users inside to users outside.
 
     A launcher of root builds the sandbox as root and hands the program an identity without any rights outside. Every
     other launcher can give only its own, and so can root where it may not use a second one.

@@ -1,9 +1,9 @@
-"""What a program in the sandbox sees of the file system.
+"""File system inside a sandbox.
 
     /                 an empty file system of its own, read-only
     /usr, /lib, ...   the system's programs and libraries, and the interpreter's installation: read-only
     /dev              null, zero, full, random, urandom; without a control group, zero is a file of zeros: shared
-                      mappings of the device would be memory that nobody counts
+                      mappings of the device would be memory that is not counted
     /proc             processes of the sandbox only; absent where the kernel refuses it
     /box              the work folder: writable, gone afterwards
     /tmp, /dev/shm    the same; together with /box they hold limits.disk_mib
@@ -38,24 +38,24 @@ def build_root(
     Args:
         visible: files and folders of the host, read-only at the same place; a link stays a link.
         hidden: folders that are empty although they lie below a visible one.
-        disk_bytes: what the writable folders hold together.
+        disk_bytes: capacity of the writable folders together.
         uid: owner of the writable folders.
-        has_group: whether a control group counts the memory of the sandbox.
+        has_group: a control group counts the memory of the sandbox.
     """
     kernel.mount("", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", "/tmp", "tmpfs", _QUIET, "size=4m,nr_inodes=4096,mode=755")
     Path(f"/tmp{_HOST}").mkdir()
     kernel.pivot_root("/tmp", f"/tmp{_HOST}")
     os.chdir("/")
-    _devices(has_group=has_group)
-    _writable(disk_bytes, uid)
-    _accounts(uid)
+    _make_devices(has_group=has_group)
+    _make_writable(disk_bytes, uid)
+    _make_accounts(uid)
     for path in sorted(visible, key=lambda path: path.count("/")):
-        _show(path)
+        _mount_visible(path)
     for path in hidden:
         if Path(path).is_dir():
             kernel.mount("tmpfs", path, "tmpfs", _QUIET | kernel.MS_RDONLY, "size=4k,mode=755")
-    _processes()
+    _mount_proc()
     kernel.unmount(_HOST)
     Path(_HOST).rmdir()
     kernel.mount("", "/", flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | _QUIET)
@@ -63,11 +63,11 @@ def build_root(
 
 
 def devices(*, has_group: bool) -> list[str]:
-    """Names of the host's devices that are shown."""
+    """Names of the host's devices that are visible inside."""
     return [name for name in DEVICES if has_group or name != "zero"]
 
 
-def _devices(*, has_group: bool) -> None:
+def _make_devices(*, has_group: bool) -> None:
     Path("/dev").mkdir()
     if not has_group:
         with Path("/dev/zero").open("wb") as zeros:
@@ -85,7 +85,7 @@ def _bind_file(source: str, target: str) -> None:
     kernel.make_read_only(target)
 
 
-def _writable(disk_bytes: int, uid: int) -> None:
+def _make_writable(disk_bytes: int, uid: int) -> None:
     Path(_SCRATCH).mkdir()
     kernel.mount("tmpfs", _SCRATCH, "tmpfs", _QUIET, f"size={disk_bytes},nr_inodes={_MAX_FILES},mode=755")
     for name, target in (("box", BOX), ("tmp", "/tmp"), ("shm", "/dev/shm")):
@@ -98,13 +98,13 @@ def _writable(disk_bytes: int, uid: int) -> None:
     Path(_SCRATCH).rmdir()
 
 
-def _accounts(uid: int) -> None:
+def _make_accounts(uid: int) -> None:
     Path("/etc").mkdir(exist_ok=True)
     Path("/etc/passwd").write_text(f"box:x:{uid}:{uid}::{BOX}:/bin/sh\n", encoding="ascii")
     Path("/etc/group").write_text(f"box:x:{uid}:\n", encoding="ascii")
 
 
-def _show(path: str) -> None:
+def _mount_visible(path: str) -> None:
     source, target = Path(_HOST + path), Path(path)
     if source.is_symlink():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def _show(path: str) -> None:
         _bind_file(str(source), path)
 
 
-def _processes() -> None:
+def _mount_proc() -> None:
     Path("/proc").mkdir()
     flags = _QUIET | kernel.MS_NOEXEC | kernel.MS_RDONLY
     for options in ("subset=pid", ""):

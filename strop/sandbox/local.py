@@ -33,9 +33,9 @@ from strop.utils.deadline import away
 log = logging.getLogger(__name__)
 
 _GRACE_S = SETUP_S + 2 * END_S
-"""How long a launcher may take beyond the program's own limit, in seconds."""
+"""Time that a launcher may take beyond the program's own limit, in seconds."""
 _ATTEMPTS = 2
-"""A launcher may have died while it waited for a program."""
+"""Attempts to run a program: a launcher may have died while it waited for one."""
 _PYTHON_FILE, _BASH_FILE = "__program__.py", "__program__.sh"
 
 
@@ -46,8 +46,8 @@ class _Lease:
         self._lock = threading.Lock()
         self._launcher: Launcher | None = None
         self.is_cancelled = False
-        self.asked = time.monotonic()
-        """When the call was made."""
+        self.called_at = time.monotonic()
+        """Time of the call, on the monotonic clock."""
 
     def take(self, launcher: Launcher) -> None:
         with self._lock:
@@ -92,7 +92,7 @@ class LocalSandbox(Sandbox):
     # --- life ---
 
     def start(self) -> None:
-        """Prove that programs are isolated here, and start the warm launchers.
+        """Test that programs are isolated here, and start the warm launchers.
 
         Raises:
             SandboxUnavailable: a property is missing; the message names it.
@@ -120,7 +120,7 @@ class LocalSandbox(Sandbox):
             raise
 
     def _choose_builder(self) -> None:
-        """The first way of building a sandbox whose isolation is proved; SandboxUnavailable where there is none."""
+        """Choose the first builder whose isolation holds; SandboxUnavailable where there is none."""
         builders = self._builders()
         for number, builder in enumerate(builders, start=1):
             self._bubblewrap = builder
@@ -134,8 +134,8 @@ class LocalSandbox(Sandbox):
 
     def _builders(self) -> list[str]:
         """Paths of bubblewrap, and "" for the kernel directly, best first."""
-        found = shutil.which("bwrap") or ""
-        if self.config.isolation == "bubblewrap" and not found:
+        bwrap = shutil.which("bwrap") or ""
+        if self.config.isolation == "bubblewrap" and not bwrap:
             raise SandboxUnavailable(
                 "reward.sandbox.isolation is bubblewrap, but there is no bwrap on the path: install it"
             )
@@ -144,24 +144,24 @@ class LocalSandbox(Sandbox):
                 "reward.sandbox.isolation is bubblewrap, but this process is root, and programs in it would be root "
                 "outside: use kernel, which gives them the identity of nobody"
             )
-        if self.config.isolation == "kernel" or not found or os.geteuid() == 0:
+        if self.config.isolation == "kernel" or not bwrap or os.geteuid() == 0:
             return [""]
-        return [found] if self.config.isolation == "bubblewrap" else [found, ""]
+        return [bwrap] if self.config.isolation == "bubblewrap" else [bwrap, ""]
 
     def check(self) -> list[checking.Property]:
         """Every property of the isolation, tried now; nothing else may be run with this object before `start`.
 
         Raises:
-            SandboxUnavailable: what the sandbox would show cannot be shown.
+            SandboxUnavailable: a file or folder to be shown is missing or private.
         """
         self._view = host_view(self.config.python, self.config.read_only_paths)
-        found: list[checking.Property] = []
+        properties: list[checking.Property] = []
         for builder in self._builders():
             self._bubblewrap = builder
-            found = checking.check(self._run_now)
-            if all(one.holds for one in found):
+            properties = checking.check(self._run_now)
+            if all(isolation_property.holds for isolation_property in properties):
                 break
-        return found
+        return properties
 
     def close(self) -> None:
         """End everything that runs. Programs in the middle come back as `infrastructure`."""
@@ -206,7 +206,7 @@ class LocalSandbox(Sandbox):
             return self._run(program, _Lease())
 
     def _longest_s(self, program: Program) -> float:
-        """The most that a call can take."""
+        """Longest duration of a call, in seconds."""
         wall_s = (program.limits or self.config.limits).wall_s
         return self.config.queue_s + _ATTEMPTS * (wall_s + _GRACE_S + EXIT_S)
 
@@ -221,7 +221,7 @@ class LocalSandbox(Sandbox):
                 outcome="error",
                 error=f"the program's files have {size} bytes, more than {limits.disk_mib} MiB (limits.disk_mib)",
             )
-        left_s = lease.asked + self.config.queue_s - time.monotonic()
+        left_s = lease.called_at + self.config.queue_s - time.monotonic()
         if left_s <= 0 or not self._places.acquire(timeout=left_s):
             return failed(
                 f"no place became free within {self.config.queue_s:g} s (reward.sandbox.queue_s, "
@@ -238,13 +238,13 @@ class LocalSandbox(Sandbox):
 
     def _run_leased(self, program: Program, lease: _Lease) -> SandboxResult:
         job = self._job(program)
-        since = time.monotonic()
+        lease_start = time.monotonic()
         result = failed("the program was cancelled")
         for _attempt in range(_ATTEMPTS):
             if lease.is_cancelled:
                 return result
             try:
-                launcher, is_fresh = self._take()
+                launcher, is_fresh = self._acquire_launcher()
             except OSError as error:
                 return failed(f"a launcher could not be started: {error}")
             lease.take(launcher)
@@ -258,12 +258,12 @@ class LocalSandbox(Sandbox):
                     return result
                 continue  # it may have died while it waited
             lease.give_back()
-            self._put(launcher, is_usable=not answer.get("is_broken", False))
-            return _result(answer, since)
+            self._release_launcher(launcher, is_usable=not answer.get("is_broken", False))
+            return _result(answer, lease_start)
         return result
 
-    def _take(self) -> tuple[Launcher, bool]:
-        """A launcher, and whether it was started just now."""
+    def _acquire_launcher(self) -> tuple[Launcher, bool]:
+        """A launcher, and True where it was started just now."""
         while True:
             with self._lock:
                 launcher = self._idle.pop() if self._idle else None
@@ -273,7 +273,7 @@ class LocalSandbox(Sandbox):
                 return launcher, False
             launcher.end()
 
-    def _put(self, launcher: Launcher, *, is_usable: bool) -> None:
+    def _release_launcher(self, launcher: Launcher, *, is_usable: bool) -> None:
         with self._lock:
             if is_usable and not self._is_closed:
                 self._idle.append(launcher)
@@ -307,7 +307,7 @@ class LocalSandbox(Sandbox):
         }  # fmt: skip
 
 
-def _result(answer: dict[str, Any], since: float) -> SandboxResult:
+def _result(answer: dict[str, Any], lease_start: float) -> SandboxResult:
     if "stdout" not in answer:
         return failed(str(answer.get("error", "the launcher said nothing")))
     files = {}
@@ -317,6 +317,6 @@ def _result(answer: dict[str, Any], since: float) -> SandboxResult:
         outcome=answer["outcome"], exit_code=answer["exit_code"], signal=answer["signal"],
         stdout=base64.b64decode(answer["stdout"]), stderr=base64.b64decode(answer["stderr"]),
         is_truncated=answer["is_truncated"], wall_s=answer["wall_s"], cpu_s=answer["cpu_s"],
-        start_s=max(0.0, answer["started"] - since) if answer["started"] else 0.0,
+        start_s=max(0.0, answer["started"] - lease_start) if answer["started"] else 0.0,
         memory_bytes=answer["memory_bytes"], files=files, error=answer["error"],
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Which files of the host a program in a local sandbox may read."""
+"""Files of the host that are visible in a local sandbox."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SYSTEM = (
 
 @dataclass(frozen=True, kw_only=True)
 class HostView:
-    """What of the host is visible inside."""
+    """Files of the host that are visible inside."""
 
     python: str
     """The interpreter."""
@@ -30,7 +30,7 @@ class HostView:
 
 
 def host_view(python: str, read_only_paths: Sequence[str]) -> HostView:
-    """The system's programs, an interpreter's installation, and what the user adds.
+    """Paths of the system's programs, of an interpreter's installation, and of the settings.
 
     Args:
         python: path of an interpreter; "" for the installation that this process runs on.
@@ -51,24 +51,24 @@ def host_view(python: str, read_only_paths: Sequence[str]) -> HostView:
             raise SandboxUnavailable(
                 f"there is no interpreter at {interpreter}; set reward.sandbox.python to the path of one"
             )
-    home, here = Path.home(), Path.cwd()
-    wanted = [str(prefix) for prefix in prefixes] + list(read_only_paths)
-    for path in wanted:
+    home, current = Path.home(), Path.cwd()
+    requested = [str(prefix) for prefix in prefixes] + list(read_only_paths)
+    for path in requested:
         if not Path(path).exists():
             raise SandboxUnavailable(
                 f"{path} does not exist, so a sandbox cannot show it; correct "
                 f"reward.sandbox.read_only_paths or reward.sandbox.python"
             )
-        for private, name in ((home, "the home folder"), (here, "the current folder")):
+        for private, name in ((home, "the home folder"), (current, "the current folder")):
             if private.is_relative_to(path) and not path.startswith("/usr"):
                 raise SandboxUnavailable(
                     f"{path} holds {name}, and programs in the sandbox would read it: name a narrower path in "
                     f"reward.sandbox.read_only_paths, or an interpreter installed elsewhere in reward.sandbox.python"
                 )
-    visible = _outermost([*_SYSTEM, *wanted])
+    visible = _outermost([*_SYSTEM, *requested])
     hidden = tuple(
         str(private)
-        for private in dict.fromkeys((home, here, *map(Path, packages)))
+        for private in dict.fromkeys((home, current, *map(Path, packages)))
         if any(private.is_relative_to(path) for path in visible)
         and not any(Path(path).is_relative_to(private) for path in visible)
     )
@@ -95,9 +95,9 @@ def _installation(python: str) -> tuple[str, list[Path]]:
 
 def _outermost(paths: Sequence[str]) -> tuple[str, ...]:
     """The paths that exist and do not lie inside another one of them."""
-    found = dict.fromkeys(path for path in paths if os.path.lexists(path))
+    existing = dict.fromkeys(path for path in paths if os.path.lexists(path))
     return tuple(
         path
-        for path in found
-        if not any(other != path and Path(path).is_relative_to(other) for other in found)
+        for path in existing
+        if not any(outer != path and Path(path).is_relative_to(outer) for outer in existing)
     )

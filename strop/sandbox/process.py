@@ -15,9 +15,9 @@ from strop.sandbox import framing
 
 _SANDBOX = Path(__file__).parent
 EXIT_S = 5.0
-"""How long a launcher may take to end, in seconds, before it is killed."""
-# A launcher imports this floor alone: the packages above it stand there as names without content, so that it starts
-# in a fraction of the time and has nothing of the library in memory.
+"""Time that a launcher may take to end, in seconds, before it is killed."""
+# A launcher imports this package alone: `strop` is an empty module there, so that it starts in a fraction of the time
+# and has nothing of the library in memory.
 _BOOT = """\
 import json, sys, types
 for name, folder in json.loads(sys.argv[1]):
@@ -77,12 +77,12 @@ class Launcher:
         return answer
 
     def interrupt(self) -> None:
-        """From any thread: what runs is ended, `run` raises, the launcher exits by itself."""
+        """Interrupt it, from any thread: the program is ended, `run` raises, the launcher exits by itself."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 
     def end(self) -> None:
-        """Nothing of it is left afterwards: it ends its sandbox and itself; after a while it is killed."""
+        """End the launcher and its sandbox; after EXIT_S it is killed."""
         self.interrupt()
         try:
             self._process.wait(EXIT_S)

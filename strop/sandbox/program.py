@@ -1,4 +1,4 @@
-"""A program, what became of it, and what every sandbox can do."""
+"""Program, SandboxResult, and the interface of sandboxes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Program:
     fetch: tuple[str, ...] = ()
     """Names of files in the work folder to bring back; those that do not exist are left out."""
     limits: Limits | None = None
-    """What it may use; None: the limits of the sandbox."""
+    """Limits of this program; None: those of the sandbox."""
 
     def __post_init__(self) -> None:
         if bool(self.code) == bool(self.command):
@@ -62,7 +62,7 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxResult:
-    """What became of one program. Everything in it but the numbers was written by the program: untrusted."""
+    """Result of one program. Everything in it but the numbers was written by the program: untrusted."""
 
     outcome: SandboxOutcome
     """`ok`: exit code 0. `error`: another exit code. `timeout`, `memory`, `output`: that limit ended it. `killed`: it
@@ -109,10 +109,10 @@ class Sandbox(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Prove that programs are run here, in isolation.
+        """Start, and test that programs are isolated.
 
         Raises:
-            SandboxUnavailable: they are not; the message says what is missing.
+            SandboxUnavailable: they are not; the message names the missing property.
         """
 
     @abstractmethod

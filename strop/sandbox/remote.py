@@ -1,4 +1,4 @@
-"""Programs that are sent to another machine: what the ways to do so have in common.
+"""Base class of sandboxes on another machine.
 
 Concurrency: programs are sent on an event loop in a thread of its own, so that calls may come from any thread or loop;
 at most max_concurrent are there at the same time. A caller that is cancelled gives its program up.
@@ -29,15 +29,15 @@ class RemoteSandbox(Sandbox):
 
     @abstractmethod
     def longest_s(self, limits: Limits) -> float:
-        """The most that one program can take, from its being sent to the whole answer."""
+        """Longest duration of one program, from sending it to the whole answer, in seconds."""
 
     @abstractmethod
     async def answer(self, program: Program, limits: Limits) -> SandboxResult:
-        """Send a program and wait for what became of it."""
+        """Send a program and wait for its result."""
 
     @abstractmethod
-    def did_not_run(self, why: str) -> str:
-        """The sentence of a first program that was not run."""
+    def failure_sentence(self, reason: str) -> str:
+        """Error sentence for a first program that was not run."""
 
     def start(self) -> None:
         """Run one program there; SandboxUnavailable where that fails."""
@@ -45,7 +45,7 @@ class RemoteSandbox(Sandbox):
             return
         result = self.run_blocking(Program(code=f"print({_HELLO!r})", limits=Limits(wall_s=20.0)))
         if result.text.strip() != _HELLO:
-            raise SandboxUnavailable(self.did_not_run(result.error or "its output was lost"))
+            raise SandboxUnavailable(self.failure_sentence(result.error or "its output was lost"))
         self._is_running = True
 
     def close(self) -> None:

@@ -1,14 +1,14 @@
-"""Which system calls a program in the sandbox may make, as a filter for the kernel.
+"""Filter of system calls for the program in a sandbox.
 
-The filter is a list of what is refused: calls that change mounts, namespaces, identities or the machine, that reach
-into other processes, that take what all programs of a user share (inotify, asynchronous I/O, huge pages, larger pipe
-and socket buffers, leases), and that are large and seldom audited parts of the kernel (bpf, io_uring, userfaultfd,
+The filter lists refused calls: those that change mounts, namespaces, identities or the machine, that reach into other
+processes, that use up resources of all programs of a user (inotify, asynchronous I/O, huge pages, larger pipe and
+socket buffers, leases), and that are large and seldom audited parts of the kernel (bpf, io_uring, userfaultfd,
 keyrings, System V memory). Limits, priorities and processors of a process are its own to change, and nobody else's:
 where one user is all there is, the first process of the sandbox has the same one as the program, and nothing but this
 filter stands between them. Sockets exist within the sandbox only (AF_UNIX). Calls newer than the list do not exist.
 
-Without a control group, memory is measured process by process, so what belongs to no process is refused as well:
-anonymous shared memory, which outlives its mapping, and epoll, whose entries nobody can count.
+Without a control group, memory is measured process by process, so memory of no process is refused as well:
+anonymous shared memory, which outlives its mapping, and epoll, whose entries cannot be counted.
 
 A filter is an array of classic BPF instructions over struct seccomp_data {nr, arch, instruction pointer, arguments};
 see the kernel's documentation, userspace-api/seccomp_filter. Numbers: asm/unistd_64.h for x86-64, asm-generic/unistd.h
@@ -84,7 +84,7 @@ def filter_for(machine: str, *, has_group: bool) -> bytes:
 
     Args:
         machine: the kind of processor.
-        has_group: whether a control group counts the memory of the sandbox.
+        has_group: a control group counts the memory of the sandbox.
 
     Raises:
         OSError: there is no list for this machine.
@@ -112,14 +112,16 @@ def filter_for(machine: str, *, has_group: bool) -> bytes:
         number = numbers[column]
         assert number is not None, "both machines have it"
         code += _rule(number, _unless_zero(0))
-    for call, everybody in ((_SETPRIORITY, _PRIO_USER), (_IOPRIO_SET, _IOPRIO_WHO_USER)):
-        code += _rule(call[column], _if_equal(0, everybody), _unless_zero(1))
+    for call, all_processes in ((_SETPRIORITY, _PRIO_USER), (_IOPRIO_SET, _IOPRIO_WHO_USER)):
+        code += _rule(call[column], _if_equal(0, all_processes), _unless_zero(1))
     code += _rule(_CLONE[column], _if_any_bit(0, _NEW_NAMESPACE_FLAGS))
     no_family = _result(_ERRNO | errno.EAFNOSUPPORT)
     for call in (_SOCKET, _SOCKETPAIR):
         code += _rule(call[column], [_argument(0), _step(_JUMP_EQUAL, _AF_UNIX, 1, 0), no_family])
     code += _rule(_IOCTL[column], _if_equal(1, _TIOCSTI), _if_equal(1, _TIOCLINUX))
-    code += _rule(_FCNTL[column], *(_if_equal(1, what) for what in (_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ)))
+    code += _rule(
+        _FCNTL[column], *(_if_equal(1, command) for command in (_F_SETLEASE, _F_NOTIFY, _F_SETPIPE_SZ))
+    )
     code += _rule(
         _SETSOCKOPT[column],
         [_argument(1), _step(_JUMP_EQUAL, _SOL_SOCKET, 0, 4), _argument(2), _step(_JUMP_EQUAL, _SO_SNDBUF, 1, 0),

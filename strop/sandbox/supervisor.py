@@ -1,11 +1,11 @@
-"""The launcher's eye on one sandbox: what goes in and out of its pipes, and every limit that needs a clock.
+"""Supervision of one sandbox by its launcher: its pipes, every limit that needs a clock, and the outcome.
 
 It waits for the pipes, the driver's socket and the nearest limit, and ends once the sandbox has closed all pipes. The
 first limit that is reached kills the first process of the sandbox, and with it all of them.
 
-Whose doing an end is: until the first process says that the program begins, nothing of the program has run, so what
-goes wrong is the machine's (`infrastructure`). After that nothing is: a sandbox that ends, hangs or falls silent then
-does so with the program in it, which loses what it might have earned. A limit is named only where it was measured here
+Blame for an end: until the first process reports that the program begins, nothing of the program has run, so an error
+is the machine's (`infrastructure`). After that none is: a sandbox that ends, hangs or falls silent then
+does so with the program in it, which then earns nothing. A limit is named only where it was measured here
 or counted by the kernel, never because of an exit code, a signal or a text, all of which a program can choose.
 """
 
@@ -31,15 +31,15 @@ SETUP_S = 20.0
 """Limit for building a sandbox, in seconds."""
 END_S = 10.0
 """Limit for the end of a sandbox that was killed, in seconds."""
-_LOOK_S = 0.05
-_LOOK_WITHOUT_GROUP_S = 0.02
-"""How often processor time, and memory without a control group, are measured, in seconds; from half as often to one and
-a half times, so that no program knows when."""
+_INTERVAL_S = 0.05
+_INTERVAL_WITHOUT_GROUP_S = 0.02
+"""Mean interval between measurements of processor time, and of memory without a control group, in seconds; each is
+drawn from half to one and a half times that, so that no program knows when."""
 _READ_BYTES = 1 << 16
 
 
-class Watch:
-    """One sandbox from its start to its end."""
+class Supervisor:
+    """Supervises one sandbox from its start to its end."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Watch:
         self._cap = int(limits["output_kib"]) << 10
         self._streams = {ends.stdout: bytearray(), ends.stderr: bytearray()}
         self._is_truncated = False
-        self._said = bytearray()
+        self._reports = bytearray()
         self._open = {ends.status, ends.stdout, ends.stderr}
         self._deadline = time.monotonic() + SETUP_S
         self._cause = ""
@@ -73,7 +73,7 @@ class Watch:
         self.is_abandoned = False
         """True where the driver went away."""
         self.started = 0.0
-        """When the program started, on the system's monotonic clock; 0.0: it did not."""
+        """Start of the program, on the system's monotonic clock; 0.0: it did not."""
         self._exit: dict[str, Any] | None = None
 
     def run(self, connection: socket.socket) -> None:
@@ -86,28 +86,28 @@ class Watch:
             poller.register(self._ends.stdin, select.POLLOUT)
         else:
             os.close(self._ends.stdin)
-        look_s = _LOOK_S if self._group is not None else _LOOK_WITHOUT_GROUP_S
-        next_look = 0.0
+        interval_s = _INTERVAL_S if self._group is not None else _INTERVAL_WITHOUT_GROUP_S
+        next_measurement = 0.0
         while self._open:
             now = time.monotonic()
-            if now >= self._deadline and not self._on_deadline(now):
+            if now >= self._deadline and not self._on_deadline():
                 break
-            if self.started and not self._cause and now >= next_look:
-                self._look()
-                next_look = time.monotonic() + look_s * random.uniform(0.5, 1.5)
-            wait_s = min(self._deadline - now, look_s if self.started else SETUP_S)
+            if self.started and not self._cause and now >= next_measurement:
+                self._measure()
+                next_measurement = time.monotonic() + interval_s * random.uniform(0.5, 1.5)
+            wait_s = min(self._deadline - now, interval_s if self.started else SETUP_S)
             for fd, _event in poller.poll(max(1, int(wait_s * 1000))):
                 if fd == connection.fileno():
                     self.is_abandoned = True
                     self._end("killed", "the driver went away")
                     poller.unregister(fd)
                 elif fd == self._ends.stdin:
-                    self._feed(poller)
+                    self._write_stdin(poller)
                 else:
-                    self._take(fd, poller)
-        self._bury()
+                    self._read_pipe(fd, poller)
+        self._reap()
 
-    def _on_deadline(self, now: float) -> bool:
+    def _on_deadline(self) -> bool:
         """End the sandbox; False when it was ended before and is still there."""
         if self._cause or self._exit is not None:
             self._is_stuck = True
@@ -129,7 +129,7 @@ class Watch:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
 
-    def _feed(self, poller: select.poll) -> None:
+    def _write_stdin(self, poller: select.poll) -> None:
         try:
             self._to_write = self._to_write[os.write(self._ends.stdin, self._to_write[:_READ_BYTES]) :]
         except BlockingIOError:
@@ -140,7 +140,7 @@ class Watch:
             poller.unregister(self._ends.stdin)
             os.close(self._ends.stdin)
 
-    def _take(self, fd: int, poller: select.poll) -> None:
+    def _read_pipe(self, fd: int, poller: select.poll) -> None:
         try:
             data = self._read_status() if fd == self._ends.status else os.read(fd, _READ_BYTES)
         except BlockingIOError:
@@ -149,14 +149,14 @@ class Watch:
             poller.unregister(fd)
             self._open.discard(fd)
         elif fd == self._ends.status:
-            self._said += data
-            while (end := self._said.find(b"\n")) >= 0:
-                self._hear(json.loads(bytes(self._said[:end])))
-                del self._said[: end + 1]
+            self._reports += data
+            while (end := self._reports.find(b"\n")) >= 0:
+                self._handle_report(json.loads(bytes(self._reports[:end])))
+                del self._reports[: end + 1]
         else:
-            kept = self._streams[fd]
-            room = self._cap - len(kept)
-            kept += data[:room]
+            stream = self._streams[fd]
+            room = self._cap - len(stream)
+            stream += data[:room]
             if len(data) > room:
                 self._is_truncated = True
                 name = "standard output" if fd == self._ends.stdout else "standard error"
@@ -166,7 +166,7 @@ class Watch:
                 )
 
     def _read_status(self) -> bytes:
-        """What the first process says; a handle on its /proc goes to the meter."""
+        """Bytes of the first process's reports; a handle on its /proc goes to the meter."""
         with socket.socket(fileno=os.dup(self._ends.status)) as connection:
             if self._has_begun:
                 return connection.recv(_READ_BYTES)
@@ -175,7 +175,7 @@ class Watch:
             self._meter.use(handle)
         return data
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _handle_report(self, message: Mapping[str, Any]) -> None:
         now = time.monotonic()
         if "begins" in message:
             self._has_begun = True
@@ -186,8 +186,8 @@ class Watch:
         elif "failed" in message:
             # Where the program runs, the first process fails of something that the program did.
             self._cause = "killed" if self.started else "infrastructure"
-            what = "the program ended its sandbox" if self.started else "the sandbox could not be built"
-            self._detail = f"{what}: {message['failed']}"
+            event = "the program ended its sandbox" if self.started else "the sandbox could not be built"
+            self._detail = f"{event}: {message['failed']}"
             self._ended = now
             self._deadline = now + END_S
         elif "exit" in message and not self._cause:
@@ -197,8 +197,8 @@ class Watch:
 
     # --- limits that are measured ---
 
-    def _look(self) -> None:
-        usage = self._meter.look(time.monotonic())
+    def _measure(self) -> None:
+        usage = self._meter.measure(time.monotonic())
         self._cpu_s = usage.cpu_s
         self._memory_bytes = max(self._memory_bytes, usage.memory_bytes)
         if usage.cpu_s > self._limits["cpu_s"]:
@@ -216,8 +216,8 @@ class Watch:
     def _memory_sentence(self) -> str:
         return f"the program used more than {self._limits['memory_mib']} MiB of memory (limits.memory_mib)"
 
-    def _bury(self) -> None:
-        until = time.monotonic() + END_S
+    def _reap(self) -> None:
+        deadline = time.monotonic() + END_S
         while True:
             ended, _status, usage = os.wait4(self._pid, os.WNOHANG)
             if ended:
@@ -226,10 +226,10 @@ class Watch:
                 # The largest of its processes; the first one alone is a copy of the launcher.
                 self._memory_bytes = max(self._memory_bytes, usage.ru_maxrss << 10)
                 return
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 self._is_stuck = True
                 return
-            if self._exit is None or time.monotonic() > until - END_S / 2:
+            if self._exit is None or time.monotonic() > deadline - END_S / 2:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._pid, signal.SIGKILL)
             time.sleep(0.001)
@@ -237,7 +237,7 @@ class Watch:
     # --- the verdict ---
 
     def answer(self) -> dict[str, Any] | None:
-        """What the driver is told; None where there is none any more."""
+        """Answer to the driver; None where it went away."""
         if self.is_abandoned:
             return None
         outcome, detail, code = self._verdict()
@@ -264,10 +264,10 @@ class Watch:
         if self._exit is None and self._has_begun:
             return "killed", "the program ended its sandbox", None
         if self._exit is None:
-            said = bytes(self._streams[self._ends.stderr])[-300:].decode(errors="replace").strip()
+            error_output = bytes(self._streams[self._ends.stderr])[-300:].decode(errors="replace").strip()
             return (
                 "infrastructure",
-                f"the first process of the sandbox ended without a word {said}".rstrip(),
+                f"the first process of the sandbox ended without a word {error_output}".rstrip(),
                 None,
             )
         code = int(self._exit["exit"])
@@ -276,6 +276,6 @@ class Watch:
         if code in (-signal.SIGKILL, -signal.SIGXCPU) and self._cpu_s >= self._limits["cpu_s"]:
             return "timeout", self._cpu_sentence(), code  # the kernel was faster (RLIMIT_CPU)
         if code < 0:
-            known = {int(one): one.name for one in signal.Signals}
-            return "killed", f"the program died with {known.get(-code, f'signal {-code}')}", code
+            names = {int(member): member.name for member in signal.Signals}
+            return "killed", f"the program died with {names.get(-code, f'signal {-code}')}", code
         return "error", str(self._exit.get("note", f"the program exited with code {code}")), code

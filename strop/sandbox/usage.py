@@ -1,15 +1,15 @@
-"""What the processes of a sandbox use, as the launcher sees it: processor time, and memory without a control group.
+"""Processor time of a sandbox, and its memory without a control group, measured by the launcher.
 
 The processes are listed in the sandbox's own /proc, of which the first process has sent a handle: all that exist, by
 rising number, so that none can hide by changing its parent. Where no /proc can be mounted they are walked from parent
 to child.
 
 Processor time without a group that counts it has two estimates, and the larger one counts. The sum over the living
-processes, and what their dead children have left them, is exact for children that are waited for; orphans come to the
+processes and of their dead children is exact for children that are waited for; orphans come to the
 first process, which waits for all. The kernel throws away the time of children whose parent ignores their end, so
-there is a sample as well: the time between two looks for each process that is seen for the first time while it runs,
-and after that what it has used. A look comes at a random time, so that nobody can be asleep at each of them. The sample
-is right on average; _MARGIN keeps chance from ending a program that is within its limit.
+there is a sample as well: the time between two measurements for each process that is seen for the first time while it
+runs, and after that its own processor time. Measurements come at random times, so that no process can be asleep at each
+of them. The sample is right on average; _MARGIN keeps chance from ending a program that is within its limit.
 
 Memory is what processes hold for themselves (with the pages in swap), their page tables, and the most that the kernel
 may hold for sockets and pipes: every socket can have two send buffers in flight, the packet that exceeds its
@@ -29,19 +29,19 @@ from strop.sandbox.cgroups import Group
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _MARGIN = 1.25
-"""By how much the sampled processor time may exceed the limit."""
+"""Factor by which the sampled processor time may exceed the limit."""
 _MAX_SEEN = 4096
 _FREE_FILES = 16
 """Open files of a process that are not taken for pipes."""
 _FIRST_TABLE = 64
 """Size of the kernel's table for a process that has opened few files."""
 _PIPE_BYTES = 1 << 16
-"""What a pipe holds; the filter lets no program raise it."""
+"""Capacity of a pipe; the filter lets no program raise it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a sandbox uses."""
+    """Processor time and memory of a sandbox."""
 
     cpu_s: float
     """Processor time since it began, in seconds."""
@@ -51,7 +51,7 @@ class Usage:
 
 @dataclass(kw_only=True)
 class _Process:
-    """One process at one look."""
+    """One process at one measurement."""
 
     started: int
     """Ticks since the machine started; with the number it names the process for good."""
@@ -74,11 +74,11 @@ class Meter:
         self._pid = pid
         self._group = group
         self._proc_fd: int | None = None
-        self._own_s = 0.0
-        self._known: dict[tuple[int, int], int] = {}
+        self._setup_s = 0.0
+        self._ticks_by_process: dict[tuple[int, int], int] = {}
         self._sampled_s = 0.0
         self._cpu_s = 0.0
-        self._last_look = 0.0
+        self._last_measured = 0.0
         self._socket_bytes = _socket_bytes() if group is None else 0
 
     def use(self, proc_fd: int) -> None:
@@ -91,33 +91,33 @@ class Meter:
             self._proc_fd = None
 
     def begin(self, now: float) -> None:
-        """The program starts: what the sandbox has used so far is not the program's."""
-        self._last_look = now
+        """The program starts: time that the sandbox has used so far is not the program's."""
+        self._last_measured = now
         first = self._read(str(self._pid), None)
         if self._group is not None:
-            self._own_s = self._group.cpu_s() or 0.0
+            self._setup_s = self._group.cpu_s() or 0.0
         elif first is not None:
-            self._own_s = first.ticks / _TICKS_PER_S
+            self._setup_s = first.ticks / _TICKS_PER_S
 
-    def look(self, now: float) -> Usage:
+    def measure(self, now: float) -> Usage:
         """Measure."""
-        counted = self._group.cpu_s() if self._group is not None else None
+        cpu_s = self._group.cpu_s() if self._group is not None else None
         memory_bytes = 0
-        if counted is None or self._group is None:
-            elapsed_s, self._last_look = now - self._last_look, now
-            counted, memory_bytes = self._look_at_processes(elapsed_s)
-        self._cpu_s = max(self._cpu_s, counted - self._own_s)
+        if cpu_s is None or self._group is None:
+            elapsed_s, self._last_measured = now - self._last_measured, now
+            cpu_s, memory_bytes = self._measure_processes(elapsed_s)
+        self._cpu_s = max(self._cpu_s, cpu_s - self._setup_s)
         return Usage(cpu_s=self._cpu_s, memory_bytes=0 if self._group is not None else memory_bytes)
 
     def end(self, waited_s: float) -> float:
-        """Processor time of the program, once the kernel has said what the first process and all it waited for used."""
-        return max(self._cpu_s, waited_s - self._own_s)
+        """Processor time of the program; waited_s: of the first process and all it waited for, from the kernel."""
+        return max(self._cpu_s, waited_s - self._setup_s)
 
-    def _look_at_processes(self, elapsed_s: float) -> tuple[float, int]:
+    def _measure_processes(self, elapsed_s: float) -> tuple[float, int]:
         """Processor seconds since the sandbox began, and bytes of memory."""
         ticks, memory_bytes = 0, self._sockets() * self._socket_bytes
-        known: dict[tuple[int, int], int] = {}
-        for number, (name, folder) in enumerate(self._names()):
+        ticks_by_process: dict[tuple[int, int], int] = {}
+        for number, (name, folder) in enumerate(self._process_names()):
             if number >= _MAX_SEEN:
                 break
             process = self._read(name, folder)
@@ -126,20 +126,20 @@ class Meter:
             ticks += process.ticks + process.of_children
             memory_bytes += process.memory_bytes
             key = (int(name), process.started)
-            before = self._known.get(key)
-            known[key] = process.ticks
-            if before is not None:
-                self._sampled_s += (process.ticks - before) / _TICKS_PER_S
+            ticks_before = self._ticks_by_process.get(key)
+            ticks_by_process[key] = process.ticks
+            if ticks_before is not None:
+                self._sampled_s += (process.ticks - ticks_before) / _TICKS_PER_S
             elif number > 0:  # not the first process
                 seen_s = elapsed_s * _share_of_time(name, folder) if process.is_running else 0.0
                 self._sampled_s += max(process.ticks / _TICKS_PER_S, seen_s)
-        self._known = known
-        return max(ticks / _TICKS_PER_S, self._own_s + self._sampled_s / _MARGIN), memory_bytes
+        self._ticks_by_process = ticks_by_process
+        return max(ticks / _TICKS_PER_S, self._setup_s + self._sampled_s / _MARGIN), memory_bytes
 
-    def _names(self) -> Iterator[tuple[str, int | None]]:
+    def _process_names(self) -> Iterator[tuple[str, int | None]]:
         """Names of the folders of the processes, the first process first, and the folder they lie in; None: /proc."""
         if self._proc_fd is not None:
-            names = sorted((name for name in _listed(self._proc_fd) if name.isdigit()), key=int)
+            names = sorted((name for name in _list_folder(self._proc_fd) if name.isdigit()), key=int)
             yield from ((name, self._proc_fd) for name in names)
             return
         waiting = [str(self._pid)]
@@ -165,7 +165,7 @@ class Meter:
         return process
 
     def _sockets(self) -> int:
-        """How many sockets there are in the network of the sandbox."""
+        """Number of sockets in the network of the sandbox."""
         name, folder = (str(self._pid), None) if self._proc_fd is None else ("1", self._proc_fd)
         with contextlib.suppress(OSError, ValueError, IndexError):
             return int(_text(f"{name}/net/sockstat", folder).split("\n", 1)[0].split()[2])
@@ -185,11 +185,11 @@ def _memory_bytes(name: str, folder: int | None) -> int:
 
 
 def _share_of_time(name: str, folder: int | None) -> float:
-    """Share of the time since its start that a process ran, of what it wanted to run."""
+    """Share of its runnable time since its start that a process ran."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        ran, waited = map(int, _text(f"{name}/schedstat", folder).split()[:2])
-        if ran + waited > 0:
-            return ran / (ran + waited)
+        run_ns, wait_ns = map(int, _text(f"{name}/schedstat", folder).split()[:2])
+        if run_ns + wait_ns > 0:
+            return run_ns / (run_ns + wait_ns)
     return 1.0
 
 
@@ -202,7 +202,7 @@ def _text(path: str, folder: int | None) -> str:
         os.close(fd)
 
 
-def _listed(folder: int) -> list[str]:
+def _list_folder(folder: int) -> list[str]:
     with contextlib.suppress(OSError):
         return os.listdir(folder)
     return []

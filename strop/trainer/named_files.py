@@ -57,11 +57,11 @@ def _check_rows(data: DataConfig, *, is_trained: bool) -> None:
 def _load_agents(config: AgentConfig) -> None:
     if config == AgentConfig():
         return
-    from strop.agents.builtin import KITS  # torch: seconds
+    from strop.agents.builtin import PLUGINS  # torch: seconds
     from strop.agents.registry import check_agent
 
     for name in config.files:
         load_user_file(name, setting="agent.files")
-    for kit in KITS.values():
-        kit.load(config)
+    for plugin in PLUGINS.values():
+        plugin.load(config)
     check_agent(config.default_agent, "agent.default_agent is")

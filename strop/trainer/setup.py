@@ -150,11 +150,11 @@ def _training_prompts(
     """The training prompts, and what adds rows to them while the run goes on."""
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
     if data.streaming:
-        return StreamedPrompts(rows, tokenizer, data, shown=setup.shown_row), None
-    train = PromptDataset(setup.shown_rows(rows, "train"), tokenizer, data, "train")
+        return StreamedPrompts(rows, tokenizer, data, shown=setup.row_with_agent_and_tools), None
+    train = PromptDataset(setup.with_agent_and_tools(rows, "train"), tokenizer, data, "train")
     if where_on(data.datagen) is None and not getattr(rows, "hears_of_batches", False):
         return train, None
-    prepare, max_steps = lambda new: setup.shown_rows(new, "train"), config.trainer.max_steps
+    prepare, max_steps = lambda new: setup.with_agent_and_tools(new, "train"), config.trainer.max_steps
     growth = Growth(data, rows, train, tokenizer, prepare, max_steps=max_steps)
     return growth.prompts, growth
 
@@ -164,7 +164,7 @@ def load_val_prompts(
 ) -> list[Prompt]:
     """The validation prompts, in the order of the files; `setup` knows what their agents and tools show."""
     rows = load_rows(data, "val", tokenizer)
-    dataset = PromptDataset(setup.shown_rows(rows, "val"), tokenizer, data, "val")
+    dataset = PromptDataset(setup.with_agent_and_tools(rows, "val"), tokenizer, data, "val")
     if reads_media:
         dataset.read_media()
     return [dataset.prompt(row, val_uid(row)) for row in dataset.row_numbers]

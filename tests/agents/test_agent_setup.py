@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with, tool_kit
+from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with, tool_plugin
 from template_family import family_tokenizer
 
 from strop.agents import AgentConfig, AgentSetup, agents
@@ -74,11 +74,11 @@ def test_settings_that_cannot_apply_are_refused(settings: dict[str, Any], match:
 
 @pytest.mark.parametrize("agent", ["single_turn_agent", "env_agent"])
 def test_a_tool_format_is_for_tools_and_the_gateway(agent: str) -> None:
-    kit = AgentSetup(AgentConfig(default_agent=agent, tool_format="hermes"), TOKENIZER).kits["tools"]
+    plugin = AgentSetup(AgentConfig(default_agent=agent, tool_format="hermes"), TOKENIZER).plugins["tools"]
     with pytest.raises(ValueError, match="agent.tool_format is hermes, but the run has no tools, so nothing"):
-        kit.check_agents({agent}, "train")
-    kit.check_agents({agent, "openai_agent"}, "train")
-    kit.check_agents({agent}, "val")
+        plugin.check_agents({agent}, "train")
+    plugin.check_agents({agent, "openai_agent"}, "train")
+    plugin.check_agents({agent}, "val")
 
 
 @pytest.mark.parametrize("source", [{"tools": "t.yaml"}, {"files": ("mine.py",)}, {"loops": "l.yaml"}])
@@ -137,7 +137,7 @@ def row(**columns: Any) -> dict[str, Any]:
 def test_rows_show_the_tools_that_they_may_use() -> None:
     chosen = {"tool_selection": ["calculator"]}
     rows = [row(), row(extra_info=chosen), row(agent_name="single_turn_agent")]
-    shown = setup(default_agent="tool_agent").shown_rows(rows, "train")
+    shown = setup(default_agent="tool_agent").with_agent_and_tools(rows, "train")
     assert [one["agent_name"] for one in shown] == ["tool_agent", "tool_agent", "single_turn_agent"]
     names = [[tool["function"]["name"] for tool in one.get("tools", ())] for one in shown]
     assert names == [["calculator", "calc_gsm8k_reward"], ["calculator"], []]
@@ -146,7 +146,7 @@ def test_rows_show_the_tools_that_they_may_use() -> None:
 
 def test_rows_of_single_turns_are_left_as_they_are() -> None:
     rows = [row()]
-    assert AgentSetup(AgentConfig(), None).shown_rows(rows, "train") is rows
+    assert AgentSetup(AgentConfig(), None).with_agent_and_tools(rows, "train") is rows
 
 
 @pytest.mark.parametrize(
@@ -166,25 +166,25 @@ def test_rows_of_single_turns_are_left_as_they_are() -> None:
 )  # fmt: skip
 def test_rows_that_name_what_there_is_not_are_refused(columns: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        setup(default_agent="tool_agent").shown_rows([row(), row(**columns)], "train")
+        setup(default_agent="tool_agent").with_agent_and_tools([row(), row(**columns)], "train")
 
 
 def test_tools_that_only_environments_could_use_are_refused_for_training_rows() -> None:
     made = setup(default_agent="env_agent", environment=EnvironmentConfig(name="gymnasium"))
     with pytest.raises(ValueError, match="every train row is played by env_agent, which uses none"):
-        made.shown_rows([row(), row()], "train")
-    both = made.shown_rows([row(), row(agent_name="tool_agent")], "train")
+        made.with_agent_and_tools([row(), row()], "train")
+    both = made.with_agent_and_tools([row(), row(agent_name="tool_agent")], "train")
     assert [len(one.get("tools", ())) for one in both] == [0, 2]
-    assert len(made.shown_rows([row()], "val")) == 1, "validation may leave the tools alone"
+    assert len(made.with_agent_and_tools([row()], "val")) == 1, "validation may leave the tools alone"
 
 
 def test_tools_that_no_row_uses_are_refused() -> None:
     with pytest.raises(
         ValueError, match="the run has tools .*, but every train row is played by single_turn_agent"
     ):
-        setup().shown_rows([row()], "train")
+        setup().with_agent_and_tools([row()], "train")
     with pytest.raises(ValueError, match="train row 0 is for tool_agent, but the run has no tools"):
-        AgentSetup(AgentConfig(), None).shown_rows([row(agent_name="tool_agent")], "train")
+        AgentSetup(AgentConfig(), None).with_agent_and_tools([row(agent_name="tool_agent")], "train")
 
 
 def test_a_template_that_writes_no_calls_needs_a_format_by_name() -> None:
@@ -193,7 +193,7 @@ def test_a_template_that_writes_no_calls_needs_a_format_by_name() -> None:
         ValueError, match="the chat template writes no tool calls, .* set agent.tool_format to one of"
     ):
         setup_with(tokenizer, [CalculatorTool()])
-    assert tool_kit(setup_with(tokenizer, [CalculatorTool()], tool_format="hermes")).parser
+    assert tool_plugin(setup_with(tokenizer, [CalculatorTool()], tool_format="hermes")).parser
 
 
 # ---------------------------------------------------------------------- the limits of an episode

@@ -11,7 +11,7 @@ from cli_calls import Project, cli
 
 from strop.cli.eval_table import measured, show
 from strop.evaluation.checkpoints import Point
-from strop.evaluation.cost import Spent
+from strop.evaluation.cost import TrainingCost
 from strop.evaluation.evaluate import Evaluation
 from strop.evaluation.models import ModelSource
 from strop.observability.trackers.setup import read_metrics
@@ -93,7 +93,7 @@ def test_cost_is_that_of_the_steps_between_and_only_of_a_gain_that_is_shown() ->
     run, source = Path("runs/x"), ModelSource(folder=Path("m"), config=None)
 
     def point(step: int, tokens: float, hours: float | None) -> Point:
-        spent = Spent(tokens=tokens, device_hours=hours)
+        spent = TrainingCost(tokens=tokens, device_hours=hours)
         return Point(name=f"x@{step}", source=source, run=run, step=step, spent=spent)
 
     low, high = evaluation([True] * 20 + [False] * 80), evaluation([True] * 60 + [False] * 40)
@@ -102,7 +102,7 @@ def test_cost_is_that_of_the_steps_between_and_only_of_a_gain_that_is_shown() ->
         [(point(10, 1000, 1.0), low), (point(50, 9000, 3.0), high), (point(60, 9500, None), almost)]
     )
     assert found[0].per_point() == {}
-    assert found[1].spent == Spent(tokens=8000, device_hours=2.0)
+    assert found[1].spent == TrainingCost(tokens=8000, device_hours=2.0)
     assert found[1].per_point() == {"tokens": pytest.approx(200), "device_hours": pytest.approx(0.05)}
     assert found[1].tokens_per_answer == 4
     assert found[2].per_point() == {}, "one more prompt is no gain that is shown"

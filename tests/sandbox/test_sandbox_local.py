@@ -286,9 +286,9 @@ def test_machine_without_namespaces_is_refused_with_what_to_do() -> None:
 def answer_of(program: Program, broken: str) -> SandboxResult:
     """What a sandbox with every property but one says to the programs of the check."""
     if program.command:
-        holds = {name: name != broken for name in checking._MEANING}
+        holds = {name: name != broken for name in checking._FAILURES}
         return SandboxResult(outcome="ok", stdout=json.dumps(holds).encode())
-    if program.code == checking._UNSEEN:
+    if program.code == checking._REAPED_BY_KERNEL:
         wall = SandboxResult(outcome="timeout", error="the program did not finish in 20 s (limits.wall_s)")
         cpu = SandboxResult(outcome="timeout", error="more than 0.3 s of processor time (limits.cpu_s)")
         return wall if broken == "processor" else cpu
@@ -300,9 +300,9 @@ def answer_of(program: Program, broken: str) -> SandboxResult:
     return SandboxResult(outcome="timeout" if name == "time" else "memory")
 
 
-@pytest.mark.parametrize("broken", checking._MEANING)
+@pytest.mark.parametrize("broken", checking._FAILURES)
 def test_each_property_is_required(broken: str) -> None:
-    with pytest.raises(SandboxUnavailable, match=re.escape(checking._MEANING[broken])):
+    with pytest.raises(SandboxUnavailable, match=re.escape(checking._FAILURES[broken])):
         checking.require(lambda program: answer_of(program, broken), key=("test", broken))
 
 
@@ -322,9 +322,9 @@ def test_variable_that_both_sides_set_is_no_leak(monkeypatch: pytest.MonkeyPatch
     for each in list(os.environ):
         monkeypatch.delenv(each)
     monkeypatch.setenv(name, "1")
-    assert checking._own_variable() == "STROP_NONE"
+    assert checking._host_variable() == "STROP_NONE"
     monkeypatch.setenv("KEY_OF_THE_HOST", "1")
-    assert checking._own_variable() == "KEY_OF_THE_HOST"
+    assert checking._host_variable() == "KEY_OF_THE_HOST"
 
 
 def test_bubblewrap_that_is_missing_or_would_be_root_is_refused(

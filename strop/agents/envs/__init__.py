@@ -1,6 +1,6 @@
-"""Environments: worlds that answer what the model says and reward it.
+"""Environments, which answer actions of the model with observations and rewards.
 
-base.py               what an environment is
+base.py               Environment, Observation, Step, and checks of returned values
 loading.py            environments by name, by file, and with the arguments of a row
 playing.py            an environment of one episode: async, with deadlines, checked
 credit.py             rewards of single answers in training sequences
@@ -9,7 +9,7 @@ openenv_env.py        servers of OpenEnv
 reasoning_gym_env.py  tasks of reasoning-gym
 verifiers_env.py      tasks of verifiers 0.4
 agent.py              the agent that plays them
-kit.py                those of a run, checked; config.py: agent.environment and agent.credit
+plugin.py             check of the environments of a run; config.py: agent.environment and agent.credit
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The agent that plays an environment: what the model says is an action, what comes back is the next user turn."""
+"""The agent that plays an environment: answers are actions, observations are user turns."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ async def env_agent(
     Raises:
         EnvironmentFailed: it failed before the model had said anything.
     """
-    own = context.config.environment
+    settings = context.config.environment
     is_by_turn = context.config.credit == "turn"
     row = row_of(prompt)
-    choice = choose_environment(row, name=own.name, kwargs=own.kwargs, where=f"prompt {prompt.uid}")
+    choice = choose_environment(row, name=settings.name, kwargs=settings.kwargs, label=f"prompt {prompt.uid}")
     steps: list[Step] = []
     anchors: list[str] = []
     clock = asyncio.get_running_loop().time
     async with PlayedEnvironment(choice, timeout_s=context.config.tool_timeout_s) as environment:
-        begun = clock()
+        start = clock()
         first = await environment.reset(episode_seed(prompt.uid, prompt.extra_info), row)
         if is_by_turn:
             anchors.append(await environment.anchor_state(first.text or AT_FIRST))
-        waited = clock() - begun
-        prompt, trajectory, context = begin(first, prompt, trajectory, context)
+        environment_s = clock() - start
+        prompt, trajectory, context = with_first_observation(first, prompt, trajectory, context)
         conversation = Conversation(prompt, trajectory, context)
 
         async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | str:
-            nonlocal waited
-            begun = clock()
+            nonlocal environment_s
+            start = clock()
             try:
                 step = await environment.step(turn.content)
                 if is_by_turn and not step.is_done and not is_last:
@@ -68,7 +68,7 @@ async def env_agent(
                 steps.append(Step(observation="", reward=0.0, is_done=True, info=facts))
                 return "environment_failed"
             finally:
-                waited += clock() - begun
+                environment_s += clock() - start
             steps.append(step)
             return "stop" if step.is_done else Replies(texts=[step.observation or " "])
 
@@ -79,16 +79,16 @@ async def env_agent(
         extra={
             "turn_scores": [0.0 if reward is None else reward for reward in rewards],
             "tool_rewards": [],
-            "reward_parts": parts_of(steps),
+            "reward_parts": reward_parts(steps),
         },
         numbers={"env_steps": float(len(steps)), "env_failed": float(reason == "environment_failed")},
-        timings={"environment_s": waited},
+        timings={"environment_s": environment_s},
     )
-    return scored(sequences, rewards, each_alone=is_by_turn, anchors=anchors)
+    return with_scores(sequences, rewards, each_alone=is_by_turn, anchors=anchors)
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:
-    """What an environment is told of the row."""
+    """The row of a prompt, as an environment gets it."""
     return {
         **prompt.columns,
         "prompt": [dict(message) for message in prompt.messages],
@@ -99,12 +99,12 @@ def row_of(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def begin(
+def with_first_observation(
     first: Observation, prompt: Prompt, trajectory: Trajectory, context: AgentContext
 ) -> tuple[Prompt, Trajectory, AgentContext]:
-    """The three as they are after the first observation, which becomes part of the prompt.
+    """Prompt, trajectory and context after the first observation, which becomes part of the prompt.
 
-    What the prompt grows by is taken from the budget of the response, so rows stay within the run's limits.
+    The added tokens are taken from the budget of the response, so rows stay within the run's limits.
 
     Raises:
         ValueError: nothing is left of that budget, or the prompt has images.
@@ -116,14 +116,14 @@ def begin(
             f"prompt {prompt.uid} has images, and its environment a first observation; show it in the row's prompt"
         )
     template = context.template
-    given = [template.as_plain_message(message) for message in first.messages or ()]
-    messages = given or [dict(message) for message in prompt.messages]
+    first_messages = [template.as_plain_message(message) for message in first.messages or ()]
+    messages = first_messages or [dict(message) for message in prompt.messages]
     if first.text:
         text = template.as_plain_text(first.text)
         if messages and messages[-1]["role"] == "user" and isinstance(messages[-1]["content"], str):
-            before = messages[-1]["content"]
+            last_text = messages[-1]["content"]
             messages[-1] = {
-                **messages[-1], "content": f"{before}\n\n{text}" if before else text
+                **messages[-1], "content": f"{last_text}\n\n{text}" if last_text else text
             }  # fmt: skip
         else:
             messages.append({"role": "user", "content": text})
@@ -141,7 +141,7 @@ def begin(
     )
 
 
-def parts_of(steps: Sequence[Step]) -> dict[str, float | str | bool]:
+def reward_parts(steps: Sequence[Step]) -> dict[str, float | str | bool]:
     """Parts of the reward: facts of the last step."""
     if not steps:
         return {}
@@ -152,7 +152,7 @@ def parts_of(steps: Sequence[Step]) -> dict[str, float | str | bool]:
     }
 
 
-def scored(
+def with_scores(
     sequences: Sequence[Trajectory],
     rewards: Sequence[float | None],
     *,
@@ -160,8 +160,8 @@ def scored(
     anchors: Sequence[str] = (),
 ) -> Sequence[Trajectory]:
     """The sequences with the rewards of their answers, and the last one with the score of the episode."""
-    made = with_turn_rewards(sequences, rewards, each_alone=each_alone, anchors=anchors)
+    rewarded = with_turn_rewards(sequences, rewards, each_alone=each_alone, anchors=anchors)
     if rewards and all(reward is None for reward in rewards):
-        return made  # the reward function is asked
+        return rewarded  # the reward function is asked
     total = float(sum(reward for reward in rewards if reward is not None))
-    return (*made[:-1], replace(made[-1], reward_score=total))
+    return (*rewarded[:-1], replace(rewarded[-1], reward_score=total))

@@ -1,4 +1,4 @@
-"""What an environment is: a world that answers what the model says, and rewards it."""
+"""Environment, Observation and Step, and checks of the values that environments return."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from strop.agents.envs.gymnasium_env import shown
+from strop.agents.envs.gymnasium_env import observation_text
 from strop.utils.sanitize import encodable, encodable_value, real, usable
 from strop.utils.sanitize.text import describe_object
 from strop.utils.sanitize.values import MAX_NUMBER
 
 
 class EnvironmentFailed(RuntimeError):
-    """An environment did not do its work: it raised, took too long, or returned what no environment may. Before the
+    """An environment failed: it raised, took too long, or returned an invalid value. Before the
     model has answered, that fails the episode, which is left out of training; after that the answer is worth 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What the model is shown."""
+    """Text or messages shown to the model."""
 
     text: str = ""
     """The turn of the user. After `reset` it is appended to the prompt of the row; empty: the prompt stays as it
@@ -30,10 +30,10 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """What an answer of the model led to."""
+    """Result of one action."""
 
     observation: str
-    """What the model is shown next; not shown when the episode is over."""
+    """Next user turn; not shown when the episode is over."""
     reward: float | None
     """Of this answer; None where the environment gives no rewards."""
     is_done: bool
@@ -44,7 +44,7 @@ class Step:
 
 
 class Environment:
-    """The form of an environment; a class need not inherit from it to be one.
+    """Interface of an environment; a class need not inherit from it.
 
     A class in the form of Gymnasium is one too: `reset(*, seed, options)` gets the row as its options and returns
     (observation, info), `step` returns (observation, reward, terminated, truncated, info). With an `action_space` it
@@ -57,7 +57,7 @@ class Environment:
 
     A class may have one more method, `anchor_state()`, for estimators that compare answers given in the same state
     (gigpo): text that is equal where the environment is in the same state, asked for after `reset` and after each
-    `step`. Without it, what was shown last is taken for the state.
+    `step`. Without it, the last observation is taken for the state.
     """
 
     def reset(self, seed: int, row: Mapping[str, Any]) -> str | Observation:
@@ -70,7 +70,7 @@ class Environment:
         raise NotImplementedError(f"{type(self).__name__} has no method reset")
 
     def step(self, action: str) -> tuple[str, float | None, bool, Mapping[str, Any]] | Step:
-        """Answer what the model said: observation, reward, whether the episode is over, and facts."""
+        """Answer an action: observation, reward, whether the episode is over, and facts."""
         raise NotImplementedError(f"{type(self).__name__} has no method step")
 
     def gold_action(self) -> str | None:
@@ -78,28 +78,28 @@ class Environment:
         return None
 
     def close(self) -> None:
-        """The episode is over, also one that failed."""
+        """End the episode, also one that failed."""
 
 
 def read_observation(returned: object, name: str) -> Observation:
-    """What `reset` returned, checked.
+    """Check the value that `reset` returned.
 
     Raises:
         EnvironmentFailed: it is nothing that an environment may return.
     """
     if _has_info(returned):
-        returned = _as_shown(returned[0])  # type: ignore[index]
+        returned = _observation(returned[0])  # type: ignore[index]
     if isinstance(returned, str):
         return Observation(text=encodable(returned))
     if isinstance(returned, Observation):
-        messages = tuple(encodable_value([dict(one) for one in returned.messages]))
+        messages = tuple(encodable_value([dict(message) for message in returned.messages]))
         return replace(returned, text=encodable(returned.text), messages=messages)
     if returned is None:
         return Observation()
     if isinstance(returned, Sequence) and all(
-        isinstance(one, Mapping) and "role" in one and "content" in one for one in returned
+        isinstance(message, Mapping) and "role" in message and "content" in message for message in returned
     ):
-        return Observation(messages=tuple(encodable_value([dict(one) for one in returned])))
+        return Observation(messages=tuple(encodable_value([dict(message) for message in returned])))
     raise EnvironmentFailed(
         f"environment {name}: reset returned {returned!r:.80}; return text, an Observation, chat messages, or "
         f"(observation, info)"
@@ -107,24 +107,24 @@ def read_observation(returned: object, name: str) -> Observation:
 
 
 def _has_info(returned: object) -> bool:
-    """It is (observation, info), and no two messages."""
+    """True for (observation, info), false for two messages."""
     if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
         return False
     return not (isinstance(returned[0], Mapping) and "role" in returned[0])
 
 
-def _as_shown(observation: object) -> object:
+def _observation(observation: object) -> object:
     """An observation of Gymnasium: text, messages and Observation as they are, any other value as JSON."""
     is_messages = isinstance(observation, list | tuple) and all(
-        isinstance(one, Mapping) and "role" in one for one in observation
+        isinstance(item, Mapping) and "role" in item for item in observation
     )
     if observation is None or isinstance(observation, Observation) or (is_messages and observation):
         return observation
-    return shown(observation)
+    return observation_text(observation)
 
 
 def read_step(returned: object, name: str) -> Step:
-    """What `step` returned, checked.
+    """Check the value that `step` returned.
 
     Raises:
         EnvironmentFailed: it is nothing that an environment may return.
@@ -132,18 +132,21 @@ def read_step(returned: object, name: str) -> Step:
     if isinstance(returned, tuple) and len(returned) == 5:
         observation, reward, terminated, truncated, info = returned
         if isinstance(info, Mapping):  # numbers and booleans of numpy are facts too
-            info = {key: one.item() if getattr(one, "ndim", None) == 0 else one for key, one in info.items()}
-        returned = (_as_shown(observation), reward, bool(terminated) or bool(truncated), info)
+            info = {
+                key: value.item() if getattr(value, "ndim", None) == 0 else value
+                for key, value in info.items()
+            }
+        returned = (_observation(observation), reward, bool(terminated) or bool(truncated), info)
     if isinstance(returned, tuple) and len(returned) == 4:
-        shown, reward, is_done, info = returned
-        if isinstance(shown, Observation):
-            shown = shown.text
+        text, reward, is_done, info = returned
+        if isinstance(text, Observation):
+            text = text.text
         if not isinstance(info, Mapping | None):
             raise EnvironmentFailed(f"environment {name}: the info of step is {info!r:.60}, not a dictionary")
-        if not isinstance(shown, str | None):
-            raise EnvironmentFailed(f"environment {name}: the observation of step is {shown!r:.60}, not text")
+        if not isinstance(text, str | None):
+            raise EnvironmentFailed(f"environment {name}: the observation of step is {text!r:.60}, not text")
         returned = Step(
-            observation=shown or "",
+            observation=text or "",
             reward=_number(reward, name),
             is_done=bool(is_done),
             info=dict(info or {}),

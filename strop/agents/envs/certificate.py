@@ -1,7 +1,7 @@
-"""What can be said of an environment without a model: an inspection by scripted players.
+"""Inspection of an environment without a model, by scripted players.
 
 Players: the environment's own best actions, silence, noise, and answers that people and models use to break things.
-An episode's record is the list of what was shown, rewarded and ended; two records are compared whole.
+An episode's record has its observations, rewards and ends; two records are compared whole.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Episode:
     """One episode of a scripted player."""
 
     first: str
-    """What was shown first."""
+    """First observation."""
     turns: tuple[Turn, ...]
     score: float
     """Sum of the rewards."""
@@ -63,13 +63,13 @@ class Episode:
 
     @property
     def record(self) -> tuple[Any, ...]:
-        """What a second episode must be equal to."""
+        """Fields that a repeated episode must reproduce."""
         return self.first, self.turns, self.actions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What the inspection found."""
+    """Report of the inspection."""
 
     environment: str
     kwargs: Mapping[str, Any]
@@ -93,11 +93,11 @@ class Certificate:
     max_call_s: float
     """Longest call of reset or step."""
     memory_mib: float
-    """By how much the process grew over all episodes, in MiB."""
+    """Growth of the process over all episodes, in MiB."""
     faults: tuple[str, ...] = field(default=())
-    """What would spoil a training, a sentence each."""
+    """Defects that would spoil training, a sentence each."""
     notes: tuple[str, ...] = field(default=())
-    """What is worth knowing."""
+    """Remarks, a sentence each."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -144,18 +144,18 @@ async def play(
             action = await player.action(environment)
             if action is None:
                 break
-            begun = time.perf_counter()
+            call_start = time.perf_counter()
             step = await environment.step(action)
-            max_call_s = max(max_call_s, time.perf_counter() - begun)
+            max_call_s = max(max_call_s, time.perf_counter() - call_start)
             actions.append(action)
             turns.append(Turn(step.observation, step.reward or 0.0, step.is_done))
             if step.is_done:
                 break
     if environment.not_closed:
         raise EnvironmentFailed(environment.not_closed)
-    shown = first.text or repr(first.messages)
+    first_text = first.text or repr(first.messages)
     return Episode(
-        first=shown,
+        first=first_text,
         turns=tuple(turns),
         score=math.fsum(turn.reward for turn in turns),
         actions=tuple(actions),
@@ -165,7 +165,7 @@ async def play(
 
 
 class Inspection:
-    """Plays one environment with every player and remembers what is wrong."""
+    """Plays one environment with every player and collects faults."""
 
     def __init__(
         self,
@@ -190,40 +190,44 @@ class Inspection:
         self._max_turns, self._timeout_s = max_turns, timeout_s
         self._faults: dict[str, None] = {}
         self._failures: dict[object, list[str]] = {}
-        """What was told of episodes that failed, by cause."""
-        self._played: list[Episode] = []
+        """Messages of failed episodes, by cause."""
+        self._episodes: list[Episode] = []
 
     async def run(self) -> Certificate:
-        """Inspect it. What the environment does wrong becomes a fault; nothing is raised for it."""
-        before = _memory_mib()
+        """Inspect it. Defects of the environment become faults and are never raised."""
+        memory_before = _memory_mib()
         seeds = range(self._num_seeds)
         by_player: dict[str, list[Episode]] = {}
         for kind in ("gold", "empty", "garbage"):
-            episodes = [await self._one(seed, kind) for seed in seeds]
-            by_player[kind] = [one for one in episodes if one is not None]
-        has_gold = any(one.turns for one in by_player["gold"])
+            episodes = [await self._play(seed, kind) for seed in seeds]
+            by_player[kind] = [episode for episode in episodes if episode is not None]
+        has_gold = any(episode.turns for episode in by_player["gold"])
         if not has_gold:
             del by_player["gold"]
         by_player["adversarial"] = [
-            one
+            episode
             for number, text in enumerate(ADVERSARIAL)
-            if (one := await self._one(number % self._num_seeds, "adversarial", text)) is not None
+            if (episode := await self._play(number % self._num_seeds, "adversarial", text)) is not None
         ]
         kinds = [*(["gold"] if has_gold else []), "garbage"]
-        again = {kind: [await self._one(seed, kind) for seed in seeds] for kind in kinds}
-        is_deterministic = all(_records(again[kind]) == _records(by_player[kind]) for kind in kinds)
+        repeated = {kind: [await self._play(seed, kind) for seed in seeds] for kind in kinds}
+        is_deterministic = all(_records(repeated[kind]) == _records(by_player[kind]) for kind in kinds)
         is_isolated = await self._is_isolated(kinds, by_player) if is_deterministic else False
         # What noise says differs from seed to seed, whatever the environment does; the best actions do not.
-        went = {(kind, one.first, one.turns, one.actions if kind == "gold" else ())
-                for kind in kinds for one in by_player[kind]}  # fmt: skip
-        seeds_differ = len(went) > len(kinds)
-        self._judge(by_player, is_deterministic, is_isolated)
-        scores = {kind: _mean([one.score for one in played]) for kind, played in by_player.items() if played}
-        rewards = [turn.reward for one in self._played for turn in one.turns] or [0.0]
+        distinct = {(kind, episode.first, episode.turns, episode.actions if kind == "gold" else ())
+                for kind in kinds for episode in by_player[kind]}  # fmt: skip
+        seeds_differ = len(distinct) > len(kinds)
+        self._find_faults(by_player, is_deterministic, is_isolated)
+        scores = {
+            kind: _mean([episode.score for episode in episodes_of_player])
+            for kind, episodes_of_player in by_player.items()
+            if episodes_of_player
+        }
+        rewards = [turn.reward for episode in self._episodes for turn in episode.turns] or [0.0]
         notes = []
         if not has_gold:
             notes.append("the environment has no gold_action, so the reward of a good player is not known")
-        if self._played and not seeds_differ:
+        if self._episodes and not seeds_differ:
             notes.append("every seed gives the same episode; the rows of the data must make the difference")
         if not is_deterministic:
             notes.append(
@@ -233,55 +237,57 @@ class Inspection:
             environment=self._choice.name,
             kwargs=self._choice.kwargs,
             seeds=self._num_seeds,
-            episodes=len(self._played),
+            episodes=len(self._episodes),
             is_deterministic=is_deterministic,
             seeds_differ=seeds_differ,
             is_isolated=is_isolated,
             reward_range=(min(rewards), max(rewards)),
             mean_scores=scores,
-            max_turns=max((len(one.turns) for one in self._played), default=0),
-            mean_episode_s=_mean([one.seconds for one in self._played]),
-            max_call_s=max((one.max_call_s for one in self._played), default=0.0),
-            memory_mib=round(max(0.0, _memory_mib() - before), 1),
-            faults=(*self._failed(), *self._faults),
+            max_turns=max((len(episode.turns) for episode in self._episodes), default=0),
+            mean_episode_s=_mean([episode.seconds for episode in self._episodes]),
+            max_call_s=max((episode.max_call_s for episode in self._episodes), default=0.0),
+            memory_mib=round(max(0.0, _memory_mib() - memory_before), 1),
+            faults=(*self._failure_sentences(), *self._faults),
             notes=tuple(notes),
         )
 
-    async def _one(self, seed: int, kind: str, text: str = "") -> Episode | None:
+    async def _play(self, seed: int, kind: str, text: str = "") -> Episode | None:
         row = self._rows[seed % len(self._rows)]
         choice = choose_environment(row, name=self._choice.name, kwargs=self._choice.kwargs)
         player = ScriptedPlayer(kind, seed, text)
         try:
-            played = await play(
+            episode = await play(
                 choice, seed, row, player, max_turns=self._max_turns, timeout_s=self._timeout_s
             )
         except EnvironmentFailed as error:
-            what = f" to {text[:40]!r}" if kind == "adversarial" else ""
-            told = self._failures.setdefault(_cause_of(error), [])  # said once, not by each player
-            told.append(f"player {kind}{what}: {_shortened(str(error))}")
+            label = f" to {text[:40]!r}" if kind == "adversarial" else ""
+            messages = self._failures.setdefault(_cause_of(error), [])  # said once, not by each player
+            messages.append(f"player {kind}{label}: {_shortened(str(error))}")
             return None
-        self._played.append(played)
-        return played
+        self._episodes.append(episode)
+        return episode
 
-    def _failed(self) -> list[str]:
+    def _failure_sentences(self) -> list[str]:
         """One sentence per cause."""
         return [
-            told[0] if len(told) == 1 else f"{told[0]} (and so in {len(told) - 1} more episodes)"
-            for told in self._failures.values()
+            messages[0]
+            if len(messages) == 1
+            else f"{messages[0]} (and so in {len(messages) - 1} more episodes)"
+            for messages in self._failures.values()
         ]
 
     async def _is_isolated(self, kinds: Sequence[str], alone: Mapping[str, Sequence[Episode]]) -> bool:
-        """Episodes at the same time go as they did alone."""
+        """True when concurrent episodes equal the same ones played alone."""
         for kind in kinds:
             together: list[Episode | None] = []
             for start in range(0, self._num_seeds, self._num_at_once):
                 seeds = range(start, min(start + self._num_at_once, self._num_seeds))
-                together += await asyncio.gather(*(self._one(seed, kind) for seed in seeds))
+                together += await asyncio.gather(*(self._play(seed, kind) for seed in seeds))
             if _records(together) != _records(alone[kind]):
                 return False
         return True
 
-    def _judge(
+    def _find_faults(
         self, by_player: Mapping[str, Sequence[Episode]], is_deterministic: bool, is_isolated: bool
     ) -> None:
         faults = self._faults
@@ -296,22 +302,22 @@ class Inspection:
             ] = None
         if "gold" not in by_player:
             return
-        gold = _mean([one.score for one in by_player["gold"]])
+        gold = _mean([episode.score for episode in by_player["gold"]])
         for kind in ("empty", "garbage"):
-            if by_player[kind] and _mean([one.score for one in by_player[kind]]) >= gold:
+            if by_player[kind] and _mean([episode.score for episode in by_player[kind]]) >= gold:
                 faults[
                     f"player {kind} is rewarded as well as the best one ({gold:g}): the reward does not tell them apart"
                 ] = None
-        for one in by_player["adversarial"]:
-            best = max((other.score for other in by_player["gold"]), default=gold)
-            if one.score > best or (one.score == best and best > 0):
+        for episode in by_player["adversarial"]:
+            best = max((gold_episode.score for gold_episode in by_player["gold"]), default=gold)
+            if episode.score > best or (episode.score == best and best > 0):
                 faults[
-                    f"the answer {one.actions[0][:40]!r} is rewarded like the best player ({one.score:g})"
+                    f"the answer {episode.actions[0][:40]!r} is rewarded like the best player ({episode.score:g})"
                 ] = None
 
 
 def _cause_of(error: EnvironmentFailed) -> object:
-    """What failures of one cause have in common: the exception and its line, whatever value its text repeats."""
+    """Key of failures with one cause: the exception and its line, whatever value its text repeats."""
     frames = traceback.extract_tb(error.__cause__.__traceback__) if error.__cause__ is not None else []
     if not frames:
         return str(error)
@@ -327,8 +333,8 @@ def _shortened(text: str) -> str:
     )
 
 
-def _records(played: Sequence[Episode | None]) -> list[Any]:
-    return [one.record for one in played if one is not None]
+def _records(episodes: Sequence[Episode | None]) -> list[Any]:
+    return [episode.record for episode in episodes if episode is not None]
 
 
 def _mean(values: Sequence[float]) -> float:

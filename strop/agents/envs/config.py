@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.config.sections import section
 from strop.utils.user_files import absolute_path
+
+if TYPE_CHECKING:
+    from strop.agents.config import AgentConfig
 
 ENV_AGENT = "env_agent"
 """Name of the agent that plays them."""
@@ -16,7 +19,7 @@ ENV_AGENT = "env_agent"
 
 @section("agent.environment")
 class EnvironmentConfig:
-    """What env_agent plays."""
+    """Environment of env_agent."""
 
     name: str = ""
     """Environment that env_agent plays: gymnasium, reasoning_gym, verifiers, openenv, a name registered in one of
@@ -38,7 +41,7 @@ class EnvironmentConfig:
         return (file, class_name) if colon and file.endswith(".py") else ("", "")
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
-        """What would be imported, started or contacted: name of the setting, what is said of it, and its file."""
+        """Code that would be imported, started or contacted: name of the setting, its value, and its file."""
         if not self.name:
             return
         yield "name", self.name, self._file_and_class[0]
@@ -51,10 +54,10 @@ class EnvironmentConfig:
         return dataclasses.replace(self, name=f"{absolute_path(file)}:{class_name}") if file else self
 
 
-def check_credit(agent: Any) -> None:
+def check_credit(config: AgentConfig) -> None:
     """Refuse credit per turn where no environment is played, as a ValueError."""
-    plays = agent.default_agent == ENV_AGENT or agent.environment.name
-    if agent.credit == "turn" and not plays:
+    plays = config.default_agent == ENV_AGENT or config.environment.name
+    if config.credit == "turn" and not plays:
         raise ValueError(
             "agent.credit is turn, but no environment is played, and other agents give no reward per answer: set "
             "agent.default_agent=env_agent or agent.environment.name, or remove it"

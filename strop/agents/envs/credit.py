@@ -19,19 +19,19 @@ def with_turn_rewards(
     """The sequences of an episode with the reward of each answer at the answer's last token.
 
     Args:
-        sequences: as `Conversation.finish` gives them; the messages of the last one say where each answer is.
+        sequences: as returned by `Conversation.finish`; the messages of the last one have each answer's token span.
         rewards: of the answers in order; None and missing ones are 0.
         each_alone: make every answer a sequence of its own, whose prompt is all that was before it.
-        anchors: the state in which each answer was given, for sequences of their own; missing ones are not known.
+        anchors: state of the environment at each answer, for sequences of their own; missing ones are unknown.
     """
     last = sequences[-1]
-    given = [0.0 if reward is None else float(reward) for reward in rewards]
+    rewards_of_answers = [0.0 if reward is None else float(reward) for reward in rewards]
     answers: list[tuple[int, int, int, float]] = []
     messages: list[Mapping[str, Any]] = []
     for message in last.messages:
         if message["role"] == "assistant":
             number = len(answers)
-            reward = given[number] if number < len(given) else 0.0
+            reward = rewards_of_answers[number] if number < len(rewards_of_answers) else 0.0
             start, stop = message["tokens"]
             answers.append((message["sequence"], start, stop, reward))
             message = {**message, "reward": reward}
@@ -58,46 +58,50 @@ def _each_alone(
 ) -> tuple[Trajectory, ...]:
     """One sequence per answer that has tokens."""
     last = sequences[-1]
-    made: list[Trajectory] = []
-    place: list[tuple[int, int]] = []  # per answer: its sequence and its length
+    samples: list[Trajectory] = []
+    spans: list[tuple[int, int]] = []  # per answer: its sequence and its length
     for number, (at, start, stop, reward) in enumerate(answers):
-        place.append((len(made), stop - start))
+        spans.append((len(samples), stop - start))
         if stop == start:
             continue
-        whole = sequences[at]
-        made.append(
+        sequence_of_answer = sequences[at]
+        samples.append(
             Trajectory(
-                uid=whole.uid,
-                sample_index=whole.sample_index,
-                prompt_ids=whole.prompt_ids + whole.response_ids[:start],
-                response_ids=whole.response_ids[start:stop],
-                sampled=whole.sampled[start:stop],
-                log_probs=whole.log_probs[start:stop],
-                versions=whole.versions[start:stop],
+                uid=sequence_of_answer.uid,
+                sample_index=sequence_of_answer.sample_index,
+                prompt_ids=sequence_of_answer.prompt_ids + sequence_of_answer.response_ids[:start],
+                response_ids=sequence_of_answer.response_ids[start:stop],
+                sampled=sequence_of_answer.sampled[start:stop],
+                log_probs=sequence_of_answer.log_probs[start:stop],
+                versions=sequence_of_answer.versions[start:stop],
                 stop_reason="turn",
                 turn_rewards=((stop - start - 1, reward),),
                 stands_alone=True,
                 anchor=anchors[number] if number < len(anchors) else "",
-                prompt_messages=() if made else sequences[0].prompt_messages,
-                media=tuple(one for one in whole.media if one.start < len(whole.prompt_ids) + start),
+                prompt_messages=() if samples else sequences[0].prompt_messages,
+                media=tuple(
+                    item
+                    for item in sequence_of_answer.media
+                    if item.start < len(sequence_of_answer.prompt_ids) + start
+                ),
             )
         )
-    if not made:
+    if not samples:
         return tuple(sequences)
-    moved: list[Mapping[str, Any]] = []
+    new_messages: list[Mapping[str, Any]] = []
     number = -1
     for message in messages:
         is_answer = message["role"] == "assistant"
         number += is_answer
-        sequence, length = place[max(number, 0)]
-        moved.append({**message, "sequence": sequence, "tokens": [0 if is_answer else length, length]})
+        sequence, length = spans[max(number, 0)]
+        new_messages.append({**message, "sequence": sequence, "tokens": [0 if is_answer else length, length]})
     final = replace(
-        made[-1],
+        samples[-1],
         num_turns=last.num_turns,
         stop_reason=last.stop_reason,
         extra=last.extra,
         numbers=last.numbers,
         timings=last.timings,
-        messages=tuple(moved),
+        messages=tuple(new_messages),
     )
-    return (*made[:-1], final)
+    return (*samples[:-1], final)

@@ -1,4 +1,4 @@
-"""Gymnasium environments as text: what they show and what they take is written out."""
+"""Gymnasium environments with observations and actions as text."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class GymnasiumEnvironment:
         """As of Environment."""
         observation, _ = self._env.reset(seed=seed)
         self._env.action_space.seed(seed)
-        return "\n".join(part for part in (self._instructions, shown(observation)) if part)
+        return "\n".join(part for part in (self._instructions, observation_text(observation)) if part)
 
     def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """As of Environment."""
@@ -80,10 +80,10 @@ class GymnasiumEnvironment:
         self._num_invalid = 0
         observation, reward, terminated, truncated, info = self._env.step(chosen)
         facts = {key: value for key, value in info.items() if isinstance(value, str | int | float | bool)}
-        return shown(observation), float(reward), bool(terminated or truncated), facts
+        return observation_text(observation), float(reward), bool(terminated or truncated), facts
 
     def gold_action(self) -> str | None:
-        """What the environment says of itself, where it has a method of this name."""
+        """Result of the environment's own `gold_action`; None where it has none."""
         gold = getattr(self._env.unwrapped, "gold_action", None)
         return None if gold is None else gold()
 
@@ -92,7 +92,7 @@ class GymnasiumEnvironment:
         self._env.close()
 
 
-def shown(observation: Any) -> str:
+def observation_text(observation: Any) -> str:
     """An observation as text."""
     if isinstance(observation, str):
         return observation
@@ -104,14 +104,14 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
 def action_reader(space: Any, actions: Mapping[str, int]) -> Callable[[str], Any]:
-    """What turns an answer into an action of the space, or raises ValueError with a sentence for the model."""
+    """Parser of answers into actions of a space; it raises ValueError with a sentence for the model."""
     kind = type(space).__name__
     if kind == "Text":
 
@@ -131,14 +131,14 @@ def action_reader(space: Any, actions: Mapping[str, int]) -> Callable[[str], Any
             for word in re.findall(r"\w+", answer.lower()):
                 if word in words:
                     return words[word]
-            found = _NUMBER.search(answer)
-            digits = found[0].lstrip("-").lstrip("0") if found else ""
-            if found and len(digits) <= _MAX_DIGITS:
-                number = int(digits or "0") * (-1 if found[0].startswith("-") else 1)
+            match = _NUMBER.search(answer)
+            digits = match[0].lstrip("-").lstrip("0") if match else ""
+            if match and len(digits) <= _MAX_DIGITS:
+                number = int(digits or "0") * (-1 if match[0].startswith("-") else 1)
                 if first <= number <= last:
                     return number
-            known = f"one of {', '.join(actions)}" if actions else f"a whole number from {first} to {last}"
-            raise ValueError(f"say {known}")
+            choices = f"one of {', '.join(actions)}" if actions else f"a whole number from {first} to {last}"
+            raise ValueError(f"say {choices}")
 
         return read_discrete
 
@@ -146,12 +146,12 @@ def action_reader(space: Any, actions: Mapping[str, int]) -> Callable[[str], Any
         try:
             value = json.loads(answer)
             sample = space.sample()
-            made = type(sample)(value) if not hasattr(sample, "dtype") else _array(value, sample)
+            action = type(sample)(value) if not hasattr(sample, "dtype") else _array(value, sample)
         except (ValueError, TypeError, RecursionError, OverflowError) as error:
             raise ValueError(f"say a value of {space} as JSON") from error
-        if not space.contains(made):
+        if not space.contains(action):
             raise ValueError(f"say a value of {space} as JSON")
-        return made
+        return action
 
     return read_json
 

@@ -35,7 +35,7 @@ register_environment = environments.register
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentChoice:
-    """Which environment plays an episode, and with which arguments."""
+    """Environment of an episode, with its arguments."""
 
     name: str
     """Of the registry, `FILE.py:CLASS`, or the dotted path of a class."""
@@ -56,18 +56,18 @@ class EnvironmentChoice:
             raise ValueError(
                 f"environment {self.name!r} does not take the arguments {dict(self.kwargs)!r:.200}: {error}"
             ) from None
-        made = maker(**self.kwargs)
+        environment = maker(**self.kwargs)
         for method in ("reset", "step"):
-            if not callable(getattr(made, method, None)):
+            if not callable(getattr(environment, method, None)):
                 raise ValueError(
                     f"environment {self.name!r} has no method {method}; an environment has reset(seed, row) and "
                     f"step(action)"
                 )
-        return made
+        return environment
 
 
 def choose_environment(
-    row: Mapping[str, Any], *, name: str, kwargs: Mapping[str, Any], where: str = "the row"
+    row: Mapping[str, Any], *, name: str, kwargs: Mapping[str, Any], label: str = "the row"
 ) -> EnvironmentChoice:
     """The environment of a row: that of its extra_info (env_name, env_kwargs), else that of the run.
 
@@ -76,46 +76,48 @@ def choose_environment(
     Args:
         row: with extra_info.
         name, kwargs: of the run.
-        where: names the row in messages.
+        label: names the row in messages.
 
     Raises:
         ValueError: neither names one, or the arguments are no dictionary.
     """
     extra = row.get("extra_info")
     extra = extra if isinstance(extra, Mapping) else {}
-    own, own_kwargs = extra.get("env_name"), extra.get("env_kwargs")
-    if own_kwargs is not None and not isinstance(own_kwargs, Mapping):
-        raise ValueError(f"{where}: extra_info.env_kwargs is {own_kwargs!r:.60}, not a dictionary")
-    given = {key: value for key, value in (own_kwargs or {}).items() if value is not None}
-    _check_arguments(str(own or name), given, kwargs, where)
-    if own and own != name:
-        return EnvironmentChoice(name=str(own), kwargs=given, is_of_row=True)
+    row_name, row_kwargs = extra.get("env_name"), extra.get("env_kwargs")
+    if row_kwargs is not None and not isinstance(row_kwargs, Mapping):
+        raise ValueError(f"{label}: extra_info.env_kwargs is {row_kwargs!r:.60}, not a dictionary")
+    row_arguments = {key: value for key, value in (row_kwargs or {}).items() if value is not None}
+    _check_arguments(str(row_name or name), row_arguments, kwargs, label)
+    if row_name and row_name != name:
+        return EnvironmentChoice(name=str(row_name), kwargs=row_arguments, is_of_row=True)
     if not name:
         raise ValueError(
-            f"{where} is played by env_agent, but names no environment: set agent.environment.name, or give it "
+            f"{label} is played by env_agent, but names no environment: set agent.environment.name, or give it "
             f"extra_info.env_name; known: {', '.join(environments.names())}"
         )
-    return EnvironmentChoice(name=name, kwargs={**kwargs, **given})
+    return EnvironmentChoice(name=name, kwargs={**kwargs, **row_arguments})
 
 
 _CODE = {"verifiers": "taskset"}
 """Arguments that name code, whatever they look like: the id of one that is installed is the name of its module."""
 
 
-def _check_arguments(name: str, given: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
+def _check_arguments(
+    name: str, row_kwargs: Mapping[str, Any], run_kwargs: Mapping[str, Any], label: str
+) -> None:
     """Refuse arguments of a row that would import code, unless the settings have the same.
 
     Raises:
         ValueError: the sentence names the argument.
     """
-    for key, value in given.items():
+    for key, value in row_kwargs.items():
         names_file = isinstance(value, str) and value.partition(":")[0].endswith(".py")
         names_module = key in ("imports", _CODE.get(name)) or (
             key == "id" and isinstance(value, str) and ":" in value
         )
-        if (names_file or names_module) and own.get(key) != value:
+        if (names_file or names_module) and run_kwargs.get(key) != value:
             raise ValueError(
-                f"{where}: extra_info.env_kwargs has {key}={value!r:.80}, which names code, and rows are data: write "
+                f"{label}: extra_info.env_kwargs has {key}={value!r:.80}, which names code, and rows are data: write "
                 f"it into agent.environment.kwargs, or register an environment of its own in agent.files"
             )
 
@@ -125,7 +127,7 @@ def find_environment(name: str, *, is_of_row: bool = False) -> Maker:
 
     Args:
         name: of the registry, FILE.py:CLASS, or the dotted path of a class.
-        is_of_row: a row names it: only what is registered, or lies in a file that the settings have named before.
+        is_of_row: a row names it: only registered ones, and those in files that the settings name, are allowed.
 
     Raises:
         ValueError: there is none, or a row may not name it.
@@ -141,10 +143,10 @@ def find_environment(name: str, *, is_of_row: bool = False) -> Maker:
         )
     if colon and file.endswith(".py"):
         module = load_user_file(file, setting="agent.environment.name")
-        found = environments.get(class_name) or getattr(module, class_name, None)
-        if not callable(found):
+        maker = environments.get(class_name) or getattr(module, class_name, None)
+        if not callable(maker):
             raise ValueError(f"environment {name!r}: {file} has no class {class_name!r}")
-        return found
+        return maker
     if "." in name and not name.endswith(".py"):
         return load_class(name, setting="agent.environment.name")
     hint = f"; name the class too: {name}:ClassName" if name.endswith(".py") else ""

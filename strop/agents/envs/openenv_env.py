@@ -65,16 +65,16 @@ class OpenEnvEnvironment:
             EnvironmentFailed: the server cannot be reached, or no session was free in time.
         """
         loop = asyncio.get_running_loop()
-        give_up, wait = loop.time() + self._session_wait_s, 0.05
+        deadline, wait = loop.time() + self._session_wait_s, 0.05
         while True:
             try:
-                result = await self._answered("reset", self._client.reset(seed=seed, **self._options))
+                result = await self._request("reset", self._client.reset(seed=seed, **self._options))
                 return self._shown(result.observation)
-            except _Refused as refusal:
+            except _ServerError as refusal:
                 if _FULL not in str(refusal):
-                    raise self._failed("reset", str(refusal)) from None
-            if loop.time() + wait > give_up:
-                raise self._failed(
+                    raise self._error("reset", str(refusal)) from None
+            if loop.time() + wait > deadline:
+                raise self._error(
                     "reset",
                     f"no session was free within {self._session_wait_s:g} s; start the server with a larger "
                     f"max_concurrent_envs (it is 1 by default)",
@@ -91,20 +91,20 @@ class OpenEnvEnvironment:
         """
         nothing = 0.0 if self._rewards else None
         if self._action_key:
-            sent = {**self._fields, self._action_key: action}
+            action_data = {**self._fields, self._action_key: action}
         else:
             try:
-                read = read_json(action)
+                fields = read_json(action)
             except ValueError:
-                read = None
-            if not isinstance(read, dict):
+                fields = None
+            if not isinstance(fields, dict):
                 return "Invalid action: answer with a JSON object.", nothing, False, {"is_invalid": True}
-            sent = {**self._fields, **read}
+            action_data = {**self._fields, **fields}
         try:
-            result = await self._answered("step", self._client.step(sent))
-        except _Refused as refusal:
+            result = await self._request("step", self._client.step(action_data))
+        except _ServerError as refusal:
             if _INVALID not in str(refusal):
-                raise self._failed("step", str(refusal)) from None
+                raise self._error("step", str(refusal)) from None
             return "Invalid action: the environment does not take it.", nothing, False, {"is_invalid": True}
         reward = nothing if result.reward is None or not self._rewards else float(result.reward)
         return self._shown(result.observation), reward, bool(result.done), {}
@@ -113,36 +113,36 @@ class OpenEnvEnvironment:
         """As of Environment."""
         await self._client.close()
 
-    async def _answered(self, what: str, exchange: Coroutine[Any, Any, Any]) -> Any:
+    async def _request(self, label: str, exchange: Coroutine[Any, Any, Any]) -> Any:
         """The server's answer.
 
         Raises:
-            _Refused: the server answered that it does not; with its words.
+            _ServerError: the server answered with an error.
             EnvironmentFailed: there was no answer.
         """
         try:
             return await exchange
         except TimeoutError:
-            raise self._failed(what, f"no answer within {self._message_timeout_s:g} s") from None
+            raise self._error(label, f"no answer within {self._message_timeout_s:g} s") from None
         except self._closed as error:
             # A server says why it ends a session, before anybody asked; that is still to be read.
-            if words := await self._last_words():
-                raise _Refused(words) from None
-            raise self._failed(what, f"the connection ended: {error}") from error
+            if words := await self._closing_message():
+                raise _ServerError(words) from None
+            raise self._error(label, f"the connection ended: {error}") from error
         except OSError as error:
-            raise self._failed(what, str(error)) from error
+            raise self._error(label, str(error)) from error
         except RuntimeError as error:  # how the client tells of an answer that is an error
-            raise _Refused(str(error)) from None
+            raise _ServerError(str(error)) from None
 
-    async def _last_words(self) -> str:
+    async def _closing_message(self) -> str:
         try:
-            said = (await self._client._receive())["data"]
-            return f"{said['message']} (code: {said['code']})"
+            message = (await self._client._receive())["data"]
+            return f"{message['message']} (code: {message['code']})"
         except (self._closed, TimeoutError, ValueError, LookupError, TypeError, AttributeError):
             return ""
 
-    def _failed(self, what: str, why: str) -> EnvironmentFailed:
-        return EnvironmentFailed(f"environment openenv: {what}: server {self._url}: {why}")
+    def _error(self, label: str, reason: str) -> EnvironmentFailed:
+        return EnvironmentFailed(f"environment openenv: {label}: server {self._url}: {reason}")
 
     def _shown(self, observation: Any) -> str:
         if self._observation_key and isinstance(observation, Mapping):
@@ -154,5 +154,5 @@ class OpenEnvEnvironment:
         return observation if isinstance(observation, str) else json.dumps(observation, ensure_ascii=False)
 
 
-class _Refused(Exception):
-    """The server's own words."""
+class _ServerError(Exception):
+    """The server answered with an error."""

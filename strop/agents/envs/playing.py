@@ -1,4 +1,4 @@
-"""An environment as episodes use it: async, with deadlines, and with what it returns checked."""
+"""An environment as episodes use it: async, with deadlines and checked return values."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def episode_seed(uid: str, extra_info: Mapping[str, Any]) -> int:
 
     All samples of the prompt have it; two runs that visit a row at the same time meet the same episode.
     """
-    given = extra_info.get("seed")
-    if isinstance(given, int) and not isinstance(given, bool):
-        return given
+    row_seed = extra_info.get("seed")
+    if isinstance(row_seed, int) and not isinstance(row_seed, bool):
+        return row_seed
     return random_key(0, "environment", uid) >> 33
 
 
@@ -42,8 +42,8 @@ def _digest(text: str) -> str:
 
 
 def reset_call(reset: Callable[..., Any], seed: int, row: Mapping[str, Any]) -> Callable[[], Any]:
-    """The call of an environment's `reset`: (seed, row), or in the form of Gymnasium with what it takes of seed and
-    options."""
+    """The call of an environment's `reset`: (seed, row), or in the form of Gymnasium with those of seed and
+    options that it takes."""
     signature = inspect.signature(reset)
     parameters = signature.parameters
     try:
@@ -52,10 +52,10 @@ def reset_call(reset: Callable[..., Any], seed: int, row: Mapping[str, Any]) -> 
         takes_row = False
     if takes_row:
         return functools.partial(reset, seed, row)
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    given = {"seed": seed, "options": dict(row)}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    arguments = {"seed": seed, "options": dict(row)}
     return functools.partial(
-        reset, **{key: one for key, one in given.items() if takes_any or key in parameters}
+        reset, **{key: value for key, value in arguments.items() if takes_any or key in parameters}
     )
 
 
@@ -77,23 +77,23 @@ class PlayedEnvironment:
         self.name = choice.name
         self._choice = choice
         self._timeout_s = timeout_s
-        self._made: Any = None
+        self._environment: Any = None
         self._read_action: Callable[[str], Any] | None = None
         self._num_invalid = 0
         self.not_closed = ""
-        """Why it could not be closed; an episode that is over counts as it is."""
+        """Error of closing it; an episode that is over counts as it is."""
 
     async def __aenter__(self) -> Self:
         try:
-            self._made = await self._timed("its constructor", call_in_thread(self._choice.make))
+            self._environment = await self._timed("its constructor", call_in_thread(self._choice.make))
         except ValueError as error:
             raise EnvironmentFailed(str(error)) from error
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        close = getattr(self._made, "close", None)
+        close = getattr(self._environment, "close", None)
         if close is not None:
-            closing = asyncio.ensure_future(self._called("close", close))
+            closing = asyncio.ensure_future(self._call("close", close))
             try:
                 await asyncio.shield(closing)
             except asyncio.CancelledError:
@@ -107,13 +107,13 @@ class PlayedEnvironment:
         """Begin.
 
         Raises:
-            EnvironmentFailed: it raised, took too long, or returned what it may not.
+            EnvironmentFailed: it raised, took too long, or returned an invalid value.
         """
-        begin = reset_call(self._made.reset, seed, row)
-        first = read_observation(await self._called("reset", begin), self.name)
-        space = _space_of(self._made)
+        begin = reset_call(self._environment.reset, seed, row)
+        first = read_observation(await self._call("reset", begin), self.name)
+        space = _space_of(self._environment)
         if callable(reseed := getattr(space, "seed", None)):
-            await self._called("action_space", reseed, seed)
+            await self._call("action_space", reseed, seed)
         self._read_action = None if space is None else action_reader(space, {})
         return first
 
@@ -125,39 +125,38 @@ class PlayedEnvironment:
             except ValueError as problem:
                 self._num_invalid += 1
                 is_over = self._num_invalid >= MAX_INVALID
-                shown = f"Invalid action: {problem}"
-                return Step(observation=shown, reward=0.0, is_done=is_over, info={"is_invalid": True})
+                sentence = f"Invalid action: {problem}"
+                return Step(observation=sentence, reward=0.0, is_done=is_over, info={"is_invalid": True})
             self._num_invalid = 0
-            return read_step(await self._called("step", self._made.step, chosen), self.name)
-        return read_step(await self._called("step", self._made.step, action), self.name)
+            return read_step(await self._call("step", self._environment.step, chosen), self.name)
+        return read_step(await self._call("step", self._environment.step, action), self.name)
 
     async def gold_action(self) -> str | None:
         """The best next action, where the environment knows it."""
-        gold = getattr(self._made, "gold_action", None)
-        found = None if gold is None else await self._called("gold_action", gold)
-        return None if found is None else str(found)
+        method = getattr(self._environment, "gold_action", None)
+        action = None if method is None else await self._call("gold_action", method)
+        return None if action is None else str(action)
 
-    async def anchor_state(self, shown: str) -> str:
-        """Text that is equal where the environment is in the same state: what its method `anchor_state` says, else
-        what is shown.
+    async def anchor_state(self, observation: str) -> str:
+        """Text that is equal where the environment is in the same state: `anchor_state`, else the observation.
 
         Args:
-            shown: the observation.
+            observation: text last shown.
 
         Raises:
             EnvironmentFailed: as `reset` does.
         """
-        own = getattr(self._made, "anchor_state", None)
-        found = shown if own is None else str(await self._called("anchor_state", own))
-        return found if len(found) <= MAX_ANCHOR_CHARS else f"{found[:MAX_ANCHOR_CHARS]} {_digest(found)}"
+        method = getattr(self._environment, "anchor_state", None)
+        state = observation if method is None else str(await self._call("anchor_state", method))
+        return state if len(state) <= MAX_ANCHOR_CHARS else f"{state[:MAX_ANCHOR_CHARS]} {_digest(state)}"
 
-    async def _called(self, what: str, method: Callable[..., Any], *args: Any) -> Any:
+    async def _call(self, label: str, method: Callable[..., Any], *args: Any) -> Any:
         if inspect.iscoroutinefunction(method):
-            return await self._timed(what, method(*args))
-        in_thread = answer_in_thread if what == "step" else call_in_thread
-        return await self._timed(what, in_thread(method, *args))
+            return await self._timed(label, method(*args))
+        in_thread = answer_in_thread if label == "step" else call_in_thread
+        return await self._timed(label, in_thread(method, *args))
 
-    async def _timed(self, what: str, work: Awaitable[Any]) -> Any:
+    async def _timed(self, label: str, work: Awaitable[Any]) -> Any:
         async def run() -> Any:
             with contained():
                 return await work
@@ -171,22 +170,26 @@ class PlayedEnvironment:
                 task.cancel()
                 await asyncio.wait([task])
         if is_late:
-            raise EnvironmentFailed(f"environment {self.name}: {what} took longer than {self._timeout_s:g} s")
+            raise EnvironmentFailed(
+                f"environment {self.name}: {label} took longer than {self._timeout_s:g} s"
+            )
         try:
             return task.result()
         except TimeoutError as error:
-            raise EnvironmentFailed(f"environment {self.name}: {what}: TimeoutError: {error}") from error
+            raise EnvironmentFailed(f"environment {self.name}: {label}: TimeoutError: {error}") from error
         except (EnvironmentFailed, ValueError) as error:
-            if what == "its constructor" or isinstance(error, EnvironmentFailed):
+            if label == "its constructor" or isinstance(error, EnvironmentFailed):
                 raise
-            raise self._failed(what, error) from error
+            raise self._error(label, error) from error
         except Exception as error:
-            raise self._failed(what, error) from error
+            raise self._error(label, error) from error
 
-    def _failed(self, what: str, error: Exception) -> EnvironmentFailed:
+    def _error(self, label: str, error: Exception) -> EnvironmentFailed:
         """With the last line of the environment's own file on the way to the error."""
-        file = getattr(sys.modules.get(type(self._made).__module__), "__file__", None)
+        file = getattr(sys.modules.get(type(self._environment).__module__), "__file__", None)
         frames = traceback.extract_tb(error.__traceback__)
-        at = next((frame for frame in reversed(frames) if frame.filename == file), None)
-        place = "" if at is None else f" at {Path(at.filename).name}:{at.lineno}"
-        return EnvironmentFailed(f"environment {self.name}: {what}: {type(error).__name__}: {error}{place}")
+        own_frame = next((frame for frame in reversed(frames) if frame.filename == file), None)
+        location = "" if own_frame is None else f" at {Path(own_frame.filename).name}:{own_frame.lineno}"
+        return EnvironmentFailed(
+            f"environment {self.name}: {label}: {type(error).__name__}: {error}{location}"
+        )

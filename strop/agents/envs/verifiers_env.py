@@ -1,6 +1,6 @@
 """Tasks of the verifiers package: the task's prompt is asked, and its rewards score the answer.
 
-What is played is a task with one answer and rewards that read the conversation. Tasks that run a program of their
+A task has one answer, and rewards that read the conversation. Tasks that run a program of their
 own around the model (containers, tool servers, set-up in a runtime) are refused with a sentence.
 """
 
@@ -47,7 +47,7 @@ class VerifiersEnvironment:
         if not 0 <= index < len(self._tasks):
             raise ValueError(f"the taskset has {len(self._tasks)} tasks, but index is {index}")
         self._task = self._tasks[index]
-        return Observation(messages=tuple(_asked(self._task.data)))
+        return Observation(messages=tuple(_prompt_messages(self._task.data)))
 
     async def step(self, action: str) -> tuple[str, float, bool, dict[str, Any]]:
         """As of Environment: the episode ends with the first answer."""
@@ -78,30 +78,32 @@ def tasks_of(name: str, config: tuple[tuple[str, Any], ...], limit: int) -> list
         from verifiers.v1.utils.loaders import taskset_class
     except ModuleNotFoundError as error:
         try:
-            old = f"verifiers 0.4 or newer, and {metadata.version('verifiers')} is installed"
+            requirement = f"verifiers 0.4 or newer, and {metadata.version('verifiers')} is installed"
         except metadata.PackageNotFoundError:
-            old = f"the verifiers package ({error})"
-        raise ValueError(f"environment verifiers needs {old}: pip install 'strop[verifiers]'") from error
+            requirement = f"the verifiers package ({error})"
+        raise ValueError(
+            f"environment verifiers needs {requirement}: pip install 'strop[verifiers]'"
+        ) from error
     file, colon, class_name = name.rpartition(":")
     if colon and file.endswith(".py"):
-        found = getattr(load_user_file(file, setting="environment verifiers"), class_name, None)
+        taskset = getattr(load_user_file(file, setting="environment verifiers"), class_name, None)
     elif "." in name:
-        found = load_class(name, setting="environment verifiers")
+        taskset = load_class(name, setting="environment verifiers")
     else:
         try:
-            found = taskset_class(name)
+            taskset = taskset_class(name)
         except (ImportError, ValueError, TypeError) as error:
             raise ValueError(f"verifiers has no taskset {name!r}: {error}") from error
-    if not isinstance(found, type) or not issubclass(found, vf.Taskset):
+    if not isinstance(taskset, type) or not issubclass(taskset, vf.Taskset):
         raise ValueError(f"{name!r} is no taskset of verifiers (a subclass of verifiers.v1.Taskset)")
-    settings = (concrete_type(found, vf.TasksetConfig) or vf.TasksetConfig)(**dict(config))
-    tasks = list(itertools.islice(iter(found(settings)), limit))
+    settings = (concrete_type(taskset, vf.TasksetConfig) or vf.TasksetConfig)(**dict(config))
+    tasks = list(itertools.islice(iter(taskset(settings)), limit))
     if not tasks:
         raise ValueError(f"the taskset {name!r} has no tasks")
     kind = type(tasks[0])
-    own = [
-        what
-        for what, is_so in {
+    needs = [
+        need
+        for need, is_so in {
             "a container": kind.NEEDS_CONTAINER,
             "tool servers": bool(kind.toolsets(tasks[0].config)),
             "a method setup": kind.setup is not vf.Task.setup,
@@ -109,9 +111,9 @@ def tasks_of(name: str, config: tuple[tuple[str, Any], ...], limit: int) -> list
         }.items()
         if is_so
     ]
-    if own:
+    if needs:
         raise ValueError(
-            f"tasks of {name!r} have {' and '.join(own)}, which needs the package's own runtime; only tasks with a "
+            f"tasks of {name!r} have {' and '.join(needs)}, which needs the package's own runtime; only tasks with a "
             f"prompt and rewards can be played here"
         )
     return tasks
@@ -121,7 +123,7 @@ def _frozen(config: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(sorted(config.items()))
 
 
-def _asked(data: Any) -> list[dict[str, Any]]:
+def _prompt_messages(data: Any) -> list[dict[str, Any]]:
     """The conversation that a task begins with."""
     messages: list[dict[str, Any]] = []
     if data.system_prompt:
@@ -129,7 +131,7 @@ def _asked(data: Any) -> list[dict[str, Any]]:
     if isinstance(data.prompt, str):
         messages.append({"role": "user", "content": data.prompt})
     else:
-        messages += [one.model_dump(exclude_none=True) for one in data.prompt or ()]
+        messages += [message.model_dump(exclude_none=True) for message in data.prompt or ()]
     return messages
 
 
@@ -138,13 +140,15 @@ def _trace(task: Any, answer: str) -> Any:
     import verifiers.v1 as vf
 
     kinds = {"system": vf.SystemMessage, "user": vf.UserMessage, "assistant": vf.AssistantMessage}
-    messages = [kinds[one["role"]](**one) for one in _asked(task.data)]
+    messages = [kinds[message["role"]](**message) for message in _prompt_messages(task.data)]
     nodes = [
         vf.MessageNode(parent=number - 1 if number else None, message=message, sampled=False)
         for number, message in enumerate(messages)
     ]
-    said = vf.AssistantMessage(content=answer)
-    nodes.append(vf.MessageNode(parent=len(nodes) - 1 if nodes else None, message=said, sampled=True))
+    answer_message = vf.AssistantMessage(content=answer)
+    nodes.append(
+        vf.MessageNode(parent=len(nodes) - 1 if nodes else None, message=answer_message, sampled=True)
+    )
     return vf.Trace(
         task=vf.TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
         agent=vf.AgentInfo(config=vf.AgentConfig()),

@@ -4,7 +4,7 @@ base.py     BaseInteraction
 loading.py  interactions of a run, from a YAML file
 gsm8k.py    a teacher who says whether the answer is right
 agent.py    the agent that talks with them
-kit.py      those of a run, given to episodes; settings.py names their file
+plugin.py   interactions of a run, given to episodes; settings.py: agent.interactions
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The agent with a user: what the model says is answered by an interaction; tools are carried out on the way."""
+"""The agent with a user: an interaction answers the model; tool calls are executed in between."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from strop.agents.interactions.base import BaseInteraction
 from strop.agents.interactions.loading import interaction_of_row
 from strop.agents.tools.agent import tool_replies
 from strop.agents.tools.conversation import Conversation
-from strop.agents.tools.kit import tool_session
 from strop.agents.tools.multi_turn import Replies, take_turns
 from strop.agents.tools.parsed_output import ParsedTurn
+from strop.agents.tools.plugin import tool_session
 from strop.agents.user_code import contained
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.utils.sanitize import encodable, storable_text, usable
@@ -49,12 +49,12 @@ class _User:
             or instance_id
         )
 
-    def hear(self, role: str, texts: Sequence[str]) -> None:
-        """What was said, as the interaction is told it."""
+    def add_messages(self, role: str, texts: Sequence[str]) -> None:
+        """Append messages to the conversation that the interaction gets."""
         self.messages += [{"role": role, "content": text} for text in texts]
 
     async def answer(self) -> Replies | str:
-        """What the user says; `stop` where they end it."""
+        """The user's reply; `stop` where the user ends the conversation."""
         returned: object = await self._timed(
             "generate_response",
             self.interaction.generate_response(self.instance, list(self.messages), **self.kwargs),
@@ -74,9 +74,9 @@ class _User:
         self.scores.append(value)
         if is_over:
             return "stop"
-        says = encodable(str(text)) or " "
-        self.hear("user", [says])
-        return Replies(texts=[says], facts=[{"reward": value}])
+        reply = encodable(str(text)) or " "
+        self.add_messages("user", [reply])
+        return Replies(texts=[reply], facts=[{"reward": value}])
 
     async def finish(self) -> None:
         try:
@@ -86,18 +86,18 @@ class _User:
         except InteractionFailed:
             logger.exception("interaction %s could not be finalized", self.interaction.name)
 
-    async def _timed(self, what: str, work: Awaitable[T]) -> T:
-        where = f"interaction {self.interaction.name}: {what}"
+    async def _timed(self, method: str, work: Awaitable[T]) -> T:
+        label = f"interaction {self.interaction.name}: {method}"
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
                 with contained():
                     return await work
         except TimeoutError as error:
             if deadline.expired():
-                raise InteractionFailed(f"{where} took longer than {self.timeout_s:g} s") from None
-            raise InteractionFailed(f"{where}: TimeoutError: {error}") from error
+                raise InteractionFailed(f"{label} took longer than {self.timeout_s:g} s") from None
+            raise InteractionFailed(f"{label}: TimeoutError: {error}") from error
         except Exception as error:
-            raise InteractionFailed(f"{where}: {type(error).__name__}: {error}") from error
+            raise InteractionFailed(f"{label}: {type(error).__name__}: {error}") from error
 
 
 async def interaction_agent(
@@ -112,7 +112,7 @@ async def interaction_agent(
     Raises:
         InteractionFailed: the interaction could not begin.
     """
-    interactions: Mapping[str, BaseInteraction] = context.kits["interactions"]
+    interactions: Mapping[str, BaseInteraction] = context.resources["interactions"]
     name, kwargs = interaction_of_row(prompt.extra_info, interactions, f"prompt {prompt.uid}")
     user = _User(
         interactions[name], kwargs, context.config.tool_timeout_s, [dict(m) for m in prompt.messages]
@@ -121,16 +121,16 @@ async def interaction_agent(
     async with tool_session(context, prompt, trajectory.id) as session:
 
         async def reply(turn: ParsedTurn, *, is_last: bool) -> Replies | str:
-            user.hear("assistant", [turn.content])
+            user.add_messages("assistant", [turn.content])
             if not turn.calls:
                 try:
                     return await user.answer()
-                except InteractionFailed as error:  # what the model said may be why
+                except InteractionFailed as error:  # the model's answer may be the cause
                     logger.warning("%s; the answer before it is worth 0", error)
                     user.scores.append(0.0)
                     return "interaction_failed"
             results = await session.call_all(turn.calls)
-            user.hear("tool", [result.as_read for result in results])
+            user.add_messages("tool", [result.as_read for result in results])
             return tool_replies(results)
 
         await user.start(trajectory.id)

@@ -10,7 +10,7 @@ from typing import Any
 class BaseInteraction:
     """A user with a life per episode: start, answer any number of times, finalize.
 
-    One object serves all episodes of a process; what belongs to an episode is kept under its instance id. Methods
+    One object serves all episodes of a process; state of an episode is kept under its instance id. Methods
     run on the event loop of the process: a blocking call inside one holds every episode up.
     """
 
@@ -36,7 +36,7 @@ class BaseInteraction:
             kwargs: as of start_interaction.
 
         Returns:
-            Whether the conversation ends, what the user says, the reward of the model's answer, and facts about it.
+            True when the conversation ends, the user's reply, the reward of the model's answer, and facts about it.
         """
         return True, "", 0.0, {}
 

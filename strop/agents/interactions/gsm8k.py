@@ -49,12 +49,12 @@ class Gsm8kInteraction(BaseInteraction):
         answers = [message for message in messages if message["role"] == "assistant"]
         text = str(answers[-1]["content"])[-_TAIL_CHARACTERS:] if answers else ""
         _, is_marked, marked = text.rpartition("####")
-        found = [value for match in _NUMBER.findall(marked) if (value := _value(match)) is not None]
-        said = found[0 if is_marked else -1] if found else None
-        is_right = said is not None and said == _value(self._truths[instance_id])
+        numbers = [value for match in _NUMBER.findall(marked) if (value := _value(match)) is not None]
+        number = numbers[0 if is_marked else -1] if numbers else None
+        is_right = number is not None and number == _value(self._truths[instance_id])
         self._scores[instance_id] = float(is_right)
-        says = RIGHT if is_right else WRONG if found else NO_NUMBER
-        return is_right, says, float(is_right), {"acc": is_right}
+        reply = RIGHT if is_right else WRONG if numbers else NO_NUMBER
+        return is_right, reply, float(is_right), {"acc": is_right}
 
     async def calculate_score(self, instance_id: str, **kwargs: Any) -> float:
         """1 when the last answer was right."""

@@ -1,18 +1,18 @@
 """The gateway: an OpenAI-compatible HTTP server whose every call is recorded token by token.
 
-agent.py          Inside a run
-chat.py           /v1/chat/completions and /v1/completions
-completion.py     One call
-errors.py         What a client is told when a call cannot be served, in OpenAI's form
-kit.py            What openai_agent has in an episode
-messages.py       Chat messages as clients send them, as they are compared, and as the chat template takes them
+agent.py          openai_agent: an unmodified agent of a user, in an episode
+chat.py           Answers of /v1/chat/completions and /v1/completions
+completion.py     One call: its choices sampled, parsed and recorded
+errors.py         Errors in OpenAI's form
+plugin.py         The user's function and the gateway of this process, for openai_agent
+messages.py       Chat messages: of clients, keys for comparison, and for the chat template
 prompt_scorer.py  Log-probs of prompts, from a model of this process
-request.py        Requests as they are read
+request.py        Parsed requests
 responses.py      /v1/responses
-scoring.py        Prompts that are scored and not continued
+scoring.py        Scoring of prompts: `echo` of /v1/completions
 server.py         The HTTP server
-session.py        The calls of one session as training sequences, token by token as they were sampled
-settings.py       Settings of agents that know nothing of strop
-streaming.py      Text of tokens as they come, and where it ends
-token_source.py   Where the tokens of a call come from
+session.py        One session: its calls as training sequences
+settings.py       Settings of openai_agent
+streaming.py      Incremental decoding, and stop texts
+token_source.py   Samplers: an engine, or an episode of a run
 """

@@ -1,4 +1,4 @@
-"""Inside a run: an agent that knows nothing of strop plays an episode through a client of OpenAI's API.
+"""openai_agent: an agent without any code of strop plays an episode through a client of OpenAI's API.
 
 Concurrency: the function runs in a thread of its own, with a loop of its own where it is async; its calls come in
 by HTTP on the loop of the episodes. At the deadline of the episode (agent.timeout_s) its session is closed, so that its
@@ -18,7 +18,7 @@ from typing import Any
 
 from strop.agents.context import AgentContext, Generate
 from strop.agents.openai_server.errors import ApiError
-from strop.agents.openai_server.kit import OpenAIKit
+from strop.agents.openai_server.plugin import OpenAIPlugin
 from strop.agents.openai_server.server import set_reward
 from strop.agents.openai_server.session import Session
 from strop.agents.openai_server.token_source import EpisodeSampler
@@ -37,16 +37,16 @@ async def openai_agent(
 
     Raises:
         Exception: whatever the function raises.
-        ValueError: it returned what is no reward.
+        ValueError: it returned something else than a reward.
     """
-    kit: OpenAIKit = context.kits["openai"]
-    assert kit.function is not None, "rows without it were refused"
-    session = Session(kit.model(context), uid=trajectory.uid, sample_index=trajectory.sample_index)
+    plugin: OpenAIPlugin = context.resources["openai"]
+    assert plugin.function is not None, "rows without it were refused"
+    session = Session(plugin.model(context), uid=trajectory.uid, sample_index=trajectory.sample_index)
     sampler = EpisodeSampler(generate, context.sampling)
-    async with kit.door(session, sampler) as door:
+    async with plugin.open_session(session, sampler) as endpoint:
         try:
             returned = await answer_in_thread(
-                _played, kit.function, door.base_url, door.api_key, row_of(prompt)
+                _call_function, plugin.function, endpoint.base_url, endpoint.api_key, row_of(prompt)
             )
         except Exception:
             if not sampler.is_full or not session.num_sequences:
@@ -58,10 +58,10 @@ async def openai_agent(
             set_reward(session, returned)
         except ApiError as error:
             raise ValueError(f"agent.openai.path: what the function returned as {error.message}") from None
-    return _ended(session.sequences(), is_full=sampler.is_full)
+    return _with_stop_reason(session.sequences(), is_full=sampler.is_full)
 
 
-def _played(function: Callable[..., Any], base_url: str, api_key: str, row: dict[str, Any]) -> Any:
+def _call_function(function: Callable[..., Any], base_url: str, api_key: str, row: dict[str, Any]) -> Any:
     returned = function(base_url, api_key, row)
     if not inspect.isawaitable(returned):
         return returned
@@ -73,15 +73,15 @@ def _played(function: Callable[..., Any], base_url: str, api_key: str, row: dict
     return asyncio.run(coroutine)
 
 
-def _ended(sequences: tuple[Trajectory, ...], *, is_full: bool) -> tuple[Trajectory, ...]:
+def _with_stop_reason(sequences: tuple[Trajectory, ...], *, is_full: bool) -> tuple[Trajectory, ...]:
     if not is_full or not sequences:
         return sequences
     return (*sequences[:-1], dataclasses.replace(sequences[-1], stop_reason="length"))
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:
-    """What an agent is told of the row; images stand in its messages as clients send them, with data: URLs."""
-    images = iter([_url(one.parts[0]) for one in prompt.media if one.kind == "image"])
+    """The row of a prompt, as an agent gets it; images stand in its messages as clients send them, as data: URLs."""
+    images = iter([_data_url(item.parts[0]) for item in prompt.media if item.kind == "image"])
     return {
         **prompt.columns,
         "prompt": [
@@ -95,7 +95,7 @@ def row_of(prompt: Prompt) -> dict[str, Any]:
 
 
 def _with_images(message: Mapping[str, Any], urls: Iterator[str]) -> dict[str, Any]:
-    """A message with the next images in the places of `<image>` and of parts of type image."""
+    """A message with the next images in place of `<image>` and of parts of type image."""
     content = message.get("content")
     parts: list[Any] = []
     for part in [{"type": "text", "text": content}] if isinstance(content, str) else content or []:
@@ -110,7 +110,7 @@ def _with_images(message: Mapping[str, Any], urls: Iterator[str]) -> dict[str, A
     return {**message, "content": parts} if has_images else dict(message)
 
 
-def _url(part: bytes | str) -> str:
+def _data_url(part: bytes | str) -> str:
     """An encoded image, or the file of one, as a data: URL."""
     data = part if isinstance(part, bytes) else Path(part).read_bytes()
     kind = next((name for start, name in _IMAGE_KINDS.items() if data.startswith(start)), "png")

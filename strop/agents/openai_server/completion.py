@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strop.agents.openai_server.messages import Call, Message
-from strop.agents.openai_server.request import Ask
+from strop.agents.openai_server.request import CallRequest
 from strop.agents.openai_server.session import ChatModel, Session
 from strop.agents.openai_server.streaming import StreamedText
 from strop.agents.openai_server.token_source import Sampler
@@ -17,7 +17,7 @@ from strop.agents.tools.parsed_output import CLOSE, OPEN, FunctionCall, ParsedTu
 from strop.rollout.types import TokenOutput
 
 OnText = Callable[[int, str], None]
-"""Hears of text as it comes: the choice, and what its answer has grown by."""
+"""Called with new text as it is sampled: index of the choice, and the added text."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Choice:
 
     index: int
     prompt_ids: tuple[int, ...]
-    """What it answers."""
+    """Tokens that it answers."""
     message: Message
     reasoning: str
     """The thinking before the answer."""
@@ -35,15 +35,15 @@ class Choice:
 
     @property
     def finish_reason(self) -> str:
-        """In OpenAI's words."""
+        """OpenAI's name of the stop reason."""
         if self.output.stop_reason == "length":
             return "length"
         return "tool_calls" if self.message.calls else "stop"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answered:
-    """What came of a call."""
+class CompletionResult:
+    """Result of a call."""
 
     prompts: tuple[tuple[int, ...], ...]
     """Token ids of each; a chat has one."""
@@ -61,82 +61,92 @@ class Answered:
         return sum(len(choice.output.token_ids) for choice in self.choices)
 
 
-async def answer(ask: Ask, session: Session, sampler: Sampler, on_text: OnText | None = None) -> Answered:
+async def answer(
+    request: CallRequest, session: Session, sampler: Sampler, on_text: OnText | None = None
+) -> CompletionResult:
     """Carry out a call.
 
     Args:
-        ask: what is asked.
+        request: of the client.
         session: that the call belongs to; every choice is recorded in it.
-        sampler: where tokens come from.
-        on_text: hears of text as it comes; that of answers that may hold calls comes as a whole.
+        sampler: samples the tokens.
+        on_text: called with text as it is sampled; that of answers that may have calls comes as a whole.
 
     Raises:
         ApiError: it cannot be served.
     """
-    if ask.is_chat:
-        prompts = [session.chat_ids(ask.messages, ask.tools)]
+    if request.is_chat:
+        prompts = [session.chat_ids(request.messages, request.tools)]
     else:
-        prompts = [session.text_ids(one) if isinstance(one, str) else one for one in ask.prompts]
-    if ask.reads_calls:
-        extra = (*ask.options.stop_token_ids, *session.model.parser().stop_token_ids)
-        ask = dataclasses.replace(ask, options=dataclasses.replace(ask.options, stop_token_ids=extra))
+        prompts = [
+            session.text_ids(prompt) if isinstance(prompt, str) else prompt for prompt in request.prompts
+        ]
+    if request.reads_calls:
+        extra = (*request.options.stop_token_ids, *session.model.parser().stop_token_ids)
+        request = dataclasses.replace(
+            request, options=dataclasses.replace(request.options, stop_token_ids=extra)
+        )
     session.num_calls += 1
     work = [
-        _choose(place, number, prompt_ids, ask, session, sampler, on_text)
-        for place, prompt_ids in enumerate(prompts)
-        for number in range(ask.options.n)
+        _choose(prompt_index, number, prompt_ids, request, session, sampler, on_text)
+        for prompt_index, prompt_ids in enumerate(prompts)
+        for number in range(request.options.n)
     ]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one) for one in work]
+            tasks = [group.create_task(coroutine) for coroutine in work]
     except ExceptionGroup as errors:  # the first error ended the other choices
         raise errors.exceptions[0] from None
-    return Answered(prompts=tuple(prompts), choices=tuple(task.result() for task in tasks))
+    return CompletionResult(prompts=tuple(prompts), choices=tuple(task.result() for task in tasks))
 
 
 async def _choose(
-    place: int,
+    prompt_index: int,
     number: int,
     prompt_ids: tuple[int, ...],
-    ask: Ask,
+    request: CallRequest,
     session: Session,
     sampler: Sampler,
     on_text: OnText | None,
 ) -> Choice:
-    """One answer: `number` among those to the prompt at `place`."""
-    model, index = session.model, place * ask.options.n + number
-    text = StreamedText(model.tokenizer, ask.options.stop, (OPEN, CLOSE) if ask.is_chat else ())
-    begins_in_thinking = ask.is_chat and model.template.profile.begins_in_thinking
-    num_told = 0
+    """One answer: `number` among those to the prompt at `prompt_index`."""
+    model, index = session.model, prompt_index * request.options.n + number
+    text = StreamedText(model.tokenizer, request.options.stop, (OPEN, CLOSE) if request.is_chat else ())
+    begins_in_thinking = request.is_chat and model.template.profile.begins_in_thinking
+    num_sent = 0
 
-    def tell(whole: str) -> None:
-        nonlocal num_told
-        if on_text is not None and len(whole) > num_told:
-            on_text(index, whole[num_told:])
-            num_told = len(whole)
+    def send(text_so_far: str) -> None:
+        nonlocal num_sent
+        if on_text is not None and len(text_so_far) > num_sent:
+            on_text(index, text_so_far[num_sent:])
+            num_sent = len(text_so_far)
 
-    def hear(token: int) -> bool:
-        if not ask.options.stop and on_text is None:
+    def should_stop(token: int) -> bool:
+        if not request.options.stop and on_text is None:
             return False
         has_stopped = text.add(token)
-        if not ask.reads_calls:
-            shown = text.shown()
-            tell(split_thinking(shown, begins_in_thinking=begins_in_thinking)[1] if ask.is_chat else shown)
+        if not request.reads_calls:
+            visible = text.visible_text()
+            send(
+                split_thinking(visible, begins_in_thinking=begins_in_thinking)[1]
+                if request.is_chat
+                else visible
+            )
         return has_stopped
 
-    output = await sampler.sample(prompt_ids, ask.options, choice=number, hear=hear)
+    output = await sampler.sample(prompt_ids, request.options, choice=number, should_stop=should_stop)
     if text.has_stopped:
-        output = _first(output, text.num_tokens)
-    parsed, written = await _parts(output, text, ask, model)
+        output = _first_tokens(output, text.num_tokens)
+    parsed, written = await _parse(output, text, request, model)
     message = Message("assistant", parsed.content, _calls(parsed))
-    tell(parsed.content)
-    asked = "" if ask.is_chat else ask.prompts[place]
-    completed = asked + parsed.content if isinstance(asked, str) and not ask.is_chat else ""
+    send(parsed.content)
+    prompt_text = "" if request.is_chat else request.prompts[prompt_index]
+    completed = prompt_text + parsed.content if isinstance(prompt_text, str) and not request.is_chat else ""
     session.record(
         prompt_ids,
         output,
         message=message,
-        asked=ask.messages,
+        context=request.messages,
         written_ids=written,
         has_thinking=bool(parsed.reasoning.strip()),
         text=completed,
@@ -146,21 +156,21 @@ async def _choose(
     )
 
 
-async def _parts(
-    output: TokenOutput, text: StreamedText, ask: Ask, model: ChatModel
+async def _parse(
+    output: TokenOutput, text: StreamedText, request: CallRequest, model: ChatModel
 ) -> tuple[ParsedTurn, Sequence[str | None]]:
-    """An answer in its parts, and the ids that the model wrote for its calls; what is no whole call is text."""
-    whole = text.text if text.has_stopped else model.text(output.token_ids)
-    if not ask.is_chat:
-        return ParsedTurn(whole), ()
+    """A parsed answer, and the ids that the model wrote for its calls; an incomplete call is text."""
+    answer_text = text.text if text.has_stopped else model.text(output.token_ids)
+    if not request.is_chat:
+        return ParsedTurn(answer_text), ()
     begins_in_thinking = model.template.profile.begins_in_thinking
-    if ask.reads_calls and not text.has_stopped:
+    if request.reads_calls and not text.has_stopped:
         parsed = await model.parser().parse(
-            output.token_ids, ask.tools, begins_in_thinking=begins_in_thinking
+            output.token_ids, request.tools, begins_in_thinking=begins_in_thinking
         )
         if all(isinstance(call, FunctionCall) for call in parsed.calls):
             return parsed, [call.tool_call_id for call in parsed.calls if isinstance(call, FunctionCall)]
-    reasoning, content = split_thinking(whole, begins_in_thinking=begins_in_thinking)
+    reasoning, content = split_thinking(answer_text, begins_in_thinking=begins_in_thinking)
     return ParsedTurn(content, (), reasoning), ()
 
 
@@ -173,7 +183,7 @@ def _calls(parsed: ParsedTurn) -> tuple[Call, ...]:
     )
 
 
-def _first(output: TokenOutput, count: int) -> TokenOutput:
+def _first_tokens(output: TokenOutput, count: int) -> TokenOutput:
     """The output up to the token with which it ended."""
     return TokenOutput(
         token_ids=output.token_ids[:count],

@@ -1,4 +1,4 @@
-"""What a client is told when a call cannot be served, in OpenAI's form."""
+"""Errors of calls, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _KINDS = {
 }
 
 
-def wrong(param: str, message: str) -> ApiError:
+def invalid(param: str, message: str) -> ApiError:
     """A parameter with a value that cannot be used."""
     return ApiError(400, f"{param}: {message}", param=param, code="invalid_value")
 
 
-def unsupported(param: str, why: str) -> ApiError:
+def unsupported(param: str, reason: str) -> ApiError:
     """A parameter, or a value of one, that this server does not serve."""
-    return ApiError(400, f"{param} is not supported: {why}", param=param, code="unsupported_parameter")
+    return ApiError(400, f"{param} is not supported: {reason}", param=param, code="unsupported_parameter")

@@ -1,4 +1,4 @@
-"""Chat messages as clients send them, as they are compared, and as the chat template takes them."""
+"""Chat messages: read from requests, compared by keys, and converted for the chat template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.agents.openai_server.errors import wrong
+from strop.agents.openai_server.errors import invalid
 from strop.agents.tools.templates import ChatTemplate
 from strop.utils.sanitize import encodable_value, read_json
 
@@ -48,16 +48,21 @@ class Message:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for messages that say the same: clients strip texts, write JSON anew and give calls other ids."""
+        """Equal for messages with the same content: clients strip texts, write JSON anew and give calls other ids."""
         calls = tuple((call.name, _canonical(call.arguments)) for call in self.calls)
-        return self.role, self.content.strip(), calls, *(hashlib.sha256(one).digest() for one in self.images)
+        return (
+            self.role,
+            self.content.strip(),
+            calls,
+            *(hashlib.sha256(image).digest() for image in self.images),
+        )
 
 
-Trail = tuple[tuple[Any, ...], ...]
+ConversationKey = tuple[tuple[Any, ...], ...]
 """Keys of a conversation."""
 
 
-def trail_of(messages: Sequence[Message]) -> Trail:
+def conversation_key(messages: Sequence[Message]) -> ConversationKey:
     """The keys of these messages."""
     return tuple(message.key for message in messages)
 
@@ -70,76 +75,80 @@ def read_messages(value: Any, *, param: str = "messages") -> tuple[Message, ...]
     """
     value = encodable_value(value)
     if not isinstance(value, list) or not value:
-        raise wrong(param, "must be a list of messages, each with a role and a content")
-    return tuple(_read_message(one, f"{param}[{number}]") for number, one in enumerate(value))
+        raise invalid(param, "must be a list of messages, each with a role and a content")
+    return tuple(_read_message(message, f"{param}[{number}]") for number, message in enumerate(value))
 
 
-def _read_message(value: Any, where: str) -> Message:
+def _read_message(value: Any, param: str) -> Message:
     if not isinstance(value, Mapping) or value.get("role") not in _ROLES:
-        raise wrong(where, f"must be an object with a role of {', '.join(_ROLES)}")
+        raise invalid(param, f"must be an object with a role of {', '.join(_ROLES)}")
     role = _ROLES[str(value["role"])]
-    parts = _parts_of(value.get("content"), f"{where}.content", takes_images=role == "user")
+    parts = _parts_of(value.get("content"), f"{param}.content", takes_images=role == "user")
     content = "".join(part for part in parts if isinstance(part, str))
     calls = value.get("tool_calls") or []
     if not isinstance(calls, list) or (calls and role != "assistant"):
-        raise wrong(f"{where}.tool_calls", "must be a list, in a message of the assistant")
+        raise invalid(f"{param}.tool_calls", "must be a list, in a message of the assistant")
     call_id = value.get("tool_call_id") or ""
     if role == "tool" and not (isinstance(call_id, str) and call_id):
-        raise wrong(f"{where}.tool_call_id", "a tool's message names the call that it answers")
-    read = tuple(_read_call(call, f"{where}.tool_calls[{number}]") for number, call in enumerate(calls))
+        raise invalid(f"{param}.tool_call_id", "a tool's message names the call that it answers")
+    read_calls = tuple(_read_call(call, f"{param}.tool_calls[{number}]") for number, call in enumerate(calls))
     has_images = any(isinstance(part, bytes) for part in parts)
-    return Message(role, content, read, call_id if role == "tool" else "", tuple(parts) if has_images else ())
+    return Message(
+        role, content, read_calls, call_id if role == "tool" else "", tuple(parts) if has_images else ()
+    )
 
 
-def text_of(content: Any, where: str) -> str:
+def text_of(content: Any, param: str) -> str:
     """The text of a content, which may come in parts.
 
     Raises:
         ApiError: a part is no text.
     """
-    return "".join(str(part) for part in _parts_of(content, where, takes_images=False))
+    return "".join(str(part) for part in _parts_of(content, param, takes_images=False))
 
 
-def _parts_of(content: Any, where: str, *, takes_images: bool) -> list[str | bytes]:
+def _parts_of(content: Any, param: str, *, takes_images: bool) -> list[str | bytes]:
     """Texts and images of a content; raises as `text_of`."""
     if content is None:
         return []
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list):
-        raise wrong(where, "must be a string or a list of parts")
+        raise invalid(param, "must be a string or a list of parts")
     parts: list[str | bytes] = []
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in _IMAGE_PARTS and takes_images:
-            parts.append(_image_of(part.get("image_url"), f"{where}[{number}]"))
+            parts.append(_image_of(part.get("image_url"), f"{param}[{number}]"))
             continue
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, Mapping) else None
         if kind not in (*_TEXT_PARTS, "refusal") or not isinstance(text, str):
-            taken = "text and images" if takes_images else "text"
-            raise wrong(f"{where}[{number}]", f"is a part of type {kind!r}; this server takes {taken} here")
+            accepted = "text and images" if takes_images else "text"
+            raise invalid(
+                f"{param}[{number}]", f"is a part of type {kind!r}; this server takes {accepted} here"
+            )
         parts.append(text)
     return parts
 
 
-def _image_of(value: Any, where: str) -> bytes:
+def _image_of(value: Any, param: str) -> bytes:
     """The encoded image of a data: URL."""
     url = value.get("url") if isinstance(value, Mapping) else value
     head, comma, data = url.partition(",") if isinstance(url, str) else ("", "", "")
     if not (head.startswith("data:") and head.endswith(";base64") and comma):
-        raise wrong(
-            where, "must have an image_url that begins with data:image/...;base64, (nothing is fetched)"
+        raise invalid(
+            param, "must have an image_url that begins with data:image/...;base64, (nothing is fetched)"
         )
     try:
         return base64.b64decode(data, validate=True)
     except ValueError:
-        raise wrong(where, "has an image_url that is no base64") from None
+        raise invalid(param, "has an image_url that is no base64") from None
 
 
-def _read_call(value: Any, where: str) -> Call:
+def _read_call(value: Any, param: str) -> Call:
     function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise wrong(where, 'must be {"id", "type": "function", "function": {"name", "arguments"}}')
+        raise invalid(param, 'must be {"id", "type": "function", "function": {"name", "arguments"}}')
     arguments = function.get("arguments", "")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return Call(str(value.get("id") or ""), function["name"], text)
@@ -153,14 +162,14 @@ def read_tools(value: Any) -> list[dict[str, Any]]:
     """
     tools = []
     for number, tool in enumerate(encodable_value(value) or []):
-        where = f"tools[{number}]"
+        param = f"tools[{number}]"
         if not isinstance(tool, Mapping) or tool.get("type") != "function":
-            raise wrong(where, 'must be {"type": "function", ...}; this server runs no tools of its own')
-        function = tool.get("function", {key: one for key, one in tool.items() if key != "type"})
+            raise invalid(param, 'must be {"type": "function", ...}; this server runs no tools of its own')
+        function = tool.get("function", {key: item for key, item in tool.items() if key != "type"})
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise wrong(where, "must have a function with a name")
-        kept = {key: one for key, one in function.items() if key != "strict" and one is not None}
-        tools.append({"type": "function", "function": kept})
+            raise invalid(param, "must have a function with a name")
+        schema = {key: item for key, item in function.items() if key != "strict" and item is not None}
+        tools.append({"type": "function", "function": schema})
     return tools
 
 
@@ -175,34 +184,34 @@ def as_template(
         written_ids: of calls, as the model wrote them, by the ids that the client knows.
 
     Raises:
-        ApiError: a tool's message answers a call that there is not.
+        ApiError: a tool's message answers an unknown call.
     """
-    shaped: list[dict[str, Any]] = []
+    template_messages: list[dict[str, Any]] = []
     calls: dict[str, tuple[str, str]] = {}
     results: list[tuple[str, str, str]] = []
     for message in (*messages, None):
         if message is not None and message.role == "tool":
             if message.call_id not in calls:
-                raise wrong(
+                raise invalid(
                     "messages", f"a tool answers {message.call_id!r}, but no call before it has that id"
                 )
             results.append((*calls[message.call_id], message.content))
             continue
         if results:
-            shaped += template.reply_messages(results)
+            template_messages += template.reply_messages(results)
             results = []
         if message is not None:
-            shaped.append(_shaped(message, template, written_ids, calls))
-    return shaped
+            template_messages.append(_template_message(message, template, written_ids, calls))
+    return template_messages
 
 
-def _shaped(
+def _template_message(
     message: Message,
     template: ChatTemplate,
     written_ids: Mapping[str, str],
-    known: dict[str, tuple[str, str]],
+    calls: dict[str, tuple[str, str]],
 ) -> dict[str, Any]:
-    """A message that is no tool's; the ids and names of its calls, as the template writes them, become known."""
+    """A message other than a tool's; adds the template's ids and names of its calls to `calls`."""
     content: str | None = template.as_plain_text(message.content)
     if message.parts:
         return {"role": message.role, "content": [_part(part, template) for part in message.parts]}
@@ -210,15 +219,15 @@ def _shaped(
         return {"role": message.role, "content": content}
     names = [template.as_plain_text(call.name) for call in message.calls]
     ids = template.call_ids(names, [written_ids.get(call.id) for call in message.calls])
-    for call, written, name in zip(message.calls, ids, names, strict=True):
-        known[call.id] = (written, name)
+    for call, written_id, name in zip(message.calls, ids, names, strict=True):
+        calls[call.id] = (written_id, name)
     functions = [
         {
-            "id": written,
+            "id": written_id,
             "type": "function",
             "function": template.as_plain_message({"name": name, "arguments": _object(call.arguments)}),
         }
-        for call, written, name in zip(message.calls, ids, names, strict=True)
+        for call, written_id, name in zip(message.calls, ids, names, strict=True)
     ]
     return {"role": message.role, "content": content or template.profile.no_content, "tool_calls": functions}
 

@@ -1,4 +1,4 @@
-"""Requests as they are read: what is asked, with which options; what is not served is refused by its name."""
+"""Parsed requests: messages or prompts, and options; a parameter that is not served is refused by its name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from strop.agents.openai_server.errors import unsupported, wrong
+from strop.agents.openai_server.errors import invalid, unsupported
 from strop.agents.openai_server.messages import Message, read_messages, read_tools
 from strop.utils.sanitize import encodable_value, real
 
@@ -18,7 +18,7 @@ _MAX_STOPS = 16
 _MAX_STOP_TOKENS = 256
 
 # Parameters that change nothing of the answer.
-_PASSED_OVER = frozenset({
+_IGNORED = frozenset({
     "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options",
     "prompt_cache_retention", "include", "stream_options",
 })  # fmt: skip
@@ -28,8 +28,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "echo": (False,), "suffix": ("",), "background": (False,), "truncation": ("disabled", "auto"),
     "text": ({}, {"format": {"type": "text"}}), "functions": ([],),
 }  # fmt: skip
-"""Parameters that are served with these values alone, and why others are not."""
-_WHY = {
+"""Parameters that are served with these values alone."""
+_REASONS = {
     "top_logprobs": "engines report the log-prob of the sampled token alone",
     "response_format": "answers are sampled freely, as they are trained",
     "text": "answers are sampled freely, as they are trained",
@@ -49,7 +49,7 @@ _RESPONSE = _SAMPLING | {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How a call samples; None: as the server does."""
+    """Sampling options of a call; None: the server's."""
 
     n: int = 1
     temperature: float | None = None
@@ -64,7 +64,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ask:
+class CallRequest:
     """One call."""
 
     options: Options
@@ -72,7 +72,7 @@ class Ask:
     """Of a chat."""
     tools: tuple[dict[str, Any], ...] = ()
     reads_calls: bool = False
-    """Calls in the answer are told to the client."""
+    """Calls in the answer are parsed for the client."""
     prompts: tuple[str | tuple[int, ...], ...] = ()
     """Of a completion, each text or token ids; the answers to one are those that it gets alone."""
     is_chat: bool = True
@@ -83,153 +83,155 @@ class Ask:
     return_token_ids: bool = False
 
 
-def read_chat(body: Any) -> Ask:
+def read_chat(body: Any) -> CallRequest:
     """A request of /v1/chat/completions.
 
     Raises:
         ApiError: 400, which parameter cannot be served, and why.
     """
-    given = _given(body, _CHAT)
-    limit = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
+    params = _parameters(body, _CHAT)
+    limit = "max_completion_tokens" if "max_completion_tokens" in params else "max_tokens"
     return dataclasses.replace(
-        _asked(given, limit),
-        messages=read_messages(given.get("messages")),
-        logprobs=_flag(given, "logprobs"),
-        **_tools(given),
+        _common_request(params, limit),
+        messages=read_messages(params.get("messages")),
+        logprobs=_flag(params, "logprobs"),
+        **_tool_fields(params),
     )
 
 
-def read_completion(body: Any) -> Ask:
+def read_completion(body: Any) -> CallRequest:
     """A request of /v1/completions; raises as `read_chat`."""
-    given = _given(body, _COMPLETION)
-    prompts, logprobs = read_prompts(given.get("prompt")), given.get("logprobs")
+    params = _parameters(body, _COMPLETION)
+    prompts, logprobs = read_prompts(params.get("prompt")), params.get("logprobs")
     if logprobs is not None and (type(logprobs) is not int or logprobs != 0):
-        raise unsupported("logprobs", f"{_WHY['top_logprobs']}; use 0")
-    asked = _asked(given, "max_tokens")
-    if asked.options.n * len(prompts) > MAX_PROMPTS:
-        raise wrong(
-            "n", f"is {asked.options.n} for {len(prompts)} prompts; use at most {MAX_PROMPTS} answers"
+        raise unsupported("logprobs", f"{_REASONS['top_logprobs']}; use 0")
+    request = _common_request(params, "max_tokens")
+    if request.options.n * len(prompts) > MAX_PROMPTS:
+        raise invalid(
+            "n", f"is {request.options.n} for {len(prompts)} prompts; use at most {MAX_PROMPTS} answers"
         )
-    return dataclasses.replace(asked, prompts=prompts, is_chat=False, logprobs=logprobs is not None)
+    return dataclasses.replace(request, prompts=prompts, is_chat=False, logprobs=logprobs is not None)
 
 
-def read_prompts(given: Any) -> tuple[str | tuple[int, ...], ...]:
+def read_prompts(value: Any) -> tuple[str | tuple[int, ...], ...]:
     """The prompts of a completion: a text or a list of token ids, or a list of these.
 
     Raises:
         ApiError: 400, it is neither.
     """
-    given = encodable_value(given)
-    is_one = isinstance(given, str) or (isinstance(given, list) and given and type(given[0]) is int)
-    several = [given] if is_one else given
-    if not isinstance(several, list) or not 1 <= len(several) <= MAX_PROMPTS:
-        raise wrong("prompt", f"must be a text, a list of token ids, or up to {MAX_PROMPTS} of either")
-    for one in several:
-        is_ids = isinstance(one, list) and all(type(token) is int and token >= 0 for token in one)
-        if not one or not (isinstance(one, str) or is_ids):
-            raise wrong("prompt", "has an entry that is neither a text nor a list of token ids, or is empty")
-    return tuple(one if isinstance(one, str) else tuple(one) for one in several)
+    value = encodable_value(value)
+    is_single = isinstance(value, str) or (isinstance(value, list) and value and type(value[0]) is int)
+    prompts = [value] if is_single else value
+    if not isinstance(prompts, list) or not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise invalid("prompt", f"must be a text, a list of token ids, or up to {MAX_PROMPTS} of either")
+    for prompt in prompts:
+        is_ids = isinstance(prompt, list) and all(type(token) is int and token >= 0 for token in prompt)
+        if not prompt or not (isinstance(prompt, str) or is_ids):
+            raise invalid(
+                "prompt", "has an entry that is neither a text nor a list of token ids, or is empty"
+            )
+    return tuple(prompt if isinstance(prompt, str) else tuple(prompt) for prompt in prompts)
 
 
-def read_response(body: Any, messages: tuple[Message, ...]) -> Ask:
+def read_response(body: Any, messages: tuple[Message, ...]) -> CallRequest:
     """A request of /v1/responses, whose messages were read; raises as `read_chat`."""
-    given = _given(body, _RESPONSE)
+    params = _parameters(body, _RESPONSE)
     include = body.get("include") or []
     return dataclasses.replace(
-        _asked(given, "max_output_tokens"),
+        _common_request(params, "max_output_tokens"),
         messages=messages,
         logprobs="message.output_text.logprobs" in include,
-        **_tools(given),
+        **_tool_fields(params),
     )
 
 
-def _given(body: Any, known: frozenset[str]) -> dict[str, Any]:
-    """The parameters that say something; raises where one is not served."""
+def _parameters(body: Any, known_names: frozenset[str]) -> dict[str, Any]:
+    """The parameters other than null; raises where one is not served."""
     if not isinstance(body, Mapping):
-        raise wrong("body", "must be a JSON object")
-    given = {str(name): value for name, value in body.items() if value is not None}
-    for name, value in given.items():
-        if name in known or name in _PASSED_OVER:
+        raise invalid("body", "must be a JSON object")
+    params = {str(name): value for name, value in body.items() if value is not None}
+    for name, value in params.items():
+        if name in known_names or name in _IGNORED:
             continue
         if name not in _NEUTRAL:
-            raise unsupported(name, f"this server knows {', '.join(sorted(known))}")
+            raise unsupported(name, f"this server knows {', '.join(sorted(known_names))}")
         if value not in _NEUTRAL[name]:
-            served = " or ".join(repr(one) for one in _NEUTRAL[name])
-            raise unsupported(name, _WHY.get(name, f"{str(value)[:60]!r} is not served, {served} is"))
-    return given
+            served = " or ".join(repr(neutral) for neutral in _NEUTRAL[name])
+            raise unsupported(name, _REASONS.get(name, f"{str(value)[:60]!r} is not served, {served} is"))
+    return params
 
 
-def _asked(given: Mapping[str, Any], limit: str) -> Ask:
-    """What all kinds of calls have."""
-    stream_options = given.get("stream_options")
+def _common_request(params: Mapping[str, Any], limit: str) -> CallRequest:
+    """A request with the parameters that all kinds of calls share."""
+    stream_options = params.get("stream_options")
     options = Options(
-        n=_whole(given, "n", 1, MAX_CHOICES) or 1,
-        temperature=_number(given, "temperature", 0, 2),
-        top_p=_number(given, "top_p", 0, 1, above=True),
-        top_k=_whole(given, "top_k", 0),
-        max_tokens=_whole(given, limit, 1),
-        seed=_whole(given, "seed", None),
-        stop=_stops(given.get("stop")),
-        stop_token_ids=_stop_tokens(given.get("stop_token_ids")),
+        n=_whole(params, "n", 1, MAX_CHOICES) or 1,
+        temperature=_number(params, "temperature", 0, 2),
+        top_p=_number(params, "top_p", 0, 1, above=True),
+        top_k=_whole(params, "top_k", 0),
+        max_tokens=_whole(params, limit, 1),
+        seed=_whole(params, "seed", None),
+        stop=_stops(params.get("stop")),
+        stop_token_ids=_stop_tokens(params.get("stop_token_ids")),
     )
-    return Ask(
+    return CallRequest(
         options=options,
-        stream=_flag(given, "stream"),
+        stream=_flag(params, "stream"),
         counts_usage=isinstance(stream_options, Mapping) and bool(stream_options.get("include_usage")),
-        return_token_ids=_flag(given, "return_token_ids"),
+        return_token_ids=_flag(params, "return_token_ids"),
     )
 
 
-def _tools(given: Mapping[str, Any]) -> dict[str, Any]:
+def _tool_fields(params: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of an Ask about tools."""
-    tools = tuple(read_tools(given.get("tools")))
-    choice = given.get("tool_choice", "auto" if tools else "none")
+    tools = tuple(read_tools(params.get("tools")))
+    choice = params.get("tool_choice", "auto" if tools else "none")
     if choice not in ("auto", "none"):
         raise unsupported("tool_choice", f"{str(choice)[:60]!r} needs constrained sampling; use auto or none")
     return {"tools": tools, "reads_calls": bool(tools) and choice == "auto"}
 
 
-def _flag(given: Mapping[str, Any], name: str) -> bool:
-    value = given.get(name, False)
+def _flag(params: Mapping[str, Any], name: str) -> bool:
+    value = params.get(name, False)
     if not isinstance(value, bool):
-        raise wrong(name, f"is {str(value)[:60]!r}; use true or false")
+        raise invalid(name, f"is {str(value)[:60]!r}; use true or false")
     return value
 
 
-def _whole(given: Mapping[str, Any], name: str, least: int | None, most: int | None = None) -> int | None:
-    value = given.get(name)
+def _whole(params: Mapping[str, Any], name: str, least: int | None, most: int | None = None) -> int | None:
+    value = params.get(name)
     if value is None:
         return None
     if type(value) is not int or (least is not None and value < least) or (most is not None and value > most):
         bounds = "" if least is None else f" from {least}" + ("" if most is None else f" to {most}")
-        raise wrong(name, f"is {str(value)[:60]!r}; use a whole number{bounds}")
+        raise invalid(name, f"is {str(value)[:60]!r}; use a whole number{bounds}")
     return value
 
 
 def _number(
-    given: Mapping[str, Any], name: str, least: float, most: float, *, above: bool = False
+    params: Mapping[str, Any], name: str, least: float, most: float, *, above: bool = False
 ) -> float | None:
-    if given.get(name) is None:
+    if params.get(name) is None:
         return None
-    value = None if isinstance(given[name], bool | str) else real(given[name])
+    value = None if isinstance(params[name], bool | str) else real(params[name])
     if value is None or not least <= value <= most or (above and value == least):
-        raise wrong(name, f"is {str(given[name])[:60]!r}; use a number from {least:g} to {most:g}")
+        raise invalid(name, f"is {str(params[name])[:60]!r}; use a number from {least:g} to {most:g}")
     return value
 
 
 def _stop_tokens(value: Any) -> tuple[int, ...]:
     ids = [] if value is None else value
-    if not isinstance(ids, list) or not all(type(one) is int and one >= 0 for one in ids):
-        raise wrong("stop_token_ids", "must be a list of token ids")
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise invalid("stop_token_ids", "must be a list of token ids")
     if len(ids) > _MAX_STOP_TOKENS:
-        raise wrong("stop_token_ids", f"has {len(ids)} tokens; use at most {_MAX_STOP_TOKENS}")
+        raise invalid("stop_token_ids", f"has {len(ids)} tokens; use at most {_MAX_STOP_TOKENS}")
     return tuple(ids)
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     texts = [value] if isinstance(value, str) else ([] if value is None else value)
-    if not isinstance(texts, list) or not all(isinstance(one, str) and one for one in texts):
-        raise wrong("stop", "must be a text, or a list of texts, none of them empty")
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise invalid("stop", "must be a text, or a list of texts, none of them empty")
     if len(texts) > _MAX_STOPS:
-        raise wrong("stop", f"has {len(texts)} texts; use at most {_MAX_STOPS}")
+        raise invalid("stop", f"has {len(texts)} texts; use at most {_MAX_STOPS}")
     return tuple(texts)

@@ -8,67 +8,67 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from strop.agents.openai_server.chat import logprobs_of
-from strop.agents.openai_server.completion import Answered, Choice
-from strop.agents.openai_server.errors import ApiError, wrong
+from strop.agents.openai_server.completion import Choice, CompletionResult
+from strop.agents.openai_server.errors import ApiError, invalid
 from strop.agents.openai_server.messages import Call, Message, read_messages, text_of
-from strop.agents.openai_server.request import Ask, read_response
+from strop.agents.openai_server.request import CallRequest, read_response
 from strop.agents.openai_server.session import Session
 
 
-def read_conversation(body: Any, session: Session) -> tuple[Ask, tuple[Message, ...]]:
+def read_conversation(body: Any, session: Session) -> tuple[CallRequest, tuple[Message, ...]]:
     """The call, and its conversation without instructions, which hold for this call alone.
 
     Raises:
         ApiError: it cannot be served.
     """
-    given: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
-    previous = given.get("previous_response_id")
+    params: Mapping[str, Any] = body if isinstance(body, Mapping) else {}
+    previous = params.get("previous_response_id")
     if previous is not None and previous not in session.responses:
         raise ApiError(
             404, f"this session has no response {previous!r}", param="previous_response_id", code="not_found"
         )
-    before = session.responses[previous] if previous is not None else ()
-    asked = given.get("input")
-    if isinstance(asked, str):
-        items: Sequence[Message] = (Message("user", asked),)
+    earlier = session.responses[previous] if previous is not None else ()
+    input_value = params.get("input")
+    if isinstance(input_value, str):
+        items: Sequence[Message] = (Message("user", input_value),)
     else:
-        items = _read_items(asked)
-    conversation = (*before, *items)
-    instructions = given.get("instructions")
+        items = _read_items(input_value)
+    conversation = (*earlier, *items)
+    instructions = params.get("instructions")
     if instructions is not None and not isinstance(instructions, str):
-        raise wrong("instructions", "must be a text")
+        raise invalid("instructions", "must be a text")
     system = (Message("system", instructions),) if instructions else ()
     return read_response(body, (*system, *conversation)), conversation
 
 
 def _read_items(value: Any) -> list[Message]:
     if not isinstance(value, list) or not value:
-        raise wrong("input", "must be a text, or a list of items")
+        raise invalid("input", "must be a text, or a list of items")
     messages: list[Message] = []
     for number, item in enumerate(value):
-        where = f"input[{number}]"
+        param = f"input[{number}]"
         kind = item.get("type", "message") if isinstance(item, Mapping) else None
         if kind == "message":
             messages += read_messages([item], param="input")
         elif kind == "function_call":
-            _add_call(messages, item, where)
+            _add_call(messages, item, param)
         elif kind == "function_call_output":
             if not isinstance(item.get("call_id"), str):
-                raise wrong(f"{where}.call_id", "names the call that it answers")
-            text = text_of(item.get("output"), f"{where}.output")
+                raise invalid(f"{param}.call_id", "names the call that it answers")
+            text = text_of(item.get("output"), f"{param}.output")
             messages.append(Message("tool", text, (), item["call_id"]))
         elif kind != "reasoning":  # of earlier answers, whose tokens the session has
-            raise wrong(where, f"is of type {kind!r}; use message, function_call or function_call_output")
+            raise invalid(param, f"is of type {kind!r}; use message, function_call or function_call_output")
     if not messages:
-        raise wrong("input", "has no message")
+        raise invalid("input", "has no message")
     return messages
 
 
-def _add_call(messages: list[Message], item: Mapping[str, Any], where: str) -> None:
+def _add_call(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
     """A call belongs to the message of the assistant before it, where there is one."""
     name, arguments = item.get("name"), item.get("arguments", "")
     if not isinstance(name, str) or not isinstance(arguments, str):
-        raise wrong(where, "must have a name, and arguments as JSON text")
+        raise invalid(param, "must have a name, and arguments as JSON text")
     call = Call(str(item.get("call_id") or ""), name, arguments)
     last = messages[-1] if messages and messages[-1].role == "assistant" else None
     if last is not None:
@@ -77,42 +77,42 @@ def _add_call(messages: list[Message], item: Mapping[str, Any], where: str) -> N
         messages.append(Message("assistant", "", (call,)))
 
 
-class ResponseForm:
-    """How one call is answered; as `chat.Form`."""
+class ResponseFormat:
+    """Format of one call's answer, with the methods of `chat.CompletionFormat`."""
 
     def __init__(
-        self, body: Mapping[str, Any], ask: Ask, conversation: Sequence[Message], session: Session
+        self, body: Mapping[str, Any], request: CallRequest, conversation: Sequence[Message], session: Session
     ) -> None:
-        self._body, self._ask, self._session = body, ask, session
+        self._body, self._request, self._session = body, request, session
         self._conversation = tuple(conversation)
         self._id, self._created = f"resp_{secrets.token_hex(16)}", int(time.time())
         self._item_id = f"msg_{secrets.token_hex(16)}"
         self._text = ""
         self._number = 0
 
-    def whole(self, answered: Answered) -> dict[str, Any]:
+    def whole(self, result: CompletionResult) -> dict[str, Any]:
         """The response; later ones can name it as their previous one."""
-        (choice,) = answered.choices
+        (choice,) = result.choices
         self._session.keep_response(self._id, (*self._conversation, choice.message))
         is_cut = choice.finish_reason == "length"
-        made = self._response(
+        response = self._response(
             "incomplete" if is_cut else "completed", [item for item, _ in self._items(choice)]
         )
-        made["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-        asked, said = answered.num_prompt_tokens, answered.num_tokens
-        made["usage"] = {
-            "input_tokens": asked,
+        response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
+        num_input, num_output = result.num_prompt_tokens, result.num_tokens
+        response["usage"] = {
+            "input_tokens": num_input,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": said,
+            "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": asked + said,
+            "total_tokens": num_input + num_output,
         }
-        if self._ask.return_token_ids:
-            made |= {
-                "prompt_token_ids": list(answered.prompts[0]),
+        if self._request.return_token_ids:
+            response |= {
+                "prompt_token_ids": list(result.prompts[0]),
                 "token_ids": list(choice.output.token_ids),
             }
-        return made
+        return response
 
     def begin(self) -> Iterator[dict[str, Any]]:
         """Events before the first text."""
@@ -121,43 +121,45 @@ class ResponseForm:
 
     def piece(self, index: int, text: str) -> Iterator[dict[str, Any]]:
         """The events of some more text; the first ones open its item."""
-        where = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+        location = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
         if not self._text:
             item = {**self._message("", "in_progress", None), "content": []}
             yield self._event("response.output_item.added", output_index=0, item=item)
             part = {"type": "output_text", "text": "", "annotations": []}
-            yield self._event("response.content_part.added", **where, part=part)
+            yield self._event("response.content_part.added", **location, part=part)
         self._text += text
-        yield self._event("response.output_text.delta", **where, delta=text, logprobs=[])
+        yield self._event("response.output_text.delta", **location, delta=text, logprobs=[])
 
-    def end(self, answered: Answered) -> Iterator[dict[str, Any]]:
+    def end(self, result: CompletionResult) -> Iterator[dict[str, Any]]:
         """Events after the last text."""
-        (choice,) = answered.choices
+        (choice,) = result.choices
         for number, (item, is_message) in enumerate(self._items(choice)):
             if is_message:
                 if not self._text:
                     yield from self.piece(0, "")
-                where = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+                location = {"item_id": self._item_id, "output_index": 0, "content_index": 0}
                 (part,) = item["content"]
-                yield self._event("response.output_text.done", **where, text=part["text"], logprobs=[])
-                yield self._event("response.content_part.done", **where, part=part)
+                yield self._event("response.output_text.done", **location, text=part["text"], logprobs=[])
+                yield self._event("response.content_part.done", **location, part=part)
             else:
                 opened = {**item, "arguments": "", "status": "in_progress"}
                 yield self._event("response.output_item.added", output_index=number, item=opened)
-                said = {"item_id": item["id"], "output_index": number}
-                yield self._event("response.function_call_arguments.delta", **said, delta=item["arguments"])
+                location_of_call = {"item_id": item["id"], "output_index": number}
+                yield self._event(
+                    "response.function_call_arguments.delta", **location_of_call, delta=item["arguments"]
+                )
                 yield self._event(
                     "response.function_call_arguments.done",
-                    **said,
+                    **location_of_call,
                     name=item["name"],
                     arguments=item["arguments"],
                 )
             yield self._event("response.output_item.done", output_index=number, item=item)
-        made = self.whole(answered)
-        yield self._event(f"response.{made['status']}", response=made)
+        response = self.whole(result)
+        yield self._event(f"response.{response['status']}", response=response)
 
     def _items(self, choice: Choice) -> list[tuple[dict[str, Any], bool]]:
-        """The items of an answer, and which one is its message."""
+        """The items of an answer, each with True for its message."""
         message, items = choice.message, []
         status = "incomplete" if choice.finish_reason == "length" else "completed"
         if message.content or not message.calls:
@@ -176,7 +178,7 @@ class ResponseForm:
 
     def _message(self, text: str, status: str, choice: Choice | None) -> dict[str, Any]:
         part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
-        if self._ask.logprobs and choice is not None:
+        if self._request.logprobs and choice is not None:
             output = choice.output
             part["logprobs"] = logprobs_of(output.token_ids, output.log_probs, self._session.model)
         return {

@@ -1,10 +1,10 @@
-"""The HTTP server: addresses, the token, limits; which session a call belongs to.
+"""The HTTP server: routes, authentication, limits, and sessions of calls.
 
 A session is named by the address (`/s/NAME/v1/...`), by a suffix of the key (`TOKEN:NAME`), or by the header
-X-Strop-Session, so that a client that knows nothing of sessions has one.
+X-Strop-Session, so that any client of OpenAI's API has one.
 
 Concurrency: one asyncio loop, that of the engine or of the episodes. A client that goes away cancels its handler, and
-with it what it has asked for.
+with it its calls.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any, Protocol
 
 from aiohttp import web
 
-from strop.agents.openai_server.chat import Form
+from strop.agents.openai_server.chat import CompletionFormat
 from strop.agents.openai_server.completion import answer
-from strop.agents.openai_server.errors import ApiError, wrong
-from strop.agents.openai_server.request import Ask, read_chat, read_completion
-from strop.agents.openai_server.responses import ResponseForm, read_conversation
+from strop.agents.openai_server.errors import ApiError, invalid
+from strop.agents.openai_server.request import CallRequest, read_chat, read_completion
+from strop.agents.openai_server.responses import ResponseFormat, read_conversation
 from strop.agents.openai_server.scoring import read_scoring, scoring_body
 from strop.agents.openai_server.session import Session
 from strop.agents.openai_server.token_source import Sampler
@@ -40,14 +40,14 @@ _SESSION_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 DEFAULT_SESSION = "default"
 _CLOSE_S = 5.0
 
-AnyForm = Form | ResponseForm
+Format = CompletionFormat | ResponseFormat
 
 
 class Sessions(Protocol):
-    """Which sessions there are."""
+    """The open sessions."""
 
     def find(self, name: str) -> tuple[Session, Sampler]:
-        """The session of a name and what samples for it; raises an ApiError where there is none."""
+        """The session of a name and its sampler; raises an ApiError where there is none."""
         ...
 
     def remove(self, name: str) -> None:
@@ -56,11 +56,11 @@ class Sessions(Protocol):
 
 
 class Gateway:
-    """Answers calls of the sessions that there are."""
+    """Answers calls of sessions."""
 
     def __init__(self, sessions: Sessions, *, token: str | None = None) -> None:
         """Args:
-        sessions: which ones there are.
+        sessions: the open ones.
         token: that clients give as their key; None makes one.
         """
         self.token = token or secrets.token_urlsafe(24)
@@ -72,9 +72,9 @@ class Gateway:
         """Serve while this lasts; gives the address without a path, such as http://127.0.0.1:8000.
 
         Raises:
-            OSError: the port cannot be had.
+            OSError: the port cannot be bound.
         """
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guarded])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         for prefix in ("", "/s/{session}"):
             app.router.add_post(f"{prefix}/v1/chat/completions", self._chat)
             app.router.add_post(f"{prefix}/v1/completions", self._completion)
@@ -91,16 +91,16 @@ class Gateway:
         try:
             site = web.TCPSite(runner, host, port)
             await site.start()
-            bound = runner.addresses[0]
-            shown = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
-            yield f"http://{shown}:{bound[1]}"
+            address = runner.addresses[0]
+            host_in_url = f"[{address[0]}]" if ":" in address[0] else address[0]
+            yield f"http://{host_in_url}:{address[1]}"
         finally:
             await runner.cleanup()
 
     # ------------------------------------------------------------------ every request
 
     @web.middleware
-    async def _guarded(
+    async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """The token, the number of calls, and errors in OpenAI's form."""
@@ -114,14 +114,18 @@ class Gateway:
             finally:
                 self._num_calls -= 1
         except ApiError as error:
-            return _refusal(error)
+            return _error_response(error)
         except web.HTTPRequestEntityTooLarge:
-            return _refusal(ApiError(413, f"the request has more than {MAX_BODY_BYTES} bytes; send less"))
+            return _error_response(
+                ApiError(413, f"the request has more than {MAX_BODY_BYTES} bytes; send less")
+            )
         except web.HTTPException as refused:
-            return _refusal(ApiError(refused.status, f"{request.method} {request.path}: {refused.reason}"))
+            return _error_response(
+                ApiError(refused.status, f"{request.method} {request.path}: {refused.reason}")
+            )
         except Exception:
             logger.exception("%s %s failed", request.method, request.path)
-            return _refusal(ApiError(500, "the server failed; its log says where"))
+            return _error_response(ApiError(500, "the server failed; its log says where"))
 
     def _check_token(self, request: web.Request) -> None:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
@@ -134,21 +138,21 @@ class Gateway:
             )
 
     def _session_name(self, request: web.Request) -> str:
-        """The session that a request names, in whatever way."""
+        """Name of a request's session: from its address, key or header."""
         key = request.headers["Authorization"].partition(" ")[2].strip()
-        places = [
+        candidates = [
             request.match_info.get("session"),
             key.partition(":")[2],
             request.headers.get("X-Strop-Session"),
         ]
-        names = {name for name in places if name}
+        names = {name for name in candidates if name}
         if len(names) > 1:
-            raise wrong(
+            raise invalid(
                 "session", f"is {' and '.join(sorted(names))} in the address, the key or the header; use one"
             )
         name = names.pop() if names else DEFAULT_SESSION
         if not _SESSION_NAME.fullmatch(name):
-            raise wrong(
+            raise invalid(
                 "session", f"is {name[:140]!r}; use up to 128 letters, digits, dots, dashes and underscores"
             )
         return name
@@ -163,8 +167,8 @@ class Gateway:
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         session, sampler = self._sessions.find(self._session_name(request))
-        ask = read_chat(await self._body(request))
-        return await self._answered(request, ask, session, sampler, Form(ask, session.model))
+        call = read_chat(await self._body(request))
+        return await self._respond(request, call, session, sampler, CompletionFormat(call, session.model))
 
     async def _completion(self, request: web.Request) -> web.StreamResponse:
         session, sampler = self._sessions.find(self._session_name(request))
@@ -172,32 +176,42 @@ class Gateway:
         scoring = read_scoring(body)
         if scoring is not None:
             encode = session.model.template.encode
-            asked = [encode(one) if isinstance(one, str) else one for one in scoring.prompts]
-            return web.json_response(scoring_body(scoring, asked, sampler.score(asked), session.model))
-        ask = read_completion(body)
-        return await self._answered(request, ask, session, sampler, Form(ask, session.model))
+            prompts = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in scoring.prompts]
+            return web.json_response(scoring_body(scoring, prompts, sampler.score(prompts), session.model))
+        call = read_completion(body)
+        return await self._respond(request, call, session, sampler, CompletionFormat(call, session.model))
 
     async def _response(self, request: web.Request) -> web.StreamResponse:
         session, sampler = self._sessions.find(self._session_name(request))
         body = await self._body(request)
-        ask, before = read_conversation(body, session)
-        form = ResponseForm(body, ask, before, session)
-        return await self._answered(request, ask, session, sampler, form)
+        call, conversation = read_conversation(body, session)
+        answer_format = ResponseFormat(body, call, conversation, session)
+        return await self._respond(request, call, session, sampler, answer_format)
 
-    async def _answered(
-        self, request: web.Request, ask: Ask, session: Session, sampler: Sampler, form: AnyForm
+    async def _respond(
+        self,
+        request: web.Request,
+        call: CallRequest,
+        session: Session,
+        sampler: Sampler,
+        answer_format: Format,
     ) -> web.StreamResponse:
-        if not ask.stream:
-            return web.json_response(form.whole(await answer(ask, session, sampler)))
-        return await self._streamed(request, ask, session, sampler, form)
+        if not call.stream:
+            return web.json_response(answer_format.whole(await answer(call, session, sampler)))
+        return await self._stream_events(request, call, session, sampler, answer_format)
 
-    async def _streamed(
-        self, request: web.Request, ask: Ask, session: Session, sampler: Sampler, form: AnyForm
+    async def _stream_events(
+        self,
+        request: web.Request,
+        call: CallRequest,
+        session: Session,
+        sampler: Sampler,
+        answer_format: Format,
     ) -> web.StreamResponse:
-        """The same as server-sent events. An error before the first one is an ordinary answer."""
+        """Answer a call with server-sent events. An error before the first one is an ordinary answer."""
         pieces: asyncio.Queue[tuple[int, str] | None] = asyncio.Queue()
         work = asyncio.create_task(
-            answer(ask, session, sampler, lambda index, text: pieces.put_nowait((index, text)))
+            answer(call, session, sampler, lambda index, text: pieces.put_nowait((index, text)))
         )
         work.add_done_callback(lambda _: pieces.put_nowait(None))
         stream = web.StreamResponse(
@@ -208,16 +222,16 @@ class Gateway:
             if piece is None:
                 await work  # raises what can still be told with a status
             await stream.prepare(request)
-            for event in form.begin():
+            for event in answer_format.begin():
                 await _send(stream, event)
             while piece is not None:
-                for event in form.piece(*piece):
+                for event in answer_format.piece(*piece):
                     await _send(stream, event)
                 piece = await pieces.get()
             try:
-                for event in form.end(await work):
+                for event in answer_format.end(await work):
                     await _send(stream, event)
-                if isinstance(form, Form):
+                if isinstance(answer_format, CompletionFormat):
                     await stream.write(b"data: [DONE]\n\n")
             except ApiError as error:  # the status is sent
                 await _send(stream, error.body() | {"type": "error", "message": error.message})
@@ -250,18 +264,23 @@ class Gateway:
     async def _trajectories(self, request: web.Request) -> web.Response:
         name = self._session_name(request)
         session, _ = self._sessions.find(name)
-        made = [
+        trajectories = [
             {
-                "prompt_ids": list(one.prompt_ids),
-                "response_ids": list(one.response_ids),
-                "sampled": list(one.sampled),
-                "log_probs": list(one.log_probs),
-                "versions": list(one.versions),
-                "stop_reason": one.stop_reason,
+                "prompt_ids": list(sequence.prompt_ids),
+                "response_ids": list(sequence.response_ids),
+                "sampled": list(sequence.sampled),
+                "log_probs": list(sequence.log_probs),
+                "versions": list(sequence.versions),
+                "stop_reason": sequence.stop_reason,
             }
-            for one in session.sequences()
+            for sequence in session.sequences()
         ]
-        body = {"session": name, "trajectories": made, "reward": session.reward, "calls": session.num_calls}
+        body = {
+            "session": name,
+            "trajectories": trajectories,
+            "reward": session.reward,
+            "calls": session.num_calls,
+        }
         return web.json_response(body | {"forgotten": session.num_forgotten})
 
     async def _delete(self, request: web.Request) -> web.Response:
@@ -271,27 +290,27 @@ class Gateway:
         return web.json_response({"session": name, "deleted": True})
 
 
-def set_reward(session: Session, given: Any) -> None:
+def set_reward(session: Session, value: Any) -> None:
     """Give a session its reward: a number, or {"reward": number, "parts": {...}}.
 
     Raises:
-        ApiError: it is none.
+        ApiError: it is no reward.
     """
-    parts = given.get("parts", {}) if isinstance(given, Mapping) else {}
-    value = given.get("reward") if isinstance(given, Mapping) else given
-    reward = None if value is None or isinstance(value, str) else usable(value)
+    parts = value.get("parts", {}) if isinstance(value, Mapping) else {}
+    number = value.get("reward") if isinstance(value, Mapping) else value
+    reward = None if number is None or isinstance(number, str) else usable(number)
     if reward is None or not isinstance(parts, Mapping):
-        raise wrong(
-            "reward", f'is {str(given)[:80]!r}; give a number, or {{"reward": number, "parts": {{...}}}}'
+        raise invalid(
+            "reward", f'is {str(value)[:80]!r}; give a number, or {{"reward": number, "parts": {{...}}}}'
         )
-    session.reward, session.reward_parts = reward, {str(name): value for name, value in parts.items()}
+    session.reward, session.reward_parts = reward, {str(name): number for name, number in parts.items()}
 
 
 def _model_card(session: Session) -> dict[str, Any]:
     return {"id": session.model.name, "object": "model", "created": 0, "owned_by": "strop"}
 
 
-def _refusal(error: ApiError) -> web.Response:
+def _error_response(error: ApiError) -> web.Response:
     return web.json_response(error.body(), status=error.status)
 
 

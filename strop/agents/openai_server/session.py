@@ -1,7 +1,7 @@
-"""The calls of one session as training sequences, token by token as they were sampled.
+"""One session: its calls as training sequences, with the tokens exactly as they were sampled.
 
-A prompt is made of what the session has: an answer that comes back in a later request stands there with the very tokens
-that were sampled, whatever form the client gave it, and only what is new is encoded. A prompt that extends a sequence
+A prompt reuses the tokens of the session: an answer that comes back in a later request keeps the tokens that were
+sampled, whatever form the client gave it, and only new messages are encoded. A prompt that extends a sequence
 grows it; any other begins a new one: the first call, a context that was rewritten, a second answer to the same prompt.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from strop.agents.openai_server.errors import ApiError, wrong
-from strop.agents.openai_server.messages import Message, Trail, as_template, trail_of
+from strop.agents.openai_server.errors import ApiError, invalid
+from strop.agents.openai_server.messages import ConversationKey, Message, as_template, conversation_key
 from strop.agents.tools.conversation import CONTINUED
 from strop.agents.tools.formats import ToolParser, parser_for_template
 from strop.agents.tools.images import ImageEncoder
@@ -36,7 +36,7 @@ MAX_IMAGES = 256
 
 
 class ChatModel:
-    """What the gateway knows of a model: its name, its tokens, its chat template."""
+    """A model of the gateway: name, tokenizer, chat template, tool calls."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ChatModel:
         name: that clients see.
         tokenizer, template, stop_token_ids: of the model.
         images: puts images into token ids; None where the model takes text alone.
-        tool_format: how the model writes tool calls, agent.tool_format; auto: as the chat template writes them.
+        tool_format: format of tool calls, agent.tool_format; auto: as the chat template writes them.
 
         Raises:
             ValueError: there is no such format.
@@ -90,19 +90,19 @@ class ChatModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What the model said in one choice of one call."""
+class SampledAnswer:
+    """One choice of one call."""
 
-    asked: Trail
+    context_key: ConversationKey
     """The conversation before it."""
     message: Message
-    """As the client was told it."""
+    """As sent to the client."""
     token_ids: tuple[int, ...]
     has_thinking: bool
 
 
 class Session:
-    """Records calls; `sequences` gives what was recorded."""
+    """Records calls; `sequences` returns them as trajectories."""
 
     def __init__(
         self, model: ChatModel, *, uid: str, sample_index: int = 0, max_tokens: int | None = None
@@ -114,7 +114,7 @@ class Session:
         """
         self.model = model
         self.reward: float | None = None
-        """As the agent told it."""
+        """Set by the agent."""
         self.reward_parts: dict[str, Any] = {}
         self.responses: dict[str, tuple[Message, ...]] = {}
         """Of /v1/responses: the conversation up to each of the last MAX_RESPONSES responses, by its id."""
@@ -123,9 +123,9 @@ class Session:
         self._sequences: list[Trajectory] = []
         self._logs: list[list[dict[str, Any]]] = []
         self._texts: list[str] = []
-        self._answers: dict[tuple[Any, ...], list[Answer]] = {}
-        self._remembered: deque[Answer] = deque()
-        self._by_call: dict[str, Answer] = {}
+        self._answers: dict[tuple[Any, ...], list[SampledAnswer]] = {}
+        self._recent: deque[SampledAnswer] = deque()
+        self._by_call: dict[str, SampledAnswer] = {}
         self._written_ids: dict[str, str] = {}
         self._replies: dict[tuple[Any, ...], Reply] = {}
         self._ended_at_length = False
@@ -140,14 +140,14 @@ class Session:
             ApiError: the chat template refuses it.
         """
         if self.model.images is None and any(message.images for message in messages):
-            raise wrong("messages", "have images, and the model takes text alone")
-        found = [
+            raise invalid("messages", "have images, and the model takes text alone")
+        answers = [
             (number, answer)
             for number, message in enumerate(messages)
             if message.role == "assistant" and (answer := self._find(message, messages[:number])) is not None
         ]
         try:
-            return self._with_images(self._joined(messages, found, tools), messages)
+            return self._with_images(self._render(messages, answers, tools), messages)
         except TemplateRefused as error:
             raise ApiError(400, f"messages: {error}", param="messages", code="invalid_value") from error
 
@@ -161,56 +161,74 @@ class Session:
             for image in images:
                 if image not in self._media:
                     if len(self._media) >= MAX_IMAGES:
-                        self._media = {one: self._media[one] for one in images if one in self._media}
+                        self._media = {
+                            other_image: self._media[other_image]
+                            for other_image in images
+                            if other_image in self._media
+                        }
                     self._media[image] = encoder.read(image)
             return encoder.expand(token_ids, [self._media[image] for image in images])
         except ValueError as error:
-            raise wrong("messages", str(error)) from error
+            raise invalid("messages", str(error)) from error
 
     def text_ids(self, text: str) -> tuple[int, ...]:
-        """Tokens of a prompt that is text; what the session has of its beginning keeps its tokens."""
-        before = max(
-            (number for number, known in enumerate(self._texts) if known and text.startswith(known)),
+        """Tokens of a prompt that is text; a recorded beginning keeps its tokens."""
+        sequence_index = max(
+            (
+                number
+                for number, text_before in enumerate(self._texts)
+                if text_before and text.startswith(text_before)
+            ),
             key=lambda number: len(self._texts[number]),
             default=None,
         )
         encode = self.model.template.encode
-        if before is None:
+        if sequence_index is None:
             return tuple(encode(text))
-        return (*self._sequences[before].token_ids, *encode(text[len(self._texts[before]) :]))
+        return (*self._sequences[sequence_index].token_ids, *encode(text[len(self._texts[sequence_index]) :]))
 
-    def _find(self, message: Message, before: Sequence[Message]) -> Answer | None:
+    def _find(self, message: Message, messages_before: Sequence[Message]) -> SampledAnswer | None:
         """The answer that a message of the assistant repeats."""
         for call in message.calls:
             answer = self._by_call.get(call.id)
             if answer is not None and answer.message.key == message.key:
                 return answer
-        same = self._answers.get(message.key, [])
-        asked = trail_of(before) if len(same) > 1 else ()
-        return next((one for one in reversed(same) if one.asked == asked), same[-1] if same else None)
+        candidates = self._answers.get(message.key, [])
+        context_key = conversation_key(messages_before) if len(candidates) > 1 else ()
+        return next(
+            (candidate for candidate in reversed(candidates) if candidate.context_key == context_key),
+            candidates[-1] if candidates else None,
+        )
 
-    def _joined(
-        self, messages: Sequence[Message], found: Sequence[tuple[int, Answer]], tools: Tools
+    def _render(
+        self, messages: Sequence[Message], answers: Sequence[tuple[int, SampledAnswer]], tools: Tools
     ) -> tuple[int, ...]:
         """Rendered up to the first answer that the template still shows as it was sampled; then answers as they were
         sampled and replies as the template writes them after an answer."""
         template = self.model.template
-        ends = [*(number for number, _ in found[1:]), len(messages)][: len(found)]
+        ends = [*(number for number, _ in answers[1:]), len(messages)][: len(answers)]
         pieces: list[tuple[int, ...]] = []
-        start, thought = (found[0][0] if found else len(messages)), False
-        for (number, answer), end in zip(found, ends, strict=True):
-            thought = thought or answer.has_thinking
-            piece = self._piece(messages[number:end], answer, tools, messages[0].role == "system", thought)
+        start, has_thinking = (answers[0][0] if answers else len(messages)), False
+        for (number, answer), end in zip(answers, ends, strict=True):
+            has_thinking = has_thinking or answer.has_thinking
+            piece = self._render_turn(
+                messages[number:end], answer, tools, messages[0].role == "system", has_thinking
+            )
             pieces.append(piece)
             if not piece:
-                pieces, start, thought = [], end, False
+                pieces, start, has_thinking = [], end, False
         head = as_template(messages[:start], template, self._written_ids)
         return template.prompt_ids(head, tools) + tuple(token for piece in pieces for token in piece)
 
-    def _piece(
-        self, messages: Sequence[Message], answer: Answer, tools: Tools, has_system: bool, has_thinking: bool
+    def _render_turn(
+        self,
+        messages: Sequence[Message],
+        answer: SampledAnswer,
+        tools: Tools,
+        has_system: bool,
+        has_thinking: bool,
     ) -> tuple[int, ...]:
-        """An answer and what follows it; empty where the template writes what stands before otherwise by then."""
+        """An answer and the replies to it; empty where the template rewrites earlier messages by then."""
         template = self.model.template
         replies = as_template(messages, template, self._written_ids)[1:]
         if not replies or replies[0]["role"] == "assistant":
@@ -222,16 +240,16 @@ class Session:
             for reply in replies
         ):
             return ()
-        known = (answer.token_ids[-1], *messages, json.dumps(tools, sort_keys=True))
-        if known not in self._replies:  # each call has those of all earlier turns
-            self._replies[known] = template.reply(
+        cache_key = (answer.token_ids[-1], *messages, json.dumps(tools, sort_keys=True))
+        if cache_key not in self._replies:  # each call has those of all earlier turns
+            self._replies[cache_key] = template.reply(
                 replies,
                 call_names=[template.as_plain_text(call.name) for call in answer.message.calls],
                 tools=tools,
                 last_id=answer.token_ids[-1],
                 stop_ids=self._stop_ids(tools),
             )
-        reply = self._replies[known]
+        reply = self._replies[cache_key]
         return () if reply.ends_otherwise else (*answer.token_ids, *reply.token_ids)
 
     def _stop_ids(self, tools: Tools) -> frozenset[int]:
@@ -252,18 +270,18 @@ class Session:
         output: TokenOutput,
         *,
         message: Message,
-        asked: Sequence[Message] = (),
+        context: Sequence[Message] = (),
         written_ids: Sequence[str | None] = (),
         has_thinking: bool = False,
         text: str = "",
     ) -> None:
-        """What was sampled, exactly.
+        """Record a sampled answer.
 
         Args:
-            prompt_ids: what it continues.
+            prompt_ids: tokens before it.
             output: tokens, log-probs and versions.
-            message: as the client is told it.
-            asked: the conversation before it.
+            message: as sent to the client.
+            context: the conversation before it.
             written_ids: of its calls, where the model wrote ids.
             has_thinking: it thought before it answered.
             text: of a completion: prompt and answer.
@@ -272,75 +290,80 @@ class Session:
         if not output.token_ids:
             return
         prompt, media = tuple(prompt_ids), media_of(prompt_ids)
-        place, length = None, 0
-        for number, known in enumerate(self._sequences):
-            ids = known.token_ids
+        index, length = None, 0
+        for number, sequence in enumerate(self._sequences):
+            ids = sequence.token_ids
             is_begun = len(ids) > length and prompt[: len(ids)] == ids
-            if is_begun and known.media == media[: len(known.media)]:
-                place, length = number, len(ids)
-        if place is None:
-            place = len(self._sequences)
+            if is_begun and sequence.media == media[: len(sequence.media)]:
+                index, length = number, len(ids)
+        if index is None:
+            index = len(self._sequences)
             empty = Trajectory(
                 uid=self._uid,
                 sample_index=self._sample_index,
                 prompt_ids=prompt,
                 media=media,
-                prompt_messages=tuple({"role": one.role, "content": one.content} for one in asked),
+                prompt_messages=tuple({"role": item.role, "content": item.content} for item in context),
             )
             self._sequences.append(empty)
             self._logs.append([])
             self._texts.append("")
             length = len(prompt)
-        added = [dataclasses.replace(one, start=one.start - length) for one in media if one.start >= length]
-        grown = self._sequences[place].with_given(MediaTokens(prompt[length:], added))
+        added = [
+            dataclasses.replace(item, start=item.start - length) for item in media if item.start >= length
+        ]
+        grown = self._sequences[index].with_given(MediaTokens(prompt[length:], added))
         start = len(grown.response_ids)
-        self._sequences[place] = grown.with_sampled(output.token_ids, output.log_probs, output.versions)
-        self._texts[place] = text
-        self._note(place, message, asked, start=start)
+        self._sequences[index] = grown.with_sampled(output.token_ids, output.log_probs, output.versions)
+        self._texts[index] = text
+        self._log_messages(index, message, context, start=start)
         if not text:
-            self._remember(message, asked, output, written_ids, has_thinking)
+            self._remember(message, context, output, written_ids, has_thinking)
         self._forget()
 
     def _remember(
         self,
         message: Message,
-        asked: Sequence[Message],
+        context: Sequence[Message],
         output: TokenOutput,
         written_ids: Sequence[str | None],
         has_thinking: bool,
     ) -> None:
-        answer = Answer(
-            asked=trail_of(asked), message=message, token_ids=output.token_ids, has_thinking=has_thinking
+        answer = SampledAnswer(
+            context_key=conversation_key(context),
+            message=message,
+            token_ids=output.token_ids,
+            has_thinking=has_thinking,
         )
         self._answers.setdefault(message.key, []).append(answer)
-        self._remembered.append(answer)
-        for call, written in zip(message.calls, written_ids, strict=True):
+        self._recent.append(answer)
+        for call, written_id in zip(message.calls, written_ids, strict=True):
             self._by_call[call.id] = answer
-            if written:
-                self._written_ids[call.id] = written
+            if written_id:
+                self._written_ids[call.id] = written_id
 
-    def _note(self, place: int, message: Message, asked: Sequence[Message], *, start: int) -> None:
-        """For people: who said what, and which response tokens it is."""
-        log, response = self._logs[place], self._sequences[place].response_ids
-        before = log[-1]["tokens"][1] if log else 0
-        replies = [one for one in asked[_last_answer(asked) + 1 :] if log]
+    def _log_messages(self, index: int, message: Message, context: Sequence[Message], *, start: int) -> None:
+        """Log messages with roles and spans of response tokens, for people."""
+        log, response = self._logs[index], self._sequences[index].response_ids
+        reply_start = log[-1]["tokens"][1] if log else 0
+        replies = context[_last_answer(context) + 1 :] if log else ()
         for reply in replies:
-            log.append({"role": reply.role, "content": reply.content, "tokens": [before, start]})
-        said: dict[str, Any] = {"role": "assistant", "content": message.content}
+            log.append({"role": reply.role, "content": reply.content, "tokens": [reply_start, start]})
+        entry: dict[str, Any] = {"role": "assistant", "content": message.content}
         if message.calls:
-            said["tool_calls"] = [{"name": one.name, "arguments": one.arguments} for one in message.calls]
-        log.append({**said, "tokens": [start, len(response)]})
+            entry["tool_calls"] = [{"name": call.name, "arguments": call.arguments} for call in message.calls]
+        log.append({**entry, "tokens": [start, len(response)]})
 
     def _forget(self) -> None:
         """Make room where there is a limit: for sequences, and for answers that may come back."""
         if self._max_tokens is None:
             return
         while len(self._sequences) > 1 and _size(self._sequences) > self._max_tokens:
-            for kept in (self._sequences, self._logs, self._texts):
-                kept.pop(0)
+            for column in (self._sequences, self._logs, self._texts):
+                column.pop(0)
             self.num_forgotten += 1
-        while len(self._remembered) > 1 and _size(self._remembered) > self._max_tokens:
-            oldest = self._remembered.popleft()
+        while len(self._recent) > 1 and _size(self._recent) > self._max_tokens:
+            oldest = self._recent.popleft()
             self._answers[oldest.message.key].remove(oldest)
             for call in oldest.message.calls:
                 self._by_call.pop(call.id, None)
@@ -353,7 +376,7 @@ class Session:
         return len(self._sequences)
 
     def sequences(self) -> tuple[Trajectory, ...]:
-        """The training sequences in the order in which they began; the last one holds what is known of the session."""
+        """The training sequences in the order in which they began; the last one has the facts of the session."""
         if not self._sequences:
             return ()
         log = [
@@ -369,14 +392,14 @@ class Session:
             numbers={"model_calls": float(self.num_calls)},
         )
         reason = "length" if self._ended_at_length else "stop"
-        return (*(one.finish(CONTINUED) for one in earlier), last.finish(reason))
+        return (*(sequence.finish(CONTINUED) for sequence in earlier), last.finish(reason))
 
 
 def _last_answer(messages: Sequence[Message]) -> int:
-    """Where the last message of the assistant stands; -1 for none."""
-    return max((number for number, one in enumerate(messages) if one.role == "assistant"), default=-1)
+    """Index of the last message of the assistant; -1 for none."""
+    return max((number for number, message in enumerate(messages) if message.role == "assistant"), default=-1)
 
 
-def _size(kept: Iterable[Trajectory | Answer]) -> int:
+def _size(items: Iterable[Trajectory | SampledAnswer]) -> int:
     """Tokens in all of them."""
-    return sum(len(one.token_ids) for one in kept)
+    return sum(len(item.token_ids) for item in items)

@@ -1,4 +1,4 @@
-"""Settings of agents that know nothing of strop."""
+"""Settings of openai_agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPENAI_AGENT = "openai_agent"
 
 @section("agent.openai")
 class OpenAIAgentConfig:
-    """What openai_agent plays."""
+    """Function of openai_agent."""
 
     path: str = ""
     """FILE.py:FUNCTION: a function (base_url, api_key, row), async or not, that plays an episode with a client of
@@ -33,7 +33,7 @@ class OpenAIAgentConfig:
         return self.path.rpartition(":")[0]
 
     def code_named(self) -> Iterator[tuple[str, Any, str]]:
-        """What would be imported: name of the setting, what is said of it, and its file."""
+        """Code that would be imported: name of the setting, its value, and its file."""
         if self.path:
             yield "path", self.path, self.file
 

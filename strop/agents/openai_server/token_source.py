@@ -1,4 +1,4 @@
-"""Where the tokens of a call come from: an engine, or an episode of a run."""
+"""Samplers of a call's tokens: an engine, or an episode of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from strop.agents.context import Generate
 from strop.agents.openai_server.errors import ApiError, unsupported
 from strop.agents.openai_server.request import Options
-from strop.agents.openai_server.scoring import Scored
+from strop.agents.openai_server.scoring import PromptScores
 from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
 from strop.utils.rng import random_key
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Hear = Callable[[int], bool]
-"""Told of each token as it is sampled; True once the answer has ended with it."""
+ShouldStop = Callable[[int], bool]
+"""Called with each token as it is sampled; True once the answer has ended with it."""
 
 
 class Sampler(Protocol):
     """Continues token ids for one choice of a call."""
 
     async def sample(
-        self, prompt_ids: Sequence[int], options: Options, *, choice: int, hear: Hear
+        self, prompt_ids: Sequence[int], options: Options, *, choice: int, should_stop: ShouldStop
     ) -> TokenOutput:
-        """The tokens; some may stand behind the one with which `hear` said that the answer has ended.
+        """Sample an answer; tokens may follow the one at which `should_stop` returned True.
 
         Raises:
             ApiError: the request cannot be served.
         """
         ...
 
-    def score(self, prompts: Sequence[Sequence[int]]) -> list[Scored]:
-        """What the model says of the tokens of each prompt.
+    def score(self, prompts: Sequence[Sequence[int]]) -> list[PromptScores]:
+        """Log-probs of each prompt's tokens.
 
         Raises:
             ApiError: 400, they cannot be scored here.
@@ -50,11 +50,11 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSampler:
-    """An engine of its own, as `strop serve` has it."""
+    """Samples with an engine, for `strop serve`."""
 
     engine: RolloutEngine
     sampling: Sampling
-    """Used where a request says nothing; max_tokens included."""
+    """Defaults of requests, max_tokens included."""
     max_positions: int | None
     """Most tokens of prompt and answer together; None: the model knows no limit."""
     timeout_s: float
@@ -63,15 +63,15 @@ class EngineSampler:
     """None: the engine's weights are in another process."""
 
     async def sample(
-        self, prompt_ids: Sequence[int], options: Options, *, choice: int, hear: Hear
+        self, prompt_ids: Sequence[int], options: Options, *, choice: int, should_stop: ShouldStop
     ) -> TokenOutput:
         """As of Sampler."""
         sampling = self._sampling(len(prompt_ids), options, choice)
-        name, ends = secrets.token_hex(8), set[asyncio.Task[None]]()
+        name, aborts = secrets.token_hex(8), set[asyncio.Task[None]]()
 
         def on_token(token: int, log_prob: float, version: int) -> None:
-            if hear(token) and not ends:
-                ends.add(asyncio.get_running_loop().create_task(self.engine.abort([name])))
+            if should_stop(token) and not aborts:
+                aborts.add(asyncio.get_running_loop().create_task(self.engine.abort([name])))
 
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -84,13 +84,13 @@ class EngineSampler:
         except ValueError as error:
             raise ApiError(400, str(error), code="context_length_exceeded") from error
         finally:
-            for task in ends:
+            for task in aborts:
                 task.cancel()
-        if output.stop_reason == "aborted" and not ends:
+        if output.stop_reason == "aborted" and not aborts:
             raise ApiError(503, "the engine ended the request; send it again")
         return output
 
-    def score(self, prompts: Sequence[Sequence[int]]) -> list[Scored]:
+    def score(self, prompts: Sequence[Sequence[int]]) -> list[PromptScores]:
         """As of Sampler."""
         if self.scorer is None:
             raise unsupported("echo", "log-probs of prompts are those of rollout.engine=native alone")
@@ -114,7 +114,7 @@ class EngineSampler:
 
 
 class EpisodeSampler:
-    """An episode of a run: how it samples, its random stream and its budget of tokens are those of the run."""
+    """Samples in an episode of a run, with the run's sampling options, random stream and token budget."""
 
     def __init__(self, generate: Generate, sampling: Sampling) -> None:
         """Args:
@@ -127,22 +127,22 @@ class EpisodeSampler:
         """The budget is used up: there was no token left for the last answer."""
 
     async def sample(
-        self, prompt_ids: Sequence[int], options: Options, *, choice: int, hear: Hear
+        self, prompt_ids: Sequence[int], options: Options, *, choice: int, should_stop: ShouldStop
     ) -> TokenOutput:
         """As of Sampler."""
-        self._say_what_is_passed_over(options)
+        self._warn_of_ignored(options)
         if self.is_full:
             raise ApiError(
                 400,
                 "the episode has no tokens left (data.max_response_tokens)",
                 code="context_length_exceeded",
             )
-        num_heard, has_ended = 0, False
+        num_tokens, has_ended = 0, False
 
         def on_token(token: int, log_prob: float, version: int) -> None:
-            nonlocal num_heard, has_ended
-            num_heard += 1
-            has_ended = has_ended or hear(token)
+            nonlocal num_tokens, has_ended
+            num_tokens += 1
+            has_ended = has_ended or should_stop(token)
 
         output = await self._generate(
             prompt_ids,
@@ -162,20 +162,20 @@ class EpisodeSampler:
         self._has_sampled = True
         return output
 
-    def score(self, prompts: Sequence[Sequence[int]]) -> list[Scored]:
+    def score(self, prompts: Sequence[Sequence[int]]) -> list[PromptScores]:
         """As of Sampler."""
         raise unsupported("echo", "prompts are scored by `strop serve`, not in an episode of a run")
 
-    def _say_what_is_passed_over(self, options: Options) -> None:
+    def _warn_of_ignored(self, options: Options) -> None:
         for name in ("temperature", "top_p", "top_k", "seed"):
-            asked, ours = getattr(options, name), getattr(self._sampling, name, None)
-            if asked is not None and asked != ours and name not in _SAID:
-                _SAID.add(name)
+            requested, run_value = getattr(options, name), getattr(self._sampling, name, None)
+            if requested is not None and requested != run_value and name not in _WARNED:
+                _WARNED.add(name)
                 logger.warning(
                     "an agent asks for %s=%s, which is passed over: what is trained is sampled as the run says "
-                    "(rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed)", name, asked
+                    "(rollout.temperature, rollout.top_p, rollout.top_k, trainer.seed)", name, requested
                 )  # fmt: skip
 
 
-_SAID: set[str] = set()
+_WARNED: set[str] = set()
 """Parameters that were named once in this process."""

@@ -1,34 +1,33 @@
-"""Tools: what an agent can do beside writing.
+"""Tools that an agent calls.
 
 agent.py             The agent with tools
-arguments.py         Arguments of a call against the schema that the prompt shows, for tools of every kind
-base.py              A tool, and what it answers
-calculator.py        Arithmetic, with a parser of its own
-call_stats.py        What became of the calls of an episode
-class_loading.py     What files of tools, interactions and environments name
-conversation.py      The token record of an episode of several turns
+arguments.py         Validation of a call's arguments against the schema of the tool
+base.py              BaseTool and ToolResponse
+calculator.py        Calculator tool
+call_stats.py        Results of tool calls, and their metrics
+class_loading.py     Classes and YAML files named by settings of tools, interactions and environments
+conversation.py      Token record of an episode of several turns
 functions.py         Plain functions as tools
-gsm8k.py             The checker of GSM8K answers
-images.py            Images that agents come by, as results of tools
-kit.py               The tools of a run
-loading.py           The tools of a run
+gsm8k.py             Checker of GSM8K answers
+images.py            Images in results of tools
+plugin.py            Plugin of tools: loaded, checked, given to episodes
+loading.py           Tools of the settings' files
 mcp.py               Tools of MCP servers, over stdio or streamable HTTP, through the official package
-mcp_config.py        Entries for MCP servers in the YAML file of tools, and what a server may offer
-mcp_transport.py     How bytes of MCP servers come in
-multi_turn.py        The turns of an episode
-parsed_output.py     Answers of the model in their parts
+mcp_config.py        Entries for MCP servers in the YAML file of tools, and checks of their tools
+mcp_transport.py     Bounded transports of MCP servers
+multi_turn.py        Turns of an episode
+parsed_output.py     Parsed answers: thinking, content and calls
 python_sandbox.py    Python programs of the model, run in the sandbox of the run
 schemas.py           Schemas and calls in the function form of OpenAI
-search.py            Search in a corpus of one's own, without any server
-search_index.py      A corpus of one's own in one file
-session.py           The tools of one episode
+search.py            Search tool over a local index
+search_index.py      Full-text index of a corpus, in one file
+session.py           Tools of one episode
 settings.py          Settings of tools, among those of agents
-template_probe.py    What a chat template does with conversations that go on, found out once per model by rendering
-                     examples
+template_probe.py    Properties of a chat template, probed by rendering examples
 templates.py         Chat templates of conversations that go on
-threads.py           Functions that may hang, in threads that nobody waits for
-verl_class_names.py  Classes of verl that a tool, interaction or loop file may name, and what stands for them here
-formats/             How models write tool calls
+threads.py           Threads of functions that may hang
+verl_class_names.py  Classes of verl that a tool, interaction or loop file may name, and their equivalents
+formats/             Formats of tool calls
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ if TYPE_CHECKING:
         function_tool,
         load_function_tools_from_path,
     )
-    from strop.agents.tools.kit import tool_session
     from strop.agents.tools.loading import load_all_tools
+    from strop.agents.tools.plugin import tool_session
     from strop.agents.tools.schemas import (
         OpenAIFunctionCallSchema,
         OpenAIFunctionParametersSchema,
@@ -86,7 +85,7 @@ __getattr__, __dir__ = lazy_names(
     {
         ".base": "BaseTool ToolResponse ToolUnavailable",
         ".functions": "FUNCTION_TOOL_REGISTRY FunctionTool function_tool load_function_tools_from_path",
-        ".kit": "tool_session",
+        ".plugin": "tool_session",
         ".loading": "load_all_tools",
         ".schemas": "OpenAIFunctionCallSchema OpenAIFunctionParametersSchema OpenAIFunctionParsedSchema "
         "OpenAIFunctionPropertySchema OpenAIFunctionSchema OpenAIFunctionToolCall "

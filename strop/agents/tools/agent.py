@@ -8,9 +8,9 @@ from typing import Any
 from strop.agents.context import AgentContext, Generate
 from strop.agents.tools.call_stats import CallResult
 from strop.agents.tools.conversation import Conversation
-from strop.agents.tools.kit import tool_session
 from strop.agents.tools.multi_turn import Replies, take_turns
 from strop.agents.tools.parsed_output import ParsedTurn
+from strop.agents.tools.plugin import tool_session
 from strop.agents.tools.session import ToolSession
 from strop.protocol.trajectory import Prompt, Trajectory
 
@@ -42,12 +42,12 @@ async def tool_agent(
 
 
 def tool_replies(results: Sequence[CallResult]) -> Replies:
-    """What the model is shown of the results of its calls."""
+    """Replies with the results of a turn's calls."""
     return Replies(
         texts=[result.text for result in results],
         role="tool",
         images=[result.images for result in results],
-        facts=[result.kept for result in results],
+        facts=[result.stored for result in results],
     )
 
 

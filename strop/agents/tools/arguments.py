@@ -1,7 +1,7 @@
-"""Arguments of a call against the schema that the prompt shows, for tools of every kind.
+"""Validation of a call's arguments against the schema of the tool, for tools of every kind.
 
-What the model writes has any form. A tool is called only with what it has declared; everything else is answered with a
-sentence that says what is wrong, so that the model can mend it.
+A model may write anything. A tool is called only with arguments that it has declared; all others are answered with a
+sentence about the problem, so that the model can correct it.
 
 Read are the words of JSON schema that describe form: type, nullable, enum, const, properties, required,
 additionalProperties, items, prefixItems, anyOf, oneOf, allOf and $ref within the schema. Patterns and ranges are left
@@ -21,7 +21,7 @@ MAX_STEPS = 50_000
 """Pairs of a value and a schema that are looked at for one call."""
 MAX_DEPTH = 64
 """Levels of objects and arrays in arguments."""
-_MAX_TOLD = 3
+_MAX_SENTENCES = 3
 _OPEN = ("anyOf", "oneOf", "allOf", "$ref", "patternProperties", "if")
 """Words by which a schema may declare names elsewhere than in its properties."""
 
@@ -37,7 +37,7 @@ _TYPES: Mapping[str, Callable[[Any], bool]] = {
 
 
 def wrong_arguments(arguments: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments of a call; empty when nothing is.
+    """Problems of a call's arguments, in a sentence; empty when there is none.
 
     Names at the top that the schema does not declare are refused, unless it says additionalProperties or declares none.
 
@@ -48,30 +48,30 @@ def wrong_arguments(arguments: Mapping[str, Any], parameters: Mapping[str, Any])
     if is_deeper(arguments, MAX_DEPTH):
         return f"they have more than {MAX_DEPTH} levels"
     check = _Check(parameters)
-    known = parameters.get("properties") or {}
-    is_closed = parameters.get("additionalProperties", not known) is False
+    properties = parameters.get("properties") or {}
+    is_closed = parameters.get("additionalProperties", not properties) is False
     if is_closed and not any(word in parameters for word in _OPEN):
-        names = ", ".join(f"'{one}'" for one in known) or "none"
+        names = ", ".join(f"'{property_name}'" for property_name in properties) or "none"
         check.problems += [
-            f"there is no argument {_shown(name)} (there are: {names})"
+            f"there is no argument {_describe(name)} (there are: {names})"
             for name in arguments
-            if name not in known
+            if name not in properties
         ]
     try:
         check.value(dict(arguments), parameters, "")
-    except _TooMuch:
+    except _TooManySteps:
         return "they are too large to be checked"
-    told = check.problems[:_MAX_TOLD]
-    more = len(check.problems) - len(told)
-    return "; ".join([*told, *([f"and {more} more"] if more else [])])
+    sentences = check.problems[:_MAX_SENTENCES]
+    more = len(check.problems) - len(sentences)
+    return "; ".join([*sentences, *([f"and {more} more"] if more else [])])
 
 
-class _TooMuch(Exception):
+class _TooManySteps(Exception):
     """The bound on steps is reached."""
 
 
 class _Check:
-    """One call: what was found, and what it has cost."""
+    """Validation of one call: problems, and steps taken."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._root = root
@@ -79,97 +79,99 @@ class _Check:
         self._open: set[tuple[int, int]] = set()
         self.problems: list[str] = []
 
-    def value(self, value: Any, schema: Any, where: str) -> None:
+    def value(self, value: Any, schema: Any, path: str) -> None:
         """Compare a value with a schema."""
         pair = (id(value), id(schema))
         if not isinstance(schema, Mapping) or pair in self._open:  # a schema that is only itself says nothing
             if schema is False:
-                self.problems.append(f"{_name(where)} is not allowed")
+                self.problems.append(f"{_argument_name(path)} is not allowed")
             return
         self._steps += 1
         if self._steps > MAX_STEPS:
-            raise _TooMuch
+            raise _TooManySteps
         self._open.add(pair)
         try:
-            self._compare(value, schema, where)
+            self._compare(value, schema, path)
         finally:
             self._open.discard(pair)
 
-    def _compare(self, value: Any, schema: Mapping[str, Any], where: str) -> None:
+    def _compare(self, value: Any, schema: Mapping[str, Any], path: str) -> None:
         if value is None and schema.get("nullable") is True:
             return
         kinds = schema.get("type")
         kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
         if kinds and all(kind in _TYPES for kind in kinds) and not any(_TYPES[kind](value) for kind in kinds):
-            self.problems.append(f"{_name(where)} must be {' or '.join(kinds)}, but is {_shown(value)}")
+            self.problems.append(
+                f"{_argument_name(path)} must be {' or '.join(kinds)}, but is {_describe(value)}"
+            )
             return
         if isinstance(value, float) and not math.isfinite(value):
-            self.problems.append(f"{_name(where)} is {value}, which is no number")
+            self.problems.append(f"{_argument_name(path)} is {value}, which is no number")
             return
         allowed = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(allowed, Sequence) and not any(_is_same(value, one) for one in allowed):
-            shown = ", ".join(_shown(one) for one in allowed[:20])
-            self.problems.append(f"{_name(where)} is {_shown(value)}; it must be one of {shown}")
+        if isinstance(allowed, Sequence) and not any(_is_same(value, choice) for choice in allowed):
+            choices = ", ".join(_describe(choice) for choice in allowed[:20])
+            self.problems.append(f"{_argument_name(path)} is {_describe(value)}; it must be one of {choices}")
             return
-        self._combined(value, schema, where)
+        self._check_subschemas(value, schema, path)
         if isinstance(value, dict):
-            self._object(value, schema, where)
+            self._check_object(value, schema, path)
         elif isinstance(value, list):
-            self._array(value, schema, where)
+            self._check_array(value, schema, path)
 
-    def _combined(self, value: Any, schema: Mapping[str, Any], where: str) -> None:
-        target = self._resolved(schema.get("$ref"))
+    def _check_subschemas(self, value: Any, schema: Mapping[str, Any], path: str) -> None:
+        target = self._resolve(schema.get("$ref"))
         if target is not None:
-            self.value(value, target, where)
-        for one in _listed(schema.get("allOf")):
-            self.value(value, one, where)
+            self.value(value, target, path)
+        for subschema in _listed(schema.get("allOf")):
+            self.value(value, subschema, path)
         for word in ("anyOf", "oneOf"):
             choices = _listed(schema.get(word))
-            if choices and not any(self._fits(value, one, where) for one in choices):
+            if choices and not any(self._fits(value, subschema, path) for subschema in choices):
                 self.problems.append(
-                    f"{_name(where)} is {_shown(value)}, which is none of the forms it may have"
+                    f"{_argument_name(path)} is {_describe(value)}, which is none of the forms it may have"
                 )
 
-    def _fits(self, value: Any, schema: Any, where: str) -> bool:
-        before, self.problems = self.problems, []
-        self.value(value, schema, where)
-        found, self.problems = self.problems, before
-        return not found
+    def _fits(self, value: Any, schema: Any, path: str) -> bool:
+        problems_before, self.problems = self.problems, []
+        self.value(value, schema, path)
+        problems, self.problems = self.problems, problems_before
+        return not problems
 
-    def _object(self, value: Mapping[str, Any], schema: Mapping[str, Any], where: str) -> None:
+    def _check_object(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> None:
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
         rest = schema.get("additionalProperties")
         for name in _listed(schema.get("required")):
             if name not in value:
-                self.problems.append(f"the argument {_shown(_path(where, str(name)))} is missing")
+                self.problems.append(f"the argument {_describe(_join_path(path, str(name)))} is missing")
         for name, item in value.items():
-            inside = _path(where, name)
+            item_path = _join_path(path, name)
             if name in properties:
-                self.value(item, properties[name], inside)
-            elif where and rest is False and not any(word in schema for word in _OPEN):
-                self.problems.append(f"there is no argument {_shown(inside)}")
+                self.value(item, properties[name], item_path)
+            elif path and rest is False and not any(word in schema for word in _OPEN):
+                self.problems.append(f"there is no argument {_describe(item_path)}")
             elif isinstance(rest, Mapping):
-                self.value(item, rest, inside)
+                self.value(item, rest, item_path)
 
-    def _array(self, value: Sequence[Any], schema: Mapping[str, Any], where: str) -> None:
+    def _check_array(self, value: Sequence[Any], schema: Mapping[str, Any], path: str) -> None:
         first = _listed(schema.get("prefixItems"))
         for number, item in enumerate(value):
-            each = first[number] if number < len(first) else schema.get("items")
-            if isinstance(each, Mapping):
-                self.value(item, each, f"{where}[{number}]")
+            item_schema = first[number] if number < len(first) else schema.get("items")
+            if isinstance(item_schema, Mapping):
+                self.value(item, item_schema, f"{path}[{number}]")
 
-    def _resolved(self, reference: Any) -> Any:
-        """What `#/a/b` points at within the schema; None where it points elsewhere."""
+    def _resolve(self, reference: Any) -> Any:
+        """Target of `#/a/b` within the schema; None where it points elsewhere."""
         if not isinstance(reference, str) or not reference.startswith("#"):
             return None
-        found: Any = self._root
+        target: Any = self._root
         for word in reference[1:].split("/")[1:]:
             key = word.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or key not in found:
+            if not isinstance(target, Mapping) or key not in target:
                 return None
-            found = found[key]
-        return found
+            target = target[key]
+        return target
 
 
 def _is_same(value: Any, allowed: Any) -> bool:
@@ -182,15 +184,15 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _path(where: str, name: str) -> str:
-    return f"{where}.{name}" if where else name
+def _join_path(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
-def _name(where: str) -> str:
-    return f"the argument {_shown(where)}" if where else "the object of arguments"
+def _argument_name(path: str) -> str:
+    return f"the argument {_describe(path)}" if path else "the object of arguments"
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     """A value in a sentence, short."""
     if isinstance(value, dict):
         return "an object"

@@ -1,4 +1,4 @@
-"""A tool, and what it answers."""
+"""BaseTool, and ToolResponse, the result of a call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from strop.utils.sanitize import storable
 
 
 class ToolUnavailable(RuntimeError):
-    """A tool cannot do its work, whatever the model asks: what it needs is not there.
+    """A tool cannot work, whatever the model asks, for lack of a resource.
 
     Other errors of a tool are shown to the model, which may do better. This one says nothing about the call, so the
     episode ends with it, is counted as failed and not trained.
@@ -26,7 +26,7 @@ class ToolUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class ToolResponse:
-    """What a tool shows the model."""
+    """Result of a call, shown to the model."""
 
     text: str | None = None
     image: list[Any] | None = None
@@ -45,7 +45,7 @@ class ToolResponse:
             raise ValueError(f"text of a tool response is a {type(self.text).__name__}; give a string")
 
     def is_empty(self) -> bool:
-        """There is nothing in it."""
+        """True for a response without any content."""
         return not (self.text or self.image or self.video or self.audio)
 
     def is_text_only(self) -> bool:
@@ -54,7 +54,7 @@ class ToolResponse:
 
 
 def response_of(returned: object) -> ToolResponse | None:
-    """What a tool returned as a response: text as it is, plain values and containers as JSON; None: it is neither."""
+    """A returned value as a response: text as it is, plain values and containers as JSON; None for other values."""
     if isinstance(returned, ToolResponse):
         return returned
     if isinstance(returned, str):
@@ -68,7 +68,7 @@ def response_of(returned: object) -> ToolResponse | None:
 class BaseTool:
     """A tool with a life per episode: create, execute any number of times, calc_reward, release.
 
-    One object serves all episodes of a process; what belongs to an episode is kept under its instance id. Methods
+    One object serves all episodes of a process; state of an episode is kept under its instance id. Methods
     run on the event loop of the process: a blocking call inside one holds every episode up, so use threads,
     processes or async clients.
     """
@@ -92,7 +92,7 @@ class BaseTool:
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """What the prompt shows of the tool."""
+        """Schema of the tool, as the prompt shows it."""
         schema: OpenAIFunctionToolSchema | None = getattr(self, "tool_schema", None)
         if schema is None:
             raise ValueError(
@@ -102,7 +102,7 @@ class BaseTool:
         return schema
 
     def wrong_arguments(self, arguments: Mapping[str, Any]) -> str:
-        """What is wrong with the arguments of a call, for the model; empty when nothing is.
+        """Problems of a call's arguments, in a sentence for the model; empty when there is none.
 
         `execute` is not called with arguments that the schema does not declare or allow. A tool that takes more than it
         shows says so here, or with additionalProperties in its schema.
@@ -120,7 +120,7 @@ class BaseTool:
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Carry out one call; returns what the model sees, a reward for the call, and facts about it."""
+        """Carry out one call; returns its response, a reward for the call, and facts about it."""
         return ToolResponse(text="Updated the tool state."), 0.0, {}
 
     async def calc_reward(self, instance_id: str, **kwargs: Any) -> float:
@@ -132,20 +132,20 @@ class BaseTool:
 
 
 def create_arguments(create: Callable[..., Any], create_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `create` of a tool is called with: the row's arguments under `create_kwargs`, and each by its name too.
+    """Arguments of a tool's `create`: the row's arguments under `create_kwargs`, and each by its name too.
 
     Tools of verl of mid-2025 take them by name, and may want the id. A name that nothing takes is left to the call,
     which refuses it.
     """
     parameters = inspect.signature(create).parameters
-    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    named = {
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    arguments = {
         name: value for name, value in create_kwargs.items() if name not in ("instance_id", "create_kwargs")
     }
     if takes_any or "create_kwargs" in parameters:
-        taken = {name: value for name, value in named.items() if takes_any or name in parameters}
-        named = {**taken, "create_kwargs": dict(create_kwargs)}
+        accepted = {name: value for name, value in arguments.items() if takes_any or name in parameters}
+        arguments = {**accepted, "create_kwargs": dict(create_kwargs)}
     instance = parameters.get("instance_id")
     if instance is not None and instance.default is instance.empty:
-        named["instance_id"] = str(uuid.uuid4())
-    return named
+        arguments["instance_id"] = str(uuid.uuid4())
+    return arguments

@@ -124,20 +124,20 @@ def _power(base: int | float, exponent: int | float) -> int | float:
     return float(value)
 
 
-def _divided(value: int | float, other: int | float) -> int | float:
+def _divide(value: int | float, divisor: int | float) -> int | float:
     """Whole numbers stay whole where they can."""
-    if isinstance(value, int) and isinstance(other, int) and value % other == 0:
-        return value // other
-    return value / other
+    if isinstance(value, int) and isinstance(divisor, int) and value % divisor == 0:
+        return value // divisor
+    return value / divisor
 
 
 _OPERATIONS: dict[type[ast.operator], Callable[[int | float, int | float], int | float]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: _divided,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: _divide,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: _power,
 }  # fmt: skip
 
 
-def shown(value: int | float) -> str:
+def format_number(value: int | float) -> str:
     """A number as people write it: at most twelve digits after rounding, no trailing zeros."""
     if isinstance(value, int):
         return str(value)
@@ -160,7 +160,7 @@ class CalculatorTool(BaseTool):
         if not isinstance(expression, str | int | float):
             return ToolResponse(text='Error: give the expression as text under "expression".'), 0.0, {}
         try:
-            text = shown(evaluate(str(expression)))
+            text = format_number(evaluate(str(expression)))
         except ValueError as error:
             text = f"Error: {error}"
         return ToolResponse(text=text), 0.0, {}

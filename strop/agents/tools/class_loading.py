@@ -1,4 +1,4 @@
-"""What files of tools, interactions and environments name: classes, in YAML."""
+"""Classes and YAML files named by the settings of tools, interactions and environments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from strop.agents.tools.verl_class_names import class_here
+from strop.agents.tools.verl_class_names import equivalent_class
 from strop.utils.safe_read import MAX_YAML_BYTES, parse_yaml, read_text
 from strop.utils.trust import ask
 from strop.utils.user_files import load_user_file
@@ -37,8 +37,8 @@ def read_yaml(name: str, *, setting: str) -> Any:
     try:
         return parse_yaml(read_text(path, limit=MAX_YAML_BYTES))
     except (OSError, ValueError, yaml.YAMLError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ValueError(f"{setting} names {name!r}, which cannot be read: {why}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"{setting} names {name!r}, which cannot be read: {reason}") from error
 
 
 def load_class(name: str, *, setting: str, folder: Path | None = None) -> type:
@@ -54,7 +54,7 @@ def load_class(name: str, *, setting: str, folder: Path | None = None) -> type:
     Raises:
         ValueError: there is none.
     """
-    folders = [Path(one).expanduser().resolve() for one in (folder, ".") if one is not None]
+    folders = [Path(directory).expanduser().resolve() for directory in (folder, ".") if directory is not None]
     file, colon, class_name = name.rpartition(":")
     if name.endswith(".py") or (colon and file.endswith(".py")):
         if not colon:
@@ -62,11 +62,11 @@ def load_class(name: str, *, setting: str, folder: Path | None = None) -> type:
         ask(setting, name)
         path = _file(file, folders)
         if path is None:
-            looked = " and ".join(dict.fromkeys(str(one) for one in folders))
-            raise ValueError(f"{setting} names {name!r}, but there is no such file; looked in {looked}")
+            searched = " and ".join(dict.fromkeys(str(directory) for directory in folders))
+            raise ValueError(f"{setting} names {name!r}, but there is no such file; looked in {searched}")
         return _class(load_user_file(str(path), setting=setting), class_name, name, setting)
     try:
-        name = class_here(name)
+        name = equivalent_class(name)
     except ValueError as error:
         raise ValueError(f"{setting} names {error}") from None
     module_name, _, class_name = name.rpartition(".")
@@ -96,17 +96,18 @@ def _class(module: Any, class_name: str, name: str, setting: str) -> type:
     Raises:
         ValueError: it has none of this name.
     """
-    found = getattr(module, class_name, None)
-    if found is None:
+    value = getattr(module, class_name, None)
+    if value is None:
         classes = [key for key, value in vars(module).items() if isinstance(value, type)]
-        own = sorted(key for key in classes if getattr(module, key).__module__ == module.__name__)
+        own_classes = sorted(key for key in classes if getattr(module, key).__module__ == module.__name__)
         file = getattr(module, "__file__", module.__name__)
         raise ValueError(
-            f"{setting} names {name!r}, but {file} has no class {class_name!r}; it has {', '.join(own) or 'none'}"
+            f"{setting} names {name!r}, but {file} has no class {class_name!r}; it has "
+            f"{', '.join(own_classes) or 'none'}"
         )
-    if not isinstance(found, type):
-        raise ValueError(f"{setting} names {name!r}, which is no class but a {type(found).__name__}")
-    return found
+    if not isinstance(value, type):
+        raise ValueError(f"{setting} names {name!r}, which is no class but a {type(value).__name__}")
+    return value
 
 
 def _module(name: str, folders: Sequence[Path]) -> Any:
@@ -116,17 +117,19 @@ def _module(name: str, folders: Sequence[Path]) -> Any:
         ImportError: there is none, or another one of its name was imported from another folder.
     """
     top = name.partition(".")[0]
-    beside = next((one for one in folders if (one / top).is_dir() or (one / f"{top}.py").is_file()), None)
+    folder_of_module = next(
+        (folder for folder in folders if (folder / top).is_dir() or (folder / f"{top}.py").is_file()), None
+    )
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if beside is None or error.name != top:
+        if folder_of_module is None or error.name != top:
             raise
-        _searched.add(str(beside))
-        sys.path.append(str(beside))
+        _searched.add(str(folder_of_module))
+        sys.path.append(str(folder_of_module))
         return importlib.import_module(name)
     file = getattr(module, "__file__", None)
-    found = Path(file).parents[name.count(".")] if file else None
-    if beside is not None and found != beside and str(found) in _searched:
-        raise ImportError(f"another module {name} was imported from {found} before")
+    imported_from = Path(file).parents[name.count(".")] if file else None
+    if folder_of_module is not None and imported_from != folder_of_module and str(imported_from) in _searched:
+        raise ImportError(f"another module {name} was imported from {imported_from} before")
     return module

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from strop.agents.context import AgentContext
-from strop.agents.tools.images import ImageEncoder, as_read
+from strop.agents.tools.images import as_read
 from strop.agents.tools.parsed_output import CLOSE, OPEN, FunctionCall, ParsedTurn, split_thinking
 from strop.agents.tools.templates import MAX_CHARS_PER_TOKEN
 from strop.protocol.trajectory import Media, MediaTokens, Prompt, Trajectory, continues, with_answer, words_of
@@ -44,7 +44,7 @@ class Conversation:
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """What the model continues, with its images."""
+        """Tokens that the model continues, with their images."""
         return self._current.token_ids
 
     @property
@@ -68,11 +68,11 @@ class Conversation:
         """The next answer begins inside thinking, which the template has opened, or the message that it continues."""
         if not self._is_continued:
             return self._context.begins_in_thinking
-        _, opened, thought = words_of(self._messages[-1]).rpartition(OPEN)
-        return bool(opened) and CLOSE not in thought
+        _, opened, thinking = words_of(self._messages[-1]).rpartition(OPEN)
+        return bool(opened) and CLOSE not in thinking
 
     def add_answer(self, output: TokenOutput, parsed: ParsedTurn) -> None:
-        """Append what the model said."""
+        """Append an answer of the model."""
         start = len(self._current.response_ids)
         self._answer_at = len(self._current.token_ids)
         self._current = self._current.with_sampled(output.token_ids, output.log_probs, output.versions)
@@ -99,7 +99,7 @@ class Conversation:
                 else {"name": call.name, "malformed": call.text, "problem": call.problem}
                 for call in parsed.calls
             ]
-        self._note(entry, start)
+        self._log_entry(entry, start)
 
     def add_replies(
         self,
@@ -130,9 +130,9 @@ class Conversation:
         names, ids = (self._call_names, self._call_ids) if role == "tool" else ([""], [""])
         results = list(zip(ids, names, texts, strict=True))
         template = self._context.template
-        seen = [one for of_result in images for one in of_result]
+        all_images = [image for of_result in images for image in of_result]
         replies = template.reply_messages(
-            results, role=role, num_images=[len(of_result) for of_result in images] if seen else ()
+            results, role=role, num_images=[len(of_result) for of_result in images] if all_images else ()
         )
         start = len(self._current.response_ids)
         reply = template.reply(
@@ -144,25 +144,34 @@ class Conversation:
         )
         is_rewritten = reply.ends_otherwise or self._is_rewritten_at(str(replies[0]["role"]))
         if is_rewritten and not (
-            seen or self._current.media
+            all_images or self._current.media
         ):  # their places are known in these very tokens alone
             start = 0
-            if not self._begin_again(
+            if not self._start_sequence(
                 template.prompt_ids([*self._messages, *replies], self._context.tool_schemas)
             ):
                 return False
         else:
-            added = self._expanded(reply.token_ids, seen) if seen else reply.token_ids
-            if self.room <= len(added):
+            reply_ids = self._expand(reply.token_ids, all_images) if all_images else reply.token_ids
+            if self.room <= len(reply_ids):
                 return False
-            self._current = self._current.with_given(added)
+            self._current = self._current.with_given(reply_ids)
         self._messages += replies
         self._num_replies += 1
-        placed = iter(self._current.media[len(self._current.media) - len(seen) :])
+        images_in_place = iter(self._current.media[len(self._current.media) - len(all_images) :])
         for number, (name, text) in enumerate(zip(names, texts, strict=True)):
-            own = [self._shown_at(next(placed)) for _ in images[number]] if seen else []
-            entry = {"role": role, "content": as_read(text, len(own)), **(facts[number] if facts else {})}
-            self._note(entry | ({"name": name} if name else {}) | ({"images": own} if own else {}), start)
+            image_facts = (
+                [self._image_facts(next(images_in_place)) for _ in images[number]] if all_images else []
+            )
+            entry = {
+                "role": role,
+                "content": as_read(text, len(image_facts)),
+                **(facts[number] if facts else {}),
+            }
+            self._log_entry(
+                entry | ({"name": name} if name else {}) | ({"images": image_facts} if image_facts else {}),
+                start,
+            )
         return True
 
     def finish(
@@ -173,7 +182,7 @@ class Conversation:
         numbers: Mapping[str, float],
         timings: Mapping[str, float],
     ) -> tuple[Trajectory, ...]:
-        """The sequences in order; the last one holds what is known of the whole episode.
+        """The sequences in order; the last one has the facts of the whole episode.
 
         Args:
             stop_reason: why it ended.
@@ -192,17 +201,17 @@ class Conversation:
         )
         return (*self._done, last.finish(stop_reason))
 
-    def _expanded(self, token_ids: Sequence[int], images: Sequence[Media]) -> MediaTokens:
-        encoder: ImageEncoder | None = self._context.images
+    def _expand(self, token_ids: Sequence[int], images: Sequence[Media]) -> MediaTokens:
+        encoder = self._context.images
         assert encoder is not None, "whoever read the images has it"
         return encoder.expand(token_ids, images)
 
-    def _shown_at(self, image: Media) -> dict[str, Any]:
+    def _image_facts(self, image: Media) -> dict[str, Any]:
         """An image for the sample store: its size, and which response tokens stand for it."""
         first = len(self._current.prompt_ids)
-        return {"size": list(image.size), "tokens": [place - first for place in image.span]}
+        return {"size": list(image.size), "tokens": [position - first for position in image.span]}
 
-    def _begin_again(self, prompt_ids: tuple[int, ...]) -> bool:
+    def _start_sequence(self, prompt_ids: tuple[int, ...]) -> bool:
         """Begin a sequence with this prompt; False, and nothing is done, where it leaves no room for a token."""
         used = sum(len(t.response_ids) for t in (*self._done, self._current))
         if min(self._context.sampling.max_tokens - used, self._max_row - len(prompt_ids)) < 1:
@@ -229,8 +238,8 @@ class Conversation:
             if not (profile.knows_thinking and CLOSE in text):
                 text = profile.thinking_opening + text.removeprefix(profile.before_text)
                 return {"role": "assistant", "content": text}
-            thought, text = split_thinking(text, begins_in_thinking=profile.begins_in_thinking)
-            return {"role": "assistant", "content": text.lstrip("\n"), **_as_fields(thought)}
+            thinking, text = split_thinking(text, begins_in_thinking=profile.begins_in_thinking)
+            return {"role": "assistant", "content": text.lstrip("\n"), **_as_fields(thinking)}
         content = parsed.content or (profile.no_content if parsed.calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if parsed.reasoning:
@@ -242,8 +251,8 @@ class Conversation:
         if self._context.template.profile.takes_raw_answers:
             return dict(with_answer(self._messages, self._as_written(output))[-1])
         is_inside = self.begins_in_thinking
-        thought = f"{parsed.reasoning}{CLOSE}" if is_inside else ""
-        message = dict(with_answer(self._messages, f"{thought}{parsed.content}")[-1])
+        thinking = f"{parsed.reasoning}{CLOSE}" if is_inside else ""
+        message = dict(with_answer(self._messages, f"{thinking}{parsed.content}")[-1])
         if parsed.reasoning and not is_inside:
             message |= _as_fields(parsed.reasoning)
         return message | self._calls_for_template(parsed)
@@ -270,42 +279,42 @@ class Conversation:
             ]
         }
 
-    def _note(self, entry: Mapping[str, Any], start: int) -> None:
+    def _log_entry(self, entry: Mapping[str, Any], start: int) -> None:
         stop = len(self._current.response_ids)
         self._log.append({**entry, "sequence": len(self._done), "tokens": [start, stop]})
 
     def _drift(self) -> float | None:
         """Share of the last sequence's response for which the template and the tokenizer would give other tokens.
 
-        What stood before the last answer is rendered from messages, the last answer is encoded from its text. 0 where
-        the template only appends and the model writes as the tokenizer encodes. What is trained is not concerned: it
-        is what was sampled.
+        The tokens before the last answer are rendered from messages, the last answer is encoded from its text. 0 where
+        the template only appends and the model writes as the tokenizer encodes. Training is not affected: it uses the
+        sampled tokens.
         """
-        template, ours = self._context.template, self.token_ids
+        template, token_ids = self._context.template, self.token_ids
         has_answer = self._messages[-1]["role"] == "assistant"
-        first, answer_at = len(self._current.prompt_ids), self._answer_at if has_answer else len(ours)
-        shown = self._messages[:-1] if has_answer else self._messages
+        first, answer_at = len(self._current.prompt_ids), self._answer_at if has_answer else len(token_ids)
+        messages = self._messages[:-1] if has_answer else self._messages
         tokenizer = self._context.tokenizer
         prompt = str(tokenizer.decode(list(self._current.prompt_ids)))
         try:
-            text = template.render(shown, self._context.tool_schemas, opens_answer=True)
+            text = template.render(messages, self._context.tool_schemas, opens_answer=True)
             if not text.startswith(prompt):
                 return None  # the prompt was cut, or its header is written differently once it is answered
             rendered: Sequence[int] = [*self._current.prompt_ids, *template.encode(text[len(prompt) :])]
             if self._current.media:
-                rendered = self._expanded(rendered, self._current.media)
+                rendered = self._expand(rendered, self._current.media)
         except (TemplateRefused, ValueError):
             return None
-        rendered = [*rendered, *template.encode(str(tokenizer.decode(list(ours[answer_at:]))))]
+        rendered = [*rendered, *template.encode(str(tokenizer.decode(list(token_ids[answer_at:]))))]
         end = 0
-        while end < min(len(rendered), len(ours)) and rendered[end] == ours[end]:
+        while end < min(len(rendered), len(token_ids)) and rendered[end] == token_ids[end]:
             end += 1
-        return min(1.0, (len(ours) - end) / max(1, len(ours) - first))
+        return min(1.0, (len(token_ids) - end) / max(1, len(token_ids) - first))
 
 
-def _as_fields(thought: str) -> dict[str, str]:
+def _as_fields(thinking: str) -> dict[str, str]:
     """Thinking under the names that templates know, without the line breaks that they write around it."""
-    return dict.fromkeys(("reasoning_content", "thinking"), thought.strip("\n"))
+    return dict.fromkeys(("reasoning_content", "thinking"), thinking.strip("\n"))
 
 
 def _arguments(call: Any) -> Any:

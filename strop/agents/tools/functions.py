@@ -45,10 +45,10 @@ class FunctionTool(BaseTool):
 
 
 def read_returned(returned: Any, name: str) -> tuple[ToolResponse, float, dict[str, Any]]:
-    """Response, reward and facts of what a function tool returned.
+    """Response, reward and facts of a value that a function tool returned.
 
     Raises:
-        TypeError: it is nothing that a tool may return.
+        TypeError: a tool may not return it.
     """
     reward, facts = 0.0, {}
     if isinstance(returned, tuple):
@@ -106,25 +106,33 @@ def _register(function: Callable[..., Any], name: str | None, schema: Any) -> Ca
         from transformers.utils.chat_template_utils import get_json_schema  # takes seconds to load
 
         try:
-            made: Mapping[str, Any] = get_json_schema(function)
+            tool_schema: Mapping[str, Any] = get_json_schema(function)
         except Exception as error:
             raise TypeError(
                 f"no schema can be made of tool {label!r}: {error}. Give each parameter a type hint and a line under "
                 f"Args: in the docstring, or pass schema=..."
             ) from error
     else:
-        given = schema_mapping(schema)
-        made = given if "function" in given else {"type": "function", "function": given}
-    made = {**made, "function": {**schema_mapping(made["function"]), **({"name": name} if name else {})}}
-    tool = FunctionTool(function, OpenAIFunctionToolSchema.model_validate(made))
-    shown, taken = tool.tool_schema.function.parameters.properties, inspect.signature(function).parameters
-    if unknown := [one for one in shown if one not in taken]:
+        mapping = schema_mapping(schema)
+        tool_schema = mapping if "function" in mapping else {"type": "function", "function": mapping}
+    tool_schema = {
+        **tool_schema,
+        "function": {**schema_mapping(tool_schema["function"]), **({"name": name} if name else {})},
+    }
+    tool = FunctionTool(function, OpenAIFunctionToolSchema.model_validate(tool_schema))
+    schema_parameters, function_parameters = (
+        tool.tool_schema.function.parameters.properties,
+        inspect.signature(function).parameters,
+    )
+    if unknown := [parameter for parameter in schema_parameters if parameter not in function_parameters]:
         raise ValueError(
             f"the schema of tool {label!r} shows the parameter {unknown[0]!r}, which the function does not take"
         )
-    known = FUNCTION_TOOL_REGISTRY.get(tool.name)
-    if known is not None and known.function is not function:
-        raise ValueError(f"tool {tool.name!r} is already registered: {known.function!r}; choose another name")
+    registered = FUNCTION_TOOL_REGISTRY.get(tool.name)
+    if registered is not None and registered.function is not function:
+        raise ValueError(
+            f"tool {tool.name!r} is already registered: {registered.function!r}; choose another name"
+        )
     FUNCTION_TOOL_REGISTRY[tool.name] = tool
     return function
 

@@ -1,4 +1,4 @@
-"""The checker of GSM8K answers: the model hands its answer in and hears whether it is right."""
+"""The checker of GSM8K answers: a tool that answers whether a number is right."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Gsm8kTool(BaseTool):
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, ToolResponse]:
         """As of BaseTool."""
         instance_id = instance_id or str(uuid.uuid4())
-        given = {**(kwargs.get("create_kwargs") or {}), **kwargs}
-        self._episodes[instance_id] = {"ground_truth": given.get("ground_truth"), "reward": 0.0}
+        arguments = {**(kwargs.get("create_kwargs") or {}), **kwargs}
+        self._episodes[instance_id] = {"ground_truth": arguments.get("ground_truth"), "reward": 0.0}
         return instance_id, ToolResponse()
 
     async def execute(

@@ -1,7 +1,6 @@
-"""Images that agents come by, as results of tools: read once, put into the token ids that show them.
+"""Images in results of tools: read once, put into token ids.
 
-How a model reads images belongs to a room beside this one, so whoever puts workers together hands it over
-(`AgentSetup.images`); agents know what it does.
+The encoder belongs to the model, so a worker sets it (`AgentSetup.images`); agents know its interface.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SHOWN_AS = "[image]"
-"""What stands for an image where people, and users that are programs, read the conversation."""
+"""Stands for an image where the conversation is read as text."""
 
 ImageSource: TypeAlias = "bytes | str | PathLike[str] | Image"
 """Encoded bytes, the path of a file, or a Pillow image."""
 
 
 class ImageEncoder(Protocol):
-    """Images for one model."""
+    """Encoder of images for one model."""
 
     @property
     def token_id(self) -> int:

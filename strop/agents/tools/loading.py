@@ -1,4 +1,4 @@
-"""The tools of a run."""
+"""Tools of the YAML file and of the file with function tools."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def load_all_tools(
 
 
 def load_tool_code(tool_config_path: str, function_tool_path: str) -> None:
-    """Import what both files name, and make no tool of it yet; arguments as of `load_all_tools`.
+    """Import the code that both files name, without creating tools; arguments as of `load_all_tools`.
 
     Raises:
         ValueError: a file cannot be read or imported, or has no such class.
@@ -41,7 +41,7 @@ def load_tool_code(tool_config_path: str, function_tool_path: str) -> None:
         folder = Path(tool_config_path).expanduser().parent
         for number, entry in enumerate(_read_entries(tool_config_path), start=1):
             if not _is_server(entry):
-                _class_of(entry, _where(number, tool_config_path), folder)
+                _class_of(entry, _entry_label(number, tool_config_path), folder)
     if function_tool_path:
         load_function_tools_from_path(function_tool_path)
 
@@ -68,24 +68,24 @@ def load_tool_classes(path: str) -> list[BaseTool]:
     return [
         tool
         for number, entry in enumerate(entries, start=1)
-        for tool in _make_all(entry, _where(number, path), folder)
+        for tool in _create_all(entry, _entry_label(number, path), folder)
     ]
 
 
-def _where(number: int, path: str) -> str:
+def _entry_label(number: int, path: str) -> str:
     return f"agent.tools: entry {number} of {path}"
 
 
 def _read_entries(path: str) -> list[Mapping[str, Any]]:
-    read = read_yaml(path, setting="agent.tools")
-    entries = read.get("tools") if isinstance(read, Mapping) else None
+    content = read_yaml(path, setting="agent.tools")
+    entries = content.get("tools") if isinstance(content, Mapping) else None
     if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
         raise ValueError(f"agent.tools: {path} must have the key `tools` with a list of tools")
     return entries
 
 
-def _make_all(entry: Mapping[str, Any], where: str, folder: Path) -> list[BaseTool]:
-    return mcp_tools(entry, where) if _is_server(entry) else [_make(entry, where, folder)]
+def _create_all(entry: Mapping[str, Any], label: str, folder: Path) -> list[BaseTool]:
+    return mcp_tools(entry, label) if _is_server(entry) else [_create(entry, label, folder)]
 
 
 def _is_server(entry: Mapping[str, Any]) -> bool:
@@ -93,29 +93,29 @@ def _is_server(entry: Mapping[str, Any]) -> bool:
     return config.get("type") == "mcp" or bool(config.get("use_mcp"))
 
 
-def _class_of(entry: Mapping[str, Any], where: str, folder: Path) -> type[BaseTool]:
+def _class_of(entry: Mapping[str, Any], label: str, folder: Path) -> type[BaseTool]:
     unknown = set(entry) - {"class_name", "config", "tool_schema"}
     if unknown or "class_name" not in entry:
-        wrong = f"has the unknown key {sorted(unknown)[0]!r}" if unknown else "has no class_name"
-        raise ValueError(f"{where} {wrong}; a tool has class_name, config and tool_schema")
-    found = load_class(str(entry["class_name"]), setting=where, folder=folder)
-    if not issubclass(found, BaseTool):
-        raise ValueError(f"{where}: {entry['class_name']} is no subclass of BaseTool")
-    return found
+        problem = f"has the unknown key {sorted(unknown)[0]!r}" if unknown else "has no class_name"
+        raise ValueError(f"{label} {problem}; a tool has class_name, config and tool_schema")
+    tool_class = load_class(str(entry["class_name"]), setting=label, folder=folder)
+    if not issubclass(tool_class, BaseTool):
+        raise ValueError(f"{label}: {entry['class_name']} is no subclass of BaseTool")
+    return tool_class
 
 
-def _make(entry: Mapping[str, Any], where: str, folder: Path) -> BaseTool:
-    found = _class_of(entry, where, folder)
+def _create(entry: Mapping[str, Any], label: str, folder: Path) -> BaseTool:
+    tool_class = _class_of(entry, label, folder)
     config = dict(entry.get("config") or {})
     kind = config.get("type", "native")
     if kind != "native":
-        raise ValueError(f"{where} has config.type {kind!r}; known: native, mcp")
+        raise ValueError(f"{label} has config.type {kind!r}; known: native, mcp")
     try:
         schema = entry.get("tool_schema")
-        tool = found(config, None if schema is None else OpenAIFunctionToolSchema.model_validate(schema))
+        tool = tool_class(config, None if schema is None else OpenAIFunctionToolSchema.model_validate(schema))
     except Exception as error:
         raise ValueError(
-            f"{where}: {entry['class_name']} cannot be made: {type(error).__name__}: {error}"
+            f"{label}: {entry['class_name']} cannot be made: {type(error).__name__}: {error}"
         ) from error
     return tool
 

@@ -2,7 +2,7 @@
 
 Concurrency: the connections of a process live on an event loop in a thread of their own, because they outlive the
 loop of any one caller. A call is handed over to that loop and waited for with a deadline; when the waiting ends, the
-call is cancelled there too. A server that died is an error for the one who called it, whose arguments may be why, and
+call is cancelled there too. A server that died is an error of that call, whose arguments may be the cause, and
 is started again for the next call, however often. One that cannot be started max_restarts + 1 times in a row has been
 given nothing that could be why: its tools are unavailable, which ends the episodes that call them. Servers end when
 the process ends or `close_servers` is called.
@@ -20,7 +20,7 @@ from typing import Any
 
 from strop.agents.tools.base import BaseTool, ToolResponse, ToolUnavailable
 from strop.agents.tools.mcp_config import MAX_TOOLS, McpServerConfig, read_entry, schema_of
-from strop.agents.tools.mcp_transport import Said, bounded_http_client, stdio_transport
+from strop.agents.tools.mcp_transport import ServerOutput, bounded_http_client, stdio_transport
 from strop.agents.tools.schemas import OpenAIFunctionToolSchema
 from strop.utils.background_loop import BackgroundLoop
 from strop.utils.sanitize import encodable, storable
@@ -57,32 +57,32 @@ class McpServer:
         self.num_failed_starts = 0
         """In a row."""
         self._client: Any = None
-        self._life: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
         self._end = asyncio.Event()
         self._lock = asyncio.Lock()
         self._bucket = TokenBucket(config.rate_limit)
-        self._said = Said()
+        self._output = ServerOutput()
 
     async def tools(self) -> list[Any]:
-        """What the server offers.
+        """List the server's tools.
 
         Raises:
             McpServerUnavailable: it cannot be reached.
         """
-        client = await self._connected()
-        found: list[Any] = []
+        client = await self._connect()
+        tools: list[Any] = []
         cursor = None
         try:
             async with asyncio.timeout(CONNECT_S):
-                while len(found) <= MAX_TOOLS:
+                while len(tools) <= MAX_TOOLS:
                     page = await client.list_tools(cursor=cursor)
-                    found += page.tools
-                    if page.next_cursor is None and len(found) <= MAX_TOOLS:
-                        return found
+                    tools += page.tools
+                    if page.next_cursor is None and len(tools) <= MAX_TOOLS:
+                        return tools
                     cursor = page.next_cursor
         except Exception as error:
             raise McpServerUnavailable(
-                f"the server {self.config.name!r} did not list its tools: {self._why(error)}"
+                f"the server {self.config.name!r} did not list its tools: {self._reason(error)}"
             ) from error
         raise McpServerUnavailable(f"the server {self.config.name!r} offers more than {MAX_TOOLS} tools")
 
@@ -97,45 +97,45 @@ class McpServer:
         """
         await self._bucket.take()
         try:
-            client = await self._connected()
+            client = await self._connect()
         except McpServerUnavailable as error:
             if self.num_failed_starts > self.config.max_restarts:
                 raise
-            raise McpServerGone(str(error)) from error  # an earlier call may be why
+            raise McpServerGone(str(error)) from error  # an earlier call may be the cause
         try:
             async with asyncio.timeout(self.config.timeout_s):
                 return await client.call_tool(name, dict(arguments))
         except TimeoutError:
-            await self._bury_if_dead(client)
+            await self._close_if_dead(client)
             raise TimeoutError(f"no answer within {self.config.timeout_s:g} s") from None
         except Exception as error:
-            if await self._bury_if_dead(client):
-                why = f": {self._said.reason}" if self._said.reason else ""
+            if await self._close_if_dead(client):
+                reason = f": {self._output.reason}" if self._output.reason else ""
                 raise McpServerGone(
-                    f"the server {self.config.name!r} ended while it was called{why}"
+                    f"the server {self.config.name!r} ended while it was called{reason}"
                 ) from error
             raise RuntimeError(_short(str(error)) or type(error).__name__) from error
 
     async def close(self) -> None:
         """End the connection, and the process of a server that was started."""
-        life, was_ready = self._life, self._client is not None
-        self._life = self._client = None
-        if life is not None:
+        task, was_ready = self._task, self._client is not None
+        self._task = self._client = None
+        if task is not None:
             self._end.set()
-            done, _ = await asyncio.wait([life], timeout=CLOSE_S if was_ready else 0)
-            if not done:
-                if not life.cancelling():  # a second time would break off the ending of the process
-                    life.cancel()
-                await asyncio.wait([life], timeout=CLOSE_S)
+            ended, _ = await asyncio.wait([task], timeout=CLOSE_S if was_ready else 0)
+            if not ended:
+                if not task.cancelling():  # a second time would break off the ending of the process
+                    task.cancel()
+                await asyncio.wait([task], timeout=CLOSE_S)
 
-    async def _connected(self) -> Any:
+    async def _connect(self) -> Any:
         """A connection, started if need be.
 
         Raises:
             McpServerUnavailable: it cannot be.
         """
         async with self._lock:
-            if self._life is not None and not self._life.done() and self._client is not None:
+            if self._task is not None and not self._task.done() and self._client is not None:
                 return self._client
             if self.num_failed_starts > self.config.max_restarts:
                 raise McpServerUnavailable(
@@ -144,23 +144,23 @@ class McpServer:
                 )
             await asyncio.sleep(self.num_failed_starts * RESTART_S)
             try:
-                self._client = await self._started()
+                self._client = await self._start()
             except McpServerUnavailable:
                 self.num_failed_starts += 1
                 raise
             self.num_failed_starts = 0
             return self._client
 
-    async def _started(self) -> Any:
+    async def _start(self) -> Any:
         self._end = asyncio.Event()
         ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        life = self._life = asyncio.create_task(self._live(ready))
+        task = self._task = asyncio.create_task(self._live(ready))
         try:
             async with asyncio.timeout(CONNECT_S):
                 return await asyncio.shield(ready)
         except BaseException as error:  # also of a caller who waits no longer
-            life.cancel()
-            await asyncio.wait([life], timeout=CLOSE_S)
+            task.cancel()
+            await asyncio.wait([task], timeout=CLOSE_S)
             if isinstance(error, TimeoutError):
                 raise McpServerUnavailable(
                     f"the server {self.config.name!r} did not answer within {CONNECT_S:g} s"
@@ -171,7 +171,7 @@ class McpServer:
         """Hold the connection open, in one task from its beginning to its end."""
         from mcp import Client
 
-        self._said = Said()
+        self._output = ServerOutput()
         try:
             async with self._transport_client(Client) as client:
                 if not ready.done():
@@ -181,17 +181,17 @@ class McpServer:
             if not ready.done():
                 ready.set_exception(
                     McpServerUnavailable(
-                        f"the server {self.config.name!r} could not be started: {self._why(error)}"
+                        f"the server {self.config.name!r} could not be started: {self._reason(error)}"
                     )
                 )
                 ready.exception()  # the waiter may be gone
             elif not self._end.is_set():
-                logger.warning("MCP server %s ended: %s", self.config.name, self._why(error))
+                logger.warning("MCP server %s ended: %s", self.config.name, self._reason(error))
             if isinstance(error, asyncio.CancelledError):
                 raise
 
-    def _why(self, error: BaseException) -> str:
-        return _short(str(self._said) or _innermost(error))
+    def _reason(self, error: BaseException) -> str:
+        return _short(str(self._output) or _innermost(error))
 
     def _transport_client(self, client: Any) -> Any:
         config = self.config
@@ -201,15 +201,15 @@ class McpServer:
             http = bounded_http_client(config.headers)
             return client(streamable_http_client(config.url, http_client=http), cache=None)
         transport = stdio_transport(
-            config.command, list(config.args), env=config.env, cwd=config.cwd, said=self._said
+            config.command, list(config.args), env=config.env, cwd=config.cwd, output=self._output
         )
         return client(transport, cache=None)
 
-    async def _bury_if_dead(self, client: Any) -> bool:
-        """Whether the server is dead; the next call finds a fresh one then."""
+    async def _close_if_dead(self, client: Any) -> bool:
+        """True when the server is dead; it is closed then, and the next call starts a new one."""
         if client is not self._client:  # another call found out first
             return True
-        is_dead = self._life is None or self._life.done()
+        is_dead = self._task is None or self._task.done()
         if not is_dead:
             try:
                 async with asyncio.timeout(PROBE_S):
@@ -270,7 +270,7 @@ class McpTool(BaseTool):
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """As of BaseTool. What the tool itself calls an error is shown to the model as its result.
+        """As of BaseTool. An error that the tool itself reports is shown to the model as its result.
 
         Raises:
             McpServerGone: as of McpServer.call, which the model is told.
@@ -306,7 +306,7 @@ def read_result(result: Any) -> ToolResponse:
     return ToolResponse(text="\n".join(texts) or None, image=images or None, audio=audio or None)
 
 
-def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
+def mcp_tools(entry: Mapping[str, Any], label: str) -> list[BaseTool]:
     """The tools of an entry of the YAML file: those that its servers offer, or the selected ones of them.
 
     The servers are started to ask them, and ended again.
@@ -315,7 +315,7 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
         entry: `config` (type: mcp, timeout, max_restarts, rate_limit) and `mcp`: mcp_servers_config_path (a JSON file
             with the key mcpServers), or one server by command, args, env, cwd or by url, headers; and
             tool_selected_list.
-        where: names the entry in messages.
+        label: names the entry in messages.
 
     Raises:
         ValueError: a server cannot be reached, or a selected tool is not there.
@@ -323,24 +323,27 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
     try:
         import mcp  # noqa: F401 (said early, with what to install)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{where} needs the mcp package: pip install 'strop[mcp]'") from error
-    servers, selected = read_entry(entry, where)
+        raise ValueError(f"{label} needs the mcp package: pip install 'strop[mcp]'") from error
+    servers, selected = read_entry(entry, label)
     for server in servers:
-        ask(where, server.url or " ".join((server.command, *server.args)))
+        ask(label, server.url or " ".join((server.command, *server.args)))
 
     async def offered() -> list[list[Any]]:
-        made = [McpServer(config) for config in servers]
+        connections = [McpServer(config) for config in servers]
         try:
-            return [await server.tools() for server in made]
+            return [await server.tools() for server in connections]
         finally:
-            await asyncio.gather(*(server.close() for server in made))
+            await asyncio.gather(*(server.close() for server in connections))
 
     try:
-        found = _loop.submit(offered()).result(timeout=(CONNECT_S + CLOSE_S) * len(servers) + CLOSE_S)
+        offers_of_servers = _loop.submit(offered()).result(
+            timeout=(CONNECT_S + CLOSE_S) * len(servers) + CLOSE_S
+        )
     except (McpServerUnavailable, TimeoutError) as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError(f"{label}: {error}") from error
     tools: list[BaseTool] = []
-    for config, offers in zip(servers, found, strict=True):  # ValueError of a schema names tool and server
+    for config, offers in zip(servers, offers_of_servers, strict=True):
+        # ValueError of a schema names tool and server
         tools += [
             McpTool(config, schema_of(offer, config.name))
             for offer in offers
@@ -348,8 +351,12 @@ def mcp_tools(entry: Mapping[str, Any], where: str) -> list[BaseTool]:
         ]
     names = {tool.name for tool in tools}
     if missing := [name for name in selected or () if name not in names]:
-        known = ", ".join(sorted(offer.name for offers in found for offer in offers)) or "none"
-        raise ValueError(f"{where} selects the tool {missing[0]!r}, but the servers offer {_short(known)}")
+        names_offered = (
+            ", ".join(sorted(offer.name for offers in offers_of_servers for offer in offers)) or "none"
+        )
+        raise ValueError(
+            f"{label} selects the tool {missing[0]!r}, but the servers offer {_short(names_offered)}"
+        )
     return tools
 
 

@@ -1,4 +1,4 @@
-"""Entries for MCP servers in the YAML file of tools, and what a server may offer."""
+"""Entries for MCP servers in the YAML file of tools, and checks of their tools."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strop.utils.safe_read import read_json
 from strop.utils.sanitize import encodable, encodable_value, remember_named
 
 MAX_TOOLS = 1000
-"""That one server may offer."""
+"""Most tools of one server."""
 MAX_SCHEMA_CHARS = 32_000
 """Of the JSON of one tool, which becomes part of every prompt."""
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -25,7 +25,7 @@ _CLASSES_OF_THE_FIELD = ("", "MCPBaseTool", "MCPSearchTool")
 
 @dataclass(frozen=True, kw_only=True)
 class McpServerConfig:
-    """How a server is reached: by a command that speaks over stdio, or at a URL."""
+    """Connection settings of a server: a command that speaks over stdio, or a URL."""
 
     name: str
     command: str = ""
@@ -39,7 +39,7 @@ class McpServerConfig:
     timeout_s: float = 30.0
     """Longest wait for the answer to a call, in seconds."""
     max_restarts: int = 3
-    """How often in a row a start, or a connection, that failed is tried again."""
+    """Most retries in a row of a start, or a connection, that failed."""
     rate_limit: float | None = None
     """Calls that start per second, in this process, after a burst of a second's worth; None: no limit."""
 
@@ -64,16 +64,21 @@ class McpServerConfig:
             )
 
 
-def read_entry(entry: Mapping[str, Any], where: str) -> tuple[list[McpServerConfig], Sequence[str] | None]:
-    settings, given = dict(entry.get("config") or {}), dict(entry.get("mcp") or {})
-    selected = given.pop("tool_selected_list", None)
-    for key in ("type", "use_mcp"):  # how the entry was told apart
+def read_entry(entry: Mapping[str, Any], label: str) -> tuple[list[McpServerConfig], Sequence[str] | None]:
+    """Servers of an entry, and the names of the selected tools; None for all.
+
+    Raises:
+        ValueError: the sentence names the entry.
+    """
+    settings, mcp = dict(entry.get("config") or {}), dict(entry.get("mcp") or {})
+    selected = mcp.pop("tool_selected_list", None)
+    for key in ("type", "use_mcp"):  # they mark the entry as one of MCP
         settings.pop(key, None)
     for key in sorted(set(entry) - {"config", "mcp", "class_name"}):
-        raise ValueError(f"{where} has the key {key!r}, but an MCP entry has config and mcp")
+        raise ValueError(f"{label} has the key {key!r}, but an MCP entry has config and mcp")
     if entry.get("class_name", "").rpartition(".")[2] not in _CLASSES_OF_THE_FIELD:
         raise ValueError(
-            f"{where} has the class_name {entry['class_name']!r}, but a server's tools are called as they are: remove "
+            f"{label} has the class_name {entry['class_name']!r}, but a server's tools are called as they are: remove "
             f"it, or write a tool class of your own that calls the server"
         )
     try:
@@ -84,53 +89,53 @@ def read_entry(entry: Mapping[str, Any], where: str) -> tuple[list[McpServerConf
             "rate_limit": None if rate is None else float(rate),
         }
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: timeout, max_restarts and rate_limit are numbers: {error}") from None
+        raise ValueError(f"{label}: timeout, max_restarts and rate_limit are numbers: {error}") from None
     if settings:
         raise ValueError(
-            f"{where}: config has the unknown key {sorted(settings)[0]!r}; an MCP entry has type, timeout, "
+            f"{label}: config has the unknown key {sorted(settings)[0]!r}; an MCP entry has type, timeout, "
             f"max_restarts and rate_limit"
         )
-    path = given.pop("mcp_servers_config_path", None)
+    path = mcp.pop("mcp_servers_config_path", None)
     if path is None:
-        named = {str(given.pop("name", "mcp")): given}
+        servers = {str(mcp.pop("name", "mcp")): mcp}
     else:
-        if given:
+        if mcp:
             raise ValueError(
-                f"{where}: mcp has mcp_servers_config_path and {sorted(given)[0]!r}; give one of the two"
+                f"{label}: mcp has mcp_servers_config_path and {sorted(mcp)[0]!r}; give one of the two"
             )
         try:
-            named = read_json(Path(path).expanduser())["mcpServers"]
+            servers = read_json(Path(path).expanduser())["mcpServers"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{where}: {path} cannot be read as JSON with the key mcpServers: {type(error).__name__}: {error}"
+                f"{label}: {path} cannot be read as JSON with the key mcpServers: {type(error).__name__}: {error}"
             ) from error
-    return [_server(str(name), server, shared, where) for name, server in named.items()], selected
+    return [_server(str(name), server, shared, label) for name, server in servers.items()], selected
 
 
-def _server(name: str, given: Mapping[str, Any], shared: Mapping[str, Any], where: str) -> McpServerConfig:
-    if not isinstance(given, Mapping):
-        raise ValueError(f"{where}: MCP server {name!r} is {given!r:.60}, not an object")
-    settings = {key: value for key, value in given.items() if key not in ("type", "transport")}
+def _server(name: str, entry: Mapping[str, Any], shared: Mapping[str, Any], label: str) -> McpServerConfig:
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{label}: MCP server {name!r} is {entry!r:.60}, not an object")
+    settings = {key: value for key, value in entry.items() if key not in ("type", "transport")}
     token = settings.pop("auth_token", None)
     if token:
         settings["headers"] = {**settings.get("headers", {}), "Authorization": f"Bearer {token}"}
     if unknown := set(settings) - {"command", "args", "env", "cwd", "url", "headers"}:
         raise ValueError(
-            f"{where}: MCP server {name!r} has the unknown key {sorted(unknown)[0]!r}; it has command, args, env, cwd, "
+            f"{label}: MCP server {name!r} has the unknown key {sorted(unknown)[0]!r}; it has command, args, env, cwd, "
             f"or url, headers, auth_token"
         )
     settings["args"] = tuple(str(word) for word in settings.get("args", ()))
     try:
         return McpServerConfig(name=name, **settings, **shared)
     except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{label}: {error}") from None
 
 
 def schema_of(offer: Any, server: str) -> OpenAIFunctionToolSchema:
-    """How a prompt shows a tool of a server.
+    """Schema of a server's tool, for prompts.
 
     Raises:
-        ValueError: its name or schema is none.
+        ValueError: its name or schema is invalid.
     """
     if not _NAME.fullmatch(offer.name):
         raise ValueError(

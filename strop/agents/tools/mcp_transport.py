@@ -1,7 +1,7 @@
-"""How bytes of MCP servers come in: bounded, whatever the server sends.
+"""Bounded transports of MCP servers.
 
-A server is a program of somebody else. What it writes without end, as one endless line, as no JSON at all or to its
-standard error costs a bounded amount of memory and ends the connection with a sentence. It gets none of this process's
+A server is a program of somebody else. Endless output, one endless line, output that is no JSON, and standard error
+cost a bounded amount of memory and end the connection with a sentence. It gets none of this process's
 environment but a few harmless variables, and its whole process group ends with the connection.
 """
 
@@ -35,8 +35,8 @@ _CHUNK_BYTES = 1 << 16
 _INHERITED = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "TERM", "USER")
 
 
-class Said:
-    """The end of what a server wrote to its standard error, and why the connection was ended."""
+class ServerOutput:
+    """End of a server's standard error, and the reason why the connection was ended."""
 
     def __init__(self) -> None:
         self._tail = b""
@@ -54,15 +54,15 @@ class Said:
 
 @asynccontextmanager
 async def stdio_transport(
-    command: str, args: list[str], *, env: Mapping[str, str], cwd: str, said: Said
+    command: str, args: list[str], *, env: Mapping[str, str], cwd: str, output: ServerOutput
 ) -> AsyncIterator[Any]:
     """A server that is started and spoken to over its standard input and output: streams of messages in and out.
 
     Args:
         command, args: of the server.
         env: added to the few variables that every server gets.
-        cwd: where it runs; empty: here.
-        said: takes its standard error, and the reason why the connection ended.
+        cwd: its working directory; empty: the current one.
+        output: takes its standard error, and the reason why the connection ended.
 
     Raises:
         OSError: it could not be started.
@@ -77,7 +77,7 @@ async def stdio_transport(
     )  # fmt: skip
     to_session, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, to_server = anyio.create_memory_object_stream[SessionMessage](0)
-    reader = _Reader(process, said)
+    reader = _Reader(process, output)
     tasks = [
         asyncio.create_task(reader.read(to_session)),
         asyncio.create_task(reader.write(to_server)),
@@ -96,9 +96,9 @@ async def stdio_transport(
 class _Reader:
     """The two directions of one server."""
 
-    def __init__(self, process: asyncio.subprocess.Process, said: Said) -> None:
-        self._process, self._said = process, said
-        self._unasked = self._bad_lines = 0
+    def __init__(self, process: asyncio.subprocess.Process, output: ServerOutput) -> None:
+        self._process, self._output = process, output
+        self._num_unrequested = self._bad_lines = 0
 
     async def read(self, to_session: Any) -> None:
         """Hand messages on until the server ends or misbehaves; the session sees the end of the stream then."""
@@ -109,7 +109,7 @@ class _Reader:
         size = 0
         with to_session, contextlib.suppress(anyio.ClosedResourceError, anyio.BrokenResourceError):
             while data := await self._process.stdout.read(_CHUNK_BYTES):
-                self._unasked += len(data)
+                self._num_unrequested += len(data)
                 *lines, rest = data.split(b"\n")
                 for line in lines:
                     message = self._message(b"".join([*parts, line]))
@@ -119,21 +119,21 @@ class _Reader:
                 parts.append(rest)
                 size += len(rest)
                 if size > MAX_MESSAGE_BYTES:
-                    self._said.reason = f"it wrote a message of more than {MAX_MESSAGE_BYTES >> 20} MiB"
-                elif self._unasked > MAX_UNASKED_BYTES:
-                    self._said.reason = (
+                    self._output.reason = f"it wrote a message of more than {MAX_MESSAGE_BYTES >> 20} MiB"
+                elif self._num_unrequested > MAX_UNASKED_BYTES:
+                    self._output.reason = (
                         f"it wrote more than {MAX_UNASKED_BYTES >> 20} MiB without being asked"
                     )
-                if self._said.reason:
+                if self._output.reason:
                     return
 
     async def write(self, to_server: Any) -> None:
-        """Send what the session says."""
+        """Send the messages of the session."""
         assert self._process.stdin is not None, "made with pipes"
         with contextlib.suppress(OSError):
-            async for one in to_server:
-                text = one.message.model_dump_json(by_alias=True, exclude_unset=True)
-                self._unasked = 0
+            async for session_message in to_server:
+                text = session_message.message.model_dump_json(by_alias=True, exclude_unset=True)
+                self._num_unrequested = 0
                 self._process.stdin.write(text.encode("utf-8", errors="backslashreplace") + b"\n")
                 await self._process.stdin.drain()
 
@@ -141,7 +141,7 @@ class _Reader:
         """Keep the end of the standard error, so that a server is never held up by it."""
         assert self._process.stderr is not None, "made with pipes"
         while data := await self._process.stderr.read(_CHUNK_BYTES):
-            self._said.add(data)
+            self._output.add(data)
 
     def _message(self, line: bytes) -> SessionMessage | None:
         from mcp.shared.message import SessionMessage
@@ -153,11 +153,11 @@ class _Reader:
             return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
         except ValueError:
             self._bad_lines += 1
-            shown = ascii(line[:60].decode("utf-8", errors="replace"))
-            self._said.bad_line = f"it wrote a line that is no message: {shown}"
+            line_start = ascii(line[:60].decode("utf-8", errors="replace"))
+            self._output.bad_line = f"it wrote a line that is no message: {line_start}"
             if self._bad_lines > MAX_BAD_LINES:
-                self._said.reason = (
-                    f"it wrote more than {MAX_BAD_LINES} lines that are no messages, such as {shown}"
+                self._output.reason = (
+                    f"it wrote more than {MAX_BAD_LINES} lines that are no messages, such as {line_start}"
                 )
             return None
 

@@ -1,6 +1,6 @@
-"""The turns of an episode: the model answers, somebody replies, until one of them ends it or a limit is reached.
+"""Turns of an episode: the model answers, a reply follows, until one of them ends it or a limit is reached.
 
-Agents of several turns differ in who replies, and in nothing else.
+Agents of several turns differ in the source of the replies alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from strop.agents.context import AgentContext, Generate
 from strop.agents.tools.conversation import Conversation
-from strop.agents.tools.parsed_output import AnswerParser, ParsedTurn, split_thinking
+from strop.agents.tools.parsed_output import ParsedTurn, split_thinking
 from strop.protocol.trajectory import Media
 from strop.rollout.types import TokenOutput
 from strop.utils.chat_template.answers import answer_text
@@ -25,7 +25,7 @@ are."""
 
 @dataclass(frozen=True, kw_only=True)
 class Replies:
-    """What is said after an answer."""
+    """Replies to an answer: results of tools, or the turn of a user."""
 
     texts: Sequence[str] = ()
     """The results of the answer's calls, in order, or the one turn of a user."""
@@ -38,14 +38,14 @@ class Replies:
 
 
 class Reply(Protocol):
-    """Whoever answers the model."""
+    """Answers the model."""
 
     async def __call__(self, turn: ParsedTurn, *, is_last: bool) -> Replies | str:
-        """What follows an answer; where the episode is over, why it ended.
+        """Replies to an answer; a stop reason where the episode is over.
 
         Args:
             turn: the answer.
-            is_last: a limit is reached: the reply will not be shown, so what only it needs need not be done.
+            is_last: a limit is reached: the reply will not be shown, so work for it alone can be skipped.
         """
         ...
 
@@ -58,17 +58,17 @@ async def take_turns(
     *,
     answers_stand_alone: bool = False,
 ) -> str:
-    """Alternate answers and replies; why the episode ended.
+    """Alternate answers and replies; returns the stop reason.
 
     Args:
-        conversation: what was said so far; it grows.
-        generate: asks the model.
+        conversation: so far; it grows.
+        generate: samples an answer.
         context: limits, formats and deadline.
         reply: called after each answer that is complete; one that was cut off ends the episode unanswered.
         answers_stand_alone: each of them will be made a training sequence of its own.
 
     Returns:
-        What `reply` said, the engine's own reason for an answer that was cut off (`length`, `aborted`),
+        The stop reason of `reply`, the engine's own reason for an answer that was cut off (`length`, `aborted`),
         `max_assistant_turns`, `max_user_turns`, `timeout` at the deadline of the episode, or `length`
         where a reply would leave no room for another answer; it is not appended then.
     """
@@ -94,18 +94,20 @@ async def _turns(
     while True:
         output = await generate(conversation.token_ids, stop_token_ids=stops, max_tokens=conversation.room)
         num_answers += 1
-        turn = await _read(output, context, begins_in_thinking=conversation.begins_in_thinking)
+        turn = await _parse(output, context, begins_in_thinking=conversation.begins_in_thinking)
         conversation.add_answer(output, turn)
         if output.stop_reason != "stop":
             return output.stop_reason
         num_sequences = num_answers if answers_stand_alone else conversation.num_sequences
         limit = _limit(context, num_answers, num_sequences)
-        said = await reply(turn, is_last=bool(limit))
-        if isinstance(said, str):
-            return said
+        replies = await reply(turn, is_last=bool(limit))
+        if isinstance(replies, str):
+            return replies
         if limit:
             return limit
-        if not conversation.add_replies(said.texts, role=said.role, images=said.images, facts=said.facts):
+        if not conversation.add_replies(
+            replies.texts, role=replies.role, images=replies.images, facts=replies.facts
+        ):
             return "length"
 
 
@@ -121,11 +123,10 @@ def _limit(context: AgentContext, num_answers: int, num_sequences: int) -> str:
     return ""
 
 
-async def _read(output: TokenOutput, context: AgentContext, *, begins_in_thinking: bool) -> ParsedTurn:
+async def _parse(output: TokenOutput, context: AgentContext, *, begins_in_thinking: bool) -> ParsedTurn:
     """The answer without thinking and control tokens, and its calls."""
-    parser: AnswerParser | None = context.parser
-    if parser is not None:
-        return await parser.parse(
+    if context.parser is not None:
+        return await context.parser.parse(
             output.token_ids, context.tool_schemas, begins_in_thinking=begins_in_thinking
         )
     text = answer_text(context.tokenizer, output.token_ids)

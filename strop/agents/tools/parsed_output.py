@@ -1,4 +1,4 @@
-"""Answers of the model in their parts: thinking, what it says, and the calls that it makes."""
+"""Parsed answers of the model: thinking, content, and calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """What begins as a call and is none; answered with the problem."""
+    """Text that begins as a call and is none; answered with the problem."""
 
     text: str
     """As written."""
@@ -58,25 +58,25 @@ class AnswerParser(Protocol):
 
         Args:
             token_ids: of the answer.
-            tools: schemas of what can be called.
+            tools: schemas of the tools.
             begins_in_thinking: the prompt ended with <think>.
         """
         ...
 
 
 def split_thinking(text: str, *, begins_in_thinking: bool) -> tuple[str, str]:
-    """Thinking, and what follows it.
+    """Split an answer into thinking and content.
 
-    Calls are looked for in the second part alone: what a model thinks of doing it has not done.
+    Calls are parsed in the content alone: a call in the thinking is not made.
 
     Args:
         text: of an answer.
         begins_in_thinking: the prompt ended with <think>.
     """
-    thought, closed, answer = text.rpartition(CLOSE)
+    thinking, closed, answer = text.rpartition(CLOSE)
     if closed:
-        return thought.partition(OPEN)[2] if OPEN in thought else thought, answer
+        return thinking.partition(OPEN)[2] if OPEN in thinking else thinking, answer
     if begins_in_thinking:
         return text, ""
-    before, opened, open_thought = text.partition(OPEN)
-    return (open_thought, before) if opened else ("", text)
+    content_before, opened, open_thinking = text.partition(OPEN)
+    return (open_thinking, content_before) if opened else ("", text)

@@ -68,14 +68,14 @@ class PythonSandboxTool(BaseTool):
             )
         if self.sandbox is None:
             raise SandboxFailed("no sandbox for programs is set up in this process")
-        ran = await self.sandbox.run(Program(code=_without_fence(code)))
-        if ran.outcome == "infrastructure":
-            raise SandboxFailed(ran.error or "the sandbox failed")
-        parts = [ran.text.rstrip("\n"), ran.stderr.decode("utf-8", errors="replace").rstrip("\n")]
-        if ran.outcome not in ("ok", "error"):
-            parts.append(f"Error: {ran.error or ran.outcome}")
+        result = await self.sandbox.run(Program(code=_without_fence(code)))
+        if result.outcome == "infrastructure":
+            raise SandboxFailed(result.error or "the sandbox failed")
+        parts = [result.text.rstrip("\n"), result.stderr.decode("utf-8", errors="replace").rstrip("\n")]
+        if result.outcome not in ("ok", "error"):
+            parts.append(f"Error: {result.error or result.outcome}")
         text = "\n".join(part for part in parts if part)
-        return ToolResponse(text=text or "(nothing was printed)"), 0.0, {"outcome": ran.outcome}
+        return ToolResponse(text=text or "(nothing was printed)"), 0.0, {"outcome": result.outcome}
 
 
 def _without_fence(code: str) -> str:

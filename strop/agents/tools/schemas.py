@@ -26,11 +26,11 @@ class _Schema:
         if isinstance(value, cls):
             return value
         value = schema_mapping(value)
-        known = {f.name for f in fields(cls)} - {"extra"}  # type: ignore[arg-type]  # every subclass is a dataclass
-        given = {key: cls._read(key, item) for key, item in value.items() if key in known}
-        extra = {key: item for key, item in value.items() if key not in known}
+        names = {f.name for f in fields(cls)} - {"extra"}  # type: ignore[arg-type]  # every subclass is a dataclass
+        values = {key: cls._read(key, item) for key, item in value.items() if key in names}
+        extra = {key: item for key, item in value.items() if key not in names}
         try:
-            return cls(**given, **({"extra": extra} if extra else {}))
+            return cls(**values, **({"extra": extra} if extra else {}))
         except TypeError as error:
             raise ValueError(f"{cls.__name__} {dict(value)!r:.120} is incomplete: {error}") from error
 
@@ -40,11 +40,13 @@ class _Schema:
         if isinstance(hint, type) and issubclass(hint, _Schema):
             return hint.model_validate(item)
         if key == "properties" and isinstance(item, Mapping):
-            return {name: OpenAIFunctionPropertySchema.model_validate(one) for name, one in item.items()}
+            return {
+                name: OpenAIFunctionPropertySchema.model_validate(schema) for name, schema in item.items()
+            }
         return item
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
-        """As a mapping, without what is None; options of other libraries are accepted and change nothing."""
+        """As a mapping, without values that are None; options of other libraries are accepted and change nothing."""
         dumped = {
             f.name: _dump(getattr(self, f.name))
             for f in fields(self)  # type: ignore[arg-type]  # every subclass is a dataclass
@@ -141,7 +143,7 @@ class OpenAIFunctionCallSchema(_Schema):
     def from_openai_function_parsed_schema(
         parsed: OpenAIFunctionParsedSchema,
     ) -> tuple[OpenAIFunctionCallSchema, bool]:
-        """The call, and whether its arguments could not be read (they are empty then)."""
+        """The call, and True where its arguments could not be read (they are empty then)."""
         try:
             arguments = read_json(parsed.arguments)
         except (ValueError, TypeError):

@@ -1,4 +1,4 @@
-"""Search in a corpus of one's own, without any server.
+"""Search tool over a local index, without any server.
 
 Results and arguments are those of the search tool that verl has: a list of queries and topk in, numbered passages
 out.
@@ -16,7 +16,7 @@ from strop.agents.tools.search_index import Passage, SearchIndex, build_index
 from strop.agents.tools.threads import answer_in_thread
 
 MAX_QUERIES, MAX_TOPK = 8, 50
-"""Per call: queries, and passages of each."""
+"""Most queries of a call, and passages of each."""
 
 SCHEMA = {
     "type": "function",
@@ -46,8 +46,8 @@ class SearchTool(BaseTool):
         self, config: Mapping[str, Any] | None = None, tool_schema: OpenAIFunctionToolSchema | None = None
     ) -> None:
         super().__init__(config or {}, tool_schema or OpenAIFunctionToolSchema.model_validate(SCHEMA))
-        known = {"type", "index", "corpus", "topk"}
-        if unknown := set(self.config) - known:
+        known_keys = {"type", "index", "corpus", "topk"}
+        if unknown := set(self.config) - known_keys:
             raise ValueError(
                 f"config has the unknown key {sorted(unknown)[0]!r}; a search tool has index, corpus and topk"
             )
@@ -63,10 +63,10 @@ class SearchTool(BaseTool):
 
     def wrong_arguments(self, arguments: Mapping[str, Any]) -> str:
         """As of BaseTool; it takes `query` and `topk` as well, without showing them."""
-        taken = {key: value for key, value in arguments.items() if key not in ("query", "topk")}
+        shown_arguments = {key: value for key, value in arguments.items() if key not in ("query", "topk")}
         if isinstance(query := arguments.get("query"), str):
-            taken.setdefault("query_list", [query])
-        return super().wrong_arguments(taken)
+            shown_arguments.setdefault("query_list", [query])
+        return super().wrong_arguments(shown_arguments)
 
     async def execute(
         self, instance_id: str, parameters: dict[str, Any], **kwargs: Any
@@ -74,18 +74,22 @@ class SearchTool(BaseTool):
         """As of BaseTool; one query may be given as `query`, and `topk` lowers or raises the number of passages."""
         queries = parameters.get("query_list", parameters.get("query"))
         queries = [queries] if isinstance(queries, str) else queries
-        if not isinstance(queries, list) or not queries or not all(isinstance(one, str) for one in queries):
+        if (
+            not isinstance(queries, list)
+            or not queries
+            or not all(isinstance(query, str) for query in queries)
+        ):
             return ToolResponse(text='Error: give "query_list", a list of texts.'), 0.0, {"num_passages": 0}
         topk = parameters.get("topk", self._topk)
         topk = min(max(topk, 1), MAX_TOPK) if isinstance(topk, int) else self._topk
-        found = [await answer_in_thread(self._index.search, query, topk) for query in queries[:MAX_QUERIES]]
-        text = "\n---\n".join(shown(passages) for passages in found)
+        results = [await answer_in_thread(self._index.search, query, topk) for query in queries[:MAX_QUERIES]]
+        text = "\n---\n".join(passages_text(passages) for passages in results)
         if len(queries) > MAX_QUERIES:
             text += f"\n(only the first {MAX_QUERIES} queries were searched for)"
-        return ToolResponse(text=text), 0.0, {"num_passages": sum(map(len, found))}
+        return ToolResponse(text=text), 0.0, {"num_passages": sum(map(len, results))}
 
 
-def shown(passages: Sequence[Passage]) -> str:
+def passages_text(passages: Sequence[Passage]) -> str:
     """Passages as text, numbered from 1."""
     if not passages:
         return "No passage found."

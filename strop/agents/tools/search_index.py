@@ -1,7 +1,7 @@
-"""A corpus of one's own in one file: an SQLite full-text index (FTS5), ranked by BM25.
+"""Full-text index of a corpus in one file: SQLite (FTS5), ranked by BM25.
 
-It is built once, under a lock, by `strop data index` or by the first of the workers that need it; the others wait, and
-read what it made. The whole file appears at once, so a build that crashed leaves nothing that could be read. Nothing
+It is built once, under a lock, by `strop data index` or by the first of the workers that need it; the others wait for
+it. The whole file appears at once, so a build that crashed leaves nothing that could be read. Nothing
 writes to it afterwards. Source of the ranking: Robertson and Zaragoza 2009, BM25 with k1 = 1.2 and b = 0.75, as FTS5
 has it.
 """
@@ -56,7 +56,7 @@ def build_index(corpus: Path, index: Path, *, only_if_missing: bool = False) -> 
         ValueError: the corpus is of no such form, or empty; or the index cannot be written.
     """
     try:
-        with _building(index):
+        with _build_lock(index):
             if only_if_missing and index.is_file():
                 return 0
             partial = index.with_name(index.name + ".partial")
@@ -74,8 +74,8 @@ def build_index(corpus: Path, index: Path, *, only_if_missing: bool = False) -> 
 
 
 @contextlib.contextmanager
-def _building(index: Path) -> Iterator[None]:
-    """Be the only process that builds this index; the lock ends with the process, and its file with the build."""
+def _build_lock(index: Path) -> Iterator[None]:
+    """Lock of the process that builds this index; the lock ends with the process, and its file with the build."""
     path = index.with_name(index.name + ".lock")
     deadline = time.monotonic() + BUILD_S
     while True:
@@ -196,16 +196,16 @@ class SearchIndex:
     def search(self, query: str, topk: int) -> list[Passage]:
         """The best passages for the words of a query; a passage needs one of them.
 
-        What the query contains is words: operators of the index's language have no meaning in it.
+        The query is taken as words: operators of the index's language have no meaning in it.
         """
         words = _WORD.findall(query)[:MAX_WORDS]
         if not words:
             return []
-        asked = " OR ".join(f'"{word}"' for word in dict.fromkeys(words))
+        match_query = " OR ".join(f'"{word}"' for word in dict.fromkeys(words))
         rows = self._connection().execute(
             "SELECT id, title, text, -bm25(passages) FROM passages WHERE passages MATCH ? "
             "ORDER BY bm25(passages), rowid LIMIT ?",
-            (asked, topk),
+            (match_query, topk),
         )
         return [Passage(*row) for row in rows]
 

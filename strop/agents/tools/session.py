@@ -1,7 +1,7 @@
-"""The tools of one episode: create, execute any number of times, rewards, and release whatever happens.
+"""Tools of one episode: create, execute any number of times, rewards, and release whatever happens.
 
-Every call of a tool has a deadline. What a model does wrong (an unknown tool, arguments that are no JSON, a call
-that fails) becomes a sentence for the model. The cancellation of the episode, and a tool that cannot work at all
+Every call of a tool has a deadline. Errors of the model (an unknown tool, arguments that are no JSON, a call
+that fails) become a sentence for the model. The cancellation of the episode, and a tool that cannot work at all
 (ToolUnavailable), go on upwards, after release.
 """
 
@@ -34,19 +34,19 @@ T = TypeVar("T")
 Truncation = Literal["left", "right", "middle"]
 
 EMPTY_RESULT = "(the tool returned nothing)"
-"""What the model is shown instead of no text: some templates leave empty messages out."""
+"""Shown to the model in place of an empty text: some templates leave empty messages out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolLimits:
-    """What one episode may ask of its tools."""
+    """Limits of tool calls."""
 
     max_parallel_calls: int
-    """Calls of one answer that are carried out."""
+    """Calls of one answer that are executed."""
     max_response_tokens: int
     """Tokens of one result."""
     truncation: Truncation
-    """Where a longer one is cut: left keeps its end, right its beginning, middle both."""
+    """Side on which a longer one is cut: left keeps its end, right its beginning, middle both."""
     timeout_s: float
     """Wall-clock limit of each call of a tool's method."""
 
@@ -63,22 +63,22 @@ class ToolSession:
         limits: ToolLimits,
         facts: Mapping[str, Any],
         images: ImageEncoder | None = None,
-        why_no_images: str = "the model takes text alone",
+        no_images_reason: str = "the model takes text alone",
     ) -> None:
         """Args:
         tools: by name.
         tools_kwargs: per tool: create_kwargs, execute_kwargs, calc_reward_kwargs, release_kwargs.
         tokenizer: measures results.
         limits: of this episode.
-        facts: what tools may know of the episode; `execute` gets them as the attributes of `agent_data`.
+        facts: of the episode, for tools; `execute` gets them as the attributes of `agent_data`.
         images: reads images of results.
-        why_no_images: why the model cannot be shown any; empty where it can.
+        no_images_reason: reason why the model cannot be shown any; empty where it can.
         """
         self._tools = tools
         self._kwargs = tools_kwargs
         self._tokenizer = tokenizer
         self._limits = limits
-        self._images, self._why_no_images = images, why_no_images
+        self._images, self._no_images_reason = images, no_images_reason
         self._agent_data = SimpleNamespace(**facts, tools_kwargs=tools_kwargs, metrics={})
         self._instances: dict[str, asyncio.Task[str]] = {}
         self.results: list[CallResult] = []
@@ -113,12 +113,12 @@ class ToolSession:
             ToolUnavailable: a tool cannot work; the other calls have ended then.
         """
         limit = self._limits.max_parallel_calls
-        ended = await asyncio.gather(*(self._call(call) for call in calls[:limit]), return_exceptions=True)
+        outcomes = await asyncio.gather(*(self._call(call) for call in calls[:limit]), return_exceptions=True)
         results: list[CallResult] = []
-        for one in ended:
-            if isinstance(one, BaseException):
-                raise one
-            results.append(one)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            results.append(outcome)
         results += [
             CallResult(
                 name=call.name,
@@ -166,7 +166,7 @@ class ToolSession:
 
     async def _call(self, call: FunctionCall | MalformedCall) -> CallResult:
         start = time.perf_counter()
-        result = await self._carried_out(call, start)
+        result = await self._execute(call, start)
         add_span(
             SPANS.get(),
             "tool",
@@ -178,7 +178,7 @@ class ToolSession:
         )
         return result
 
-    async def _carried_out(self, call: FunctionCall | MalformedCall, start: float) -> CallResult:
+    async def _execute(self, call: FunctionCall | MalformedCall, start: float) -> CallResult:
         name = call.name
         if isinstance(call, MalformedCall):
             return CallResult(name=name, error="malformed", text=call.problem)
@@ -188,8 +188,8 @@ class ToolSession:
             return CallResult(name=name, error="unknown_tool", text=text)
         try:
             arguments = read_json(call.arguments or "{}")
-        except ValueError as wrong:
-            text = f"Invalid JSON in arguments for '{name}': {wrong}"
+        except ValueError as invalid:
+            text = f"Invalid JSON in arguments for '{name}': {invalid}"
             return CallResult(name=name, error="bad_arguments", text=text)
         if not isinstance(arguments, dict):
             text = f"Invalid JSON in arguments for '{name}': they must be an object"
@@ -208,9 +208,9 @@ class ToolSession:
             returned = await self._timed(
                 self._tools[name].execute(instance, arguments, agent_data=self._agent_data, **kwargs)
             )
-            response, reward, facts = _read(returned)
-            images = self._read_images(name, response)
-        except _OutOfTime:
+            response, reward, facts = _checked_result(returned)
+            images = self._read_images(response)
+        except _DeadlineExceeded:
             error, text = "timeout", f"no answer within {self._limits.timeout_s:g} s"
         except ToolUnavailable:
             raise
@@ -219,12 +219,12 @@ class ToolSession:
             error, text = "failed", described(failure)
         if error:
             response = ToolResponse(text=f"Error executing tool '{name}': {text}")
-        shown = self._shortened(encodable(response.text or ""))
-        if unshown := self._unshown(response, len(images)):
-            error, shown = "not_shown", "\n".join([*([shown] if shown else []), unshown])
+        shown_text = self._truncate(encodable(response.text or ""))
+        if unshown := self._unshown_media(response, len(images)):
+            error, shown_text = "not_shown", "\n".join([*([shown_text] if shown_text else []), unshown])
         return CallResult(
             name=name,
-            text=shown or ("" if images else EMPTY_RESULT),
+            text=shown_text or ("" if images else EMPTY_RESULT),
             images=images,
             reward=reward,
             facts=facts,
@@ -233,30 +233,30 @@ class ToolSession:
             response=response,
         )
 
-    def _read_images(self, name: str, response: ToolResponse) -> tuple[Media, ...]:
+    def _read_images(self, response: ToolResponse) -> tuple[Media, ...]:
         """The images of a result, where the model can be shown any.
 
         Raises:
             ValueError: one of them cannot be read.
         """
-        if self._images is None or self._why_no_images:
+        if self._images is None or self._no_images_reason:
             return ()
         return tuple(self._images.read(image) for image in response.image or ())
 
-    def _unshown(self, response: ToolResponse, num_shown: int) -> str:
-        """A sentence about what a result holds and the model is not shown; empty where there is no such thing."""
+    def _unshown_media(self, response: ToolResponse, num_shown: int) -> str:
+        """A sentence about media of a result that the model is not shown; empty where there are none."""
         kinds = {"image": len(response.image or ()) - num_shown, "video": len(response.video or ())}
         kinds["audio"] = len(response.audio or ())
         reasons = dict.fromkeys(kinds, "results of tools are shown as text and images alone")
-        reasons["image"] = self._why_no_images
-        found = [
+        reasons["image"] = self._no_images_reason
+        sentences = [
             f"({count} {kind}{'s' if count > 1 else ''} cannot be shown: {reasons[kind]})"
             for kind, count in kinds.items()
             if count
         ]
-        if found:
-            logger.warning("a tool gave what the model is not shown: %s", " ".join(found))
-        return "\n".join(found)
+        if sentences:
+            logger.warning("a tool gave what the model is not shown: %s", " ".join(sentences))
+        return "\n".join(sentences)
 
     def _kwargs_of(self, name: str, key: str) -> Mapping[str, Any]:
         return self._kwargs.get(name, {}).get(key) or {}
@@ -280,18 +280,18 @@ class ToolSession:
                     return await work
         except TimeoutError as error:
             if deadline.expired():
-                raise _OutOfTime from None
+                raise _DeadlineExceeded from None
             raise RuntimeError(
                 f"TimeoutError: {error}"
             ) from error  # the tool's own, sooner than the deadline
 
-    def _shortened(self, text: str) -> str:
-        """The text within the limit of tokens; what is left out is said."""
+    def _truncate(self, text: str) -> str:
+        """The text within the limit of tokens, with a word where some was left out."""
         limit = self._limits.max_response_tokens
         if len(text) <= limit // 4:  # a character has at most four bytes, and a token at least one
             return text
         most, truncation = limit * MAX_CHARS_PER_TOKEN, self._limits.truncation
-        kept = {
+        parts = {
             "left": text[-most:],
             "right": text[:most],
             "middle": text[: most // 2] + text[-(most // 2) :],
@@ -299,8 +299,8 @@ class ToolSession:
         is_cut = (
             len(text) > most
         )  # so much text is more than the limit, and encoding all of it may take minutes
-        seen = kept[truncation] if is_cut else text
-        ids = self._tokenizer(seen, add_special_tokens=False, verbose=False)["input_ids"]
+        part = parts[truncation] if is_cut else text
+        ids = self._tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"]
         if len(ids) <= limit and not is_cut:
             return text
         return truncated(ids, min(limit, len(ids)), truncation, self._tokenizer)
@@ -335,7 +335,7 @@ class ToolSession:
             logger.exception("tool %s could not be released", name)
 
 
-class _OutOfTime(Exception):
+class _DeadlineExceeded(Exception):
     """A tool's method did not answer within its deadline."""
 
 
@@ -353,8 +353,8 @@ def truncated(ids: Sequence[int], limit: int, truncation: Truncation, tokenizer:
     return f"{tokenizer.decode(list(ids[:head]))}...(truncated)...{end}"
 
 
-def _read(returned: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
-    """What `execute` returned, checked."""
+def _checked_result(returned: Any) -> tuple[ToolResponse, float, dict[str, Any]]:
+    """Check the value that `execute` returned."""
     if isinstance(returned, (str, ToolResponse)):
         returned = (returned,)
     if not isinstance(returned, tuple) or not 1 <= len(returned) <= 3:

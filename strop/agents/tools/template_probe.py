@@ -1,4 +1,4 @@
-"""What a chat template does with conversations that go on, found out once per model by rendering examples."""
+"""Properties of a chat template in conversations that go on, probed once per model by rendering examples."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class CallExample:
     name: str = EXAMPLE_NAME
     """Tool that is called."""
     arguments: Mapping[str, str] | None = None
-    """What it is called with."""
+    """Arguments of the call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateProfile:
-    """What a chat template does with conversations that go on."""
+    """Properties of a chat template in conversations that go on."""
 
     reply_role: str
     """Role of tool results: `tool`, or `user` where the template knows no other."""
     forgets_thinking_at: frozenset[str]
     """Roles of replies after which earlier thinking is no longer shown."""
     rewrites_at: frozenset[str]
-    """Roles of replies after which what stands before them is written differently, thinking aside."""
+    """Roles of replies after which earlier messages are written differently, thinking aside."""
     rewrites_after_system_at: frozenset[str]
     """The same for conversations that begin with a system message."""
     takes_raw_answers: bool
@@ -66,17 +66,17 @@ class TemplateProfile:
     knows_thinking: bool
     """The thinking of an earlier answer can be given in a field of its own."""
     before_text: str
-    """What the template writes before the text of an answer, and the model too."""
+    """Text that the template writes before an answer, and the model too."""
     no_content: str | None
     """Content of an answer that is calls alone."""
     ids_name_tools: bool
     """A call is written with its id alone, which names the tool."""
     thinking_opening: str
-    """What opens the thinking in the header of an answer; empty where the model opens it."""
+    """Text that opens the thinking in the header of an answer; empty where the model opens it."""
     shows_tools: bool
     """Tool schemas become part of the prompt."""
     call_example: CallExample | None
-    """How the template writes a call of the tool look_up."""
+    """A call of the tool look_up, as the template writes it."""
     separator: str
     """Text between the end of an answer and a reply to it, which the model does not write itself."""
 
@@ -101,17 +101,19 @@ def find_profile(
     render: Callable[[Sequence[Message], Sequence[Message] | None, bool], str],
     cuts: Callable[[str], Sequence[int]],
 ) -> TemplateProfile:
-    """Examples through a template.
+    """Probe a template with examples.
 
     Args:
         render: text of a conversation with tools, perhaps with the header of the next answer; empty where the
             template refuses it.
-        cuts: where tokens of their own begin in a text.
+        cuts: positions in a text where tokens of their own begin.
     """
-    return _Examples(render, cuts).profile()
+    return _Probe(render, cuts).profile()
 
 
-class _Examples:
+class _Probe:
+    """Renders example conversations and compares the texts."""
+
     def __init__(
         self,
         render: Callable[[Sequence[Message], Sequence[Message] | None, bool], str],
@@ -124,17 +126,21 @@ class _Examples:
     def profile(self) -> TemplateProfile:
         self._ids_name_tools = self._writes_ids_alone()
         self._no_content = self._content_of_calls()
-        role = "tool" if self._replied("tool") else "user"
+        role = "tool" if self._render_replied("tool") else "user"
         roles = dict.fromkeys((role, "user"))
         header = self._header()
         is_raw = self._takes_raw_answers(role)
         opening = header[header.rfind(_THINK) :] if header.rstrip().endswith(_THINK) else ""
         return TemplateProfile(
             reply_role=role,
-            forgets_thinking_at=frozenset(one for one in roles if self._forgets(one, is_raw)),
-            rewrites_at=frozenset(one for one in roles if self._rewrites(one, [QUESTION])),
+            forgets_thinking_at=frozenset(
+                reply_role for reply_role in roles if self._forgets(reply_role, is_raw)
+            ),
+            rewrites_at=frozenset(
+                reply_role for reply_role in roles if self._rewrites(reply_role, [QUESTION])
+            ),
             rewrites_after_system_at=frozenset(
-                one for one in roles if self._rewrites(one, [_SYSTEM, QUESTION])
+                reply_role for reply_role in roles if self._rewrites(reply_role, [_SYSTEM, QUESTION])
             ),
             takes_raw_answers=is_raw,
             knows_thinking=self._knows_thinking(),
@@ -162,12 +168,12 @@ class _Examples:
         return example_reply(role, *self._calls()[0])
 
     def _header(self) -> str:
-        """What opens an answer."""
-        asked = [{"role": "user", "content": MARK}]
-        closed, opened = self._try(asked, opens=False), self._try(asked)
+        """Text that opens an answer."""
+        messages = [{"role": "user", "content": MARK}]
+        closed, opened = self._try(messages, opens=False), self._try(messages)
         return opened[len(closed) :] if opened.startswith(closed) else ""
 
-    def _replied(self, role: str, **answer: str) -> str:
+    def _render_replied(self, role: str, **answer: str) -> str:
         """A conversation in which an answer with these fields was replied to; empty when it is refused."""
         for called in self._answers(role):
             content = (
@@ -179,12 +185,14 @@ class _Examples:
         return ""
 
     def _writes_ids_alone(self) -> bool:
-        """A call shows the name of its tool if its id has it, and not otherwise."""
-        shown = []
+        """True when a call shows the name of its tool only where its id has it."""
+        shows_name = []
         for self._ids_name_tools in (False, True):
-            calls = [one for one in self._answers("tool") if "tool_calls" in one]
-            shown.append(any(EXAMPLE_NAME in self._try([QUESTION, one], opens=False) for one in calls))
-        return shown == [False, True]
+            calls = [answer for answer in self._answers("tool") if "tool_calls" in answer]
+            shows_name.append(
+                any(EXAMPLE_NAME in self._try([QUESTION, answer], opens=False) for answer in calls)
+            )
+        return shows_name == [False, True]
 
     def _content_of_calls(self) -> str | None:
         """None where an empty text would be shown as an answer of its own, or refused."""
@@ -198,38 +206,38 @@ class _Examples:
         return ""
 
     def _forgets(self, role: str, is_raw: bool) -> bool:
-        """Thinking before an answer is gone once the answer is replied to, in the form in which answers are given."""
+        """True when thinking before an answer is dropped once the answer is replied to."""
         if is_raw and not self._knows_thinking():
             raw = {"role": "assistant", "content": f"{_THINK}\n{_THOUGHT}\n</think>\n\n{MARK}"}
             written = self._try([QUESTION, raw, self._reply(role)])
             return MARK in written and _THOUGHT not in written
-        replied = self._replied(role, **_THINKING)
+        replied = self._render_replied(role, **_THINKING)
         return self._knows_thinking() and bool(replied) and _THOUGHT not in replied
 
     def _knows_thinking(self) -> bool:
-        """Thinking can be given in a field of its own."""
+        """True when thinking can be given in a field of its own."""
         alone = [QUESTION, {"role": "assistant", "content": MARK, **_THINKING}]
-        return _THOUGHT in self._try(alone, opens=False) + self._replied("tool", **_THINKING)
+        return _THOUGHT in self._try(alone, opens=False) + self._render_replied("tool", **_THINKING)
 
     def _before_text(self) -> str:
-        """What the template writes between the header, as it was asked for, and the text of an answer."""
-        asked = [QUESTION, {"role": "assistant", "content": MARK}]
-        opened, written = self._try([QUESTION]), self._try(asked, opens=False).partition(MARK)[0]
+        """Text that the template writes between the header of an answer and the answer."""
+        messages = [QUESTION, {"role": "assistant", "content": MARK}]
+        opened, written = self._try([QUESTION]), self._try(messages, opens=False).partition(MARK)[0]
         return written[len(opened) :] if written.startswith(opened) else ""
 
-    def _rewrites(self, role: str, asked: Sequence[Message]) -> bool:
-        """What stands before a second reply is not what stood there before it."""
+    def _rewrites(self, role: str, prompt: Sequence[Message]) -> bool:
+        """True when a second reply changes the text before it."""
         for answer in self._answers(role):
-            begun = [*asked, answer, self._reply(role)]
-            later = self._render([*begun, answer, self._reply(role)], [EXAMPLE_TOOL], True)
-            earlier = self._render(begun, [EXAMPLE_TOOL], False)
-            first = self._render(asked, [EXAMPLE_TOOL], False)
+            conversation = [*prompt, answer, self._reply(role)]
+            later = self._render([*conversation, answer, self._reply(role)], [EXAMPLE_TOOL], True)
+            earlier = self._render(conversation, [EXAMPLE_TOOL], False)
+            first = self._render(prompt, [EXAMPLE_TOOL], False)
             if later and earlier:
                 return not (later.startswith(earlier) and later.startswith(first))
         return False
 
     def _takes_raw_answers(self, role: str) -> bool:
-        """A call that is given as text is shown as a call that is given in its parts, also when more follows."""
+        """True when a call given as text is rendered like one given in its parts, also when more follows."""
         raw = {"role": "assistant", "content": f"{MARK} <tool_call>"}
         text = self._try([QUESTION, raw, self._reply(role)])
         if MARK not in text or REPLY_MARK not in text:
@@ -241,43 +249,43 @@ class _Examples:
                 parts = self._try([QUESTION, answer, self._reply(role), *more])
                 if not (MARK in parts and REPLY_MARK in parts):
                     continue
-                given = {"role": "assistant", "content": _THOUGHT}
-                before, shown, after = self._try([QUESTION, given, self._reply(role), *more]).partition(
+                text_answer = {"role": "assistant", "content": _THOUGHT}
+                before, mark, after = self._try([QUESTION, text_answer, self._reply(role), *more]).partition(
                     _THOUGHT
                 )
                 before = _common_start(before, parts)
-                if not (shown and parts.endswith(after)):
+                if not (mark and parts.endswith(after)):
                     return False
                 written = parts[len(before) : len(parts) - len(after)]
-                whole = self._try([QUESTION, {**given, "content": written}, self._reply(role), *more])
+                whole = self._try([QUESTION, {**text_answer, "content": written}, self._reply(role), *more])
                 is_alike = whole.split() == parts.split()
                 return whole == parts or (is_alike and not self._knows_thinking())
         return True
 
     def _call_example(self, header: str) -> CallExample | None:
-        begun, opened = (self._render([QUESTION], [EXAMPLE_TOOL], opens) for opens in (False, True))
+        prompt, opened = (self._render([QUESTION], [EXAMPLE_TOOL], opens) for opens in (False, True))
         for answer in self._answers("tool"):
             if "tool_calls" not in answer:
                 break
             text = self._render([QUESTION, answer, self._reply("tool")], [EXAMPLE_TOOL], True)
-            start = len(begun) if text.startswith(begun) else max(0, text.rfind(header.strip() or "\0"))
+            start = len(prompt) if text.startswith(prompt) else max(0, text.rfind(header.strip() or "\0"))
             stop = text.find(REPLY_MARK, start)
-            shown = text[start : stop if stop >= 0 else None]
-            if EXAMPLE_NAME not in shown or MARK not in shown:
+            written = text[start : stop if stop >= 0 else None]
+            if EXAMPLE_NAME not in written or MARK not in written:
                 continue
-            begins = _common_start(shown, opened[len(begun) :] or header)
-            body = shown[len(_UNFINISHED.sub("", begins)) :]
+            begins = _common_start(written, opened[len(prompt) :] or header)
+            body = written[len(_UNFINISHED.sub("", begins)) :]
             end = body.rfind(MARK)
             ends = [cut for cut in self._cuts(body) if cut > end]
             return CallExample(
-                shown, tuple(body[:cut] for cut in [*ends, len(body)]), arguments={"value": MARK}
+                written, tuple(body[:cut] for cut in [*ends, len(body)]), arguments={"value": MARK}
             )
         return None
 
     def _separator(self) -> str:
         """Between the end-of-turn token of an answer and the next header."""
-        asked = [QUESTION, {"role": "assistant", "content": MARK}]
-        after = self._try(asked, opens=False).partition(MARK)[2]
+        messages = [QUESTION, {"role": "assistant", "content": MARK}]
+        after = self._try(messages, opens=False).partition(MARK)[2]
         return after[len(after.rstrip()) :] if after.strip() else ""
 
 
@@ -298,11 +306,11 @@ def made_up_answers(calls: Calls, no_content: str | None) -> Iterator[dict[str, 
     yield {"role": "assistant", "content": MARK}
 
 
-def _common_start(one: str, other: str) -> str:
+def _common_start(text: str, other_text: str) -> str:
     end = 0
-    while end < min(len(one), len(other)) and one[end] == other[end]:
+    while end < min(len(text), len(other_text)) and text[end] == other_text[end]:
         end += 1
-    return one[:end]
+    return text[:end]
 
 
 def example_reply(role: str, identity: str, name: str) -> dict[str, Any]:
@@ -312,5 +320,5 @@ def example_reply(role: str, identity: str, name: str) -> dict[str, Any]:
 
 
 def call_id(number: int) -> str:
-    """Id of the call of this number in an answer: nine letters and digits, which is what most templates take."""
+    """Id of the call of this number in an answer: nine letters and digits, as most templates require."""
     return f"call{number:05d}"

@@ -1,12 +1,12 @@
-"""Chat templates of conversations that go on: which tokens follow an answer, without encoding the answer again.
+"""Chat templates of conversations that go on: the tokens that follow an answer, without encoding the answer again.
 
-A template is a program for whole conversations, but an episode grows: the model's tokens stand, and only what
-comes after them (tool results, user turns, the header of the next answer) is encoded. It is rendered behind a
-short made-up conversation whose answer has a mark, and what stands behind the mark's end of turn is taken. End of
-turn is a control token, so where the encoding is cut does not change the tokens on either side.
+A template is a program for whole conversations, but an episode grows: the model's tokens stay, and only the text
+after them (tool results, user turns, the header of the next answer) is encoded. It is rendered behind a
+short made-up conversation whose answer has a mark, and the text behind the mark's end of turn is taken. End of
+turn is a control token, so cutting the encoding there does not change the tokens on either side.
 
 Some templates write earlier turns differently once more follow: thinking is dropped, tool schemas move. That is
-found out once per model, on examples (`template_profile.py`); such a reply begins a new training sequence
+probed once per model, on examples (`template_probe.py`); such a reply begins a new training sequence
 (`conversation.py`).
 """
 
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_CHARS_PER_TOKEN = 100
-"""More characters than tokens have, but for a few of white space: what is encoded of a text is bounded by it."""
+"""More characters than a token has, but for a few of white space; bounds the text that is encoded."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What stands between an answer and the next one."""
+    """Tokens between an answer and the next one."""
 
     token_ids: tuple[int, ...]
     """Tokens behind those of the answer."""
@@ -59,7 +59,7 @@ class ChatTemplate:
         """Variables of the template."""
         self._control_text: ControlText | None = None
         self._added_texts = any_of(
-            str(one) for one in getattr(tokenizer, "added_tokens_decoder", {}).values()
+            str(added_token) for added_token in getattr(tokenizer, "added_tokens_decoder", {}).values()
         )
         self._shows_images: dict[int, bool] = {}
         added = set(getattr(tokenizer, "added_tokens_decoder", ()))
@@ -109,7 +109,7 @@ class ChatTemplate:
         """Tokens between an answer, as it was sampled, and the first token of the next one.
 
         Args:
-            replies: what answers it, in the form of the template (`reply_messages`).
+            replies: to it, in the form of the template (`reply_messages`).
             call_names: tools that the answer called, in order.
             tools: schemas that the conversation began with.
             last_id: last token of the answer.
@@ -118,11 +118,12 @@ class ChatTemplate:
         Raises:
             TemplateRefused: the template has no place for these replies.
         """
-        replies = [self.as_plain_message(one) for one in replies]  # also those of loops that write their own
+        # also those of loops that write their own
+        replies = [self.as_plain_message(message) for message in replies]
         call_names = [self.as_plain_text(name) for name in call_names]
         refused: Exception | None = None
         ends = self.control_ids.intersection(stop_ids)
-        ids = [str(one["tool_call_id"]) for one in replies if one.get("tool_call_id")]
+        ids = [str(message["tool_call_id"]) for message in replies if message.get("tool_call_id")]
         if len(ids) != len(call_names):
             ids = self.call_ids(call_names)
         for answer in made_up_answers(list(zip(ids, call_names, strict=True)), self.profile.no_content):
@@ -142,52 +143,52 @@ class ChatTemplate:
 
     def call_ids(self, names: Sequence[str], written: Sequence[str | None] = ()) -> list[str]:
         """Ids of the calls of an answer: those that the model wrote, where the template takes them, or made-up ones."""
-        own = [
+        example_ids = [
             f"functions.{name}:{number}" if self.profile.ids_name_tools else call_id(number)
             for number, name in enumerate(names)
         ]
         ids = [
-            one if one and one == self.as_plain_text(one) else own[number]
-            for number, one in enumerate(written)
+            identity if identity and identity == self.as_plain_text(identity) else example_ids[number]
+            for number, identity in enumerate(written)
         ]
-        if not ids or ids == own:
-            return own
-        replies = [example_reply("tool", one, name) for one, name in zip(ids, names, strict=True)]
+        if not ids or ids == example_ids:
+            return example_ids
+        replies = [example_reply("tool", identity, name) for identity, name in zip(ids, names, strict=True)]
         for answer in made_up_answers(list(zip(ids, names, strict=True)), self.profile.no_content):
             if "tool_calls" in answer and self._try([QUESTION, answer, *replies], [EXAMPLE_TOOL]):
                 return ids
-        return own
+        return example_ids
 
     def _tail(
         self,
-        asked: Sequence[Message],
+        prompt: Sequence[Message],
         replies: Sequence[Message],
         tools: Sequence[Message] | None,
         stop_ids: Collection[int],
     ) -> list[int] | None:
         """Token ids from the end of turn of the marked answer on; None where answer or reply is not shown."""
         marked = [{**replies[0], "content": REPLY_MARK}, *replies[1:]]
-        text = self.render([*asked, *replies], tools, opens_answer=True)
-        probe = self.render([*asked, *marked], tools, opens_answer=True)
+        text = self.render([*prompt, *replies], tools, opens_answer=True)
+        probe = self.render([*prompt, *marked], tools, opens_answer=True)
         reply_at = probe.find(REPLY_MARK)
-        at = probe.rfind(MARK, 0, max(reply_at, 0))
-        if at < 0 or reply_at < 0 or text[:reply_at] != probe[:reply_at]:
+        mark_at = probe.rfind(MARK, 0, max(reply_at, 0))
+        if mark_at < 0 or reply_at < 0 or text[:reply_at] != probe[:reply_at]:
             return None
-        num_before = _count(self.encode(text[:at]), stop_ids)
+        num_before = _count(self.encode(text[:mark_at]), stop_ids)
         if _count(self.encode(text[:reply_at]), stop_ids) > num_before:
             ids = self.encode(text)
             ends = [index for index, token in enumerate(ids) if token in stop_ids]
             return ids[ends[num_before] :]
         # Nothing marks the end of a turn: cut where the text of the answer alone ends.
-        alone = self.render(asked, tools, opens_answer=False)
-        end = at
+        alone = self.render(prompt, tools, opens_answer=False)
+        end = mark_at
         while end < min(len(alone), reply_at) and alone[end] == text[end]:
             end += 1
-        for found in self._added_texts.finditer(
-            text, at
+        for match in self._added_texts.finditer(
+            text, mark_at
         ):  # tokens that differ may begin with the same characters
-            if found.start() < end < found.end():
-                end = found.start()
+            if match.start() < end < match.end():
+                end = match.start()
         return self.encode(text[end:])
 
     def as_plain_text(self, text: str) -> str:
@@ -244,7 +245,7 @@ class ChatTemplate:
         return parts
 
     def shows_images(self, token_id: int) -> bool:
-        """Whether a reply to an answer can hold images, each of which becomes one token of this id."""
+        """True when a reply to an answer can have images, each of which becomes one token of this id."""
         if token_id not in self._shows_images:
             replies = self.reply_messages([(call_id(0), EXAMPLE_NAME, "x")], num_images=[2])
             try:
@@ -262,7 +263,7 @@ class ChatTemplate:
 
     @cached_property
     def profile(self) -> TemplateProfile:
-        """What the template does, from rendering examples."""
+        """Properties of the template, from rendering examples."""
         return find_profile(self._try, self._cuts)
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Message] | None, opens: bool = True) -> str:
@@ -273,9 +274,9 @@ class ChatTemplate:
             return ""
 
     def _cuts(self, text: str) -> list[int]:
-        """Where tokens of their own begin."""
-        return [found.start() for found in self._added_texts.finditer(text)]
+        """Positions where tokens of their own begin."""
+        return [match.start() for match in self._added_texts.finditer(text)]
 
 
-def _count(ids: Sequence[int], wanted: Collection[int]) -> int:
-    return sum(token in wanted for token in ids)
+def _count(ids: Sequence[int], counted: Collection[int]) -> int:
+    return sum(token in counted for token in ids)

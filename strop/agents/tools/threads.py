@@ -1,8 +1,8 @@
-"""Functions that may hang, in threads that nobody waits for.
+"""Threads of functions that may hang.
 
-Python code in a thread can be told to end, but one that waits outside of Python cannot. It is a daemon, so it ends with
-the process and not before it. What a model asks for is refused while MAX_STUCK of them hang; what begins and ends an
-episode is not, because a model that makes threads hang must not keep the next episodes from being played.
+Python code in a thread can be interrupted, but a call that waits outside of Python cannot. Such a thread is a daemon,
+which ends with the process. Calls that a model asks for are refused while MAX_STUCK threads hang; calls that begin or
+end an episode are not, because a model that makes threads hang must not block the next episodes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TooManyStuckError(RuntimeError):
 
 
 async def answer_in_thread(function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-    """The same as call_in_thread, for what is called because of what a model said: it is ended when the wait is.
+    """As call_in_thread, for calls caused by an answer of the model: the call is interrupted when the wait ends.
 
     Raises:
         TooManyStuckError: MAX_STUCK functions were left behind and still run.
@@ -55,7 +55,7 @@ async def _in_thread(call: Callable[[], T], function: Callable[..., T], *, ends:
     future: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
 
-    def tell(result: T | None, error: BaseException | None) -> None:
+    def set_outcome(result: T | None, error: BaseException | None) -> None:
         if future.done():
             return
         if error is not None:
@@ -73,7 +73,7 @@ async def _in_thread(call: Callable[[], T], function: Callable[..., T], *, ends:
         except BaseException as error:  # noqa: BLE001 (handed to the caller)
             failure = error if isinstance(error, Exception) else RuntimeError(described(error))
         try:
-            loop.call_soon_threadsafe(tell, result, failure)
+            loop.call_soon_threadsafe(set_outcome, result, failure)
         except RuntimeError:  # the loop was closed meanwhile; nobody waits
             return
 

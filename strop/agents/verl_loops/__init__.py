@@ -2,8 +2,8 @@
 
 loops.py     the adapter that makes an agent of such a class
 base.py      AgentLoopBase
-server.py    what loops generate with, and the record of it
-inputs.py    what loops are given: settings of the run, and the row
-output.py    what they return, and the training sequence that it is
-kit.py       the loops of a YAML list, agent.loops
+server.py    ServerManager, which generates and records the calls
+inputs.py    arguments of loops: settings of the run, and the row
+output.py    AgentLoopOutput, and its conversion to a training sequence
+plugin.py    the loops of a YAML list, agent.loops
 """

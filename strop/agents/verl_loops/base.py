@@ -40,13 +40,13 @@ class AgentLoopBase(ABC):
     ) -> None:
         """Args:
         trainer_config: `.config` has agent, and `actor_rollout_ref.rollout` with lengths and multi_turn; loops of
-            mid-2025 give what is under `.config`.
+            mid-2025 give the value under `.config`.
         server_manager: generates.
         tokenizer: of the model.
         processor, dataset_cls, hf_model_type: None here.
         data_config: `.config` has apply_chat_template_kwargs.
         tools: `.tools` has the tools of the row, by name.
-        kwargs: what the YAML list of loops gives.
+        kwargs: from the YAML list of loops.
         """
         self.config = getattr(trainer_config, "config", trainer_config)
         self.rollout_config = self.config["actor_rollout_ref"]["rollout"]
@@ -61,15 +61,15 @@ class AgentLoopBase(ABC):
         self.loop = asyncio.get_running_loop()
         prepare = getattr(type(self), "init_class", None)
         if prepare is not None:
-            given = {"config": self.config, "tokenizer": tokenizer, "processor": processor, **kwargs}
-            prepare(**accepted(prepare, given))
+            arguments = {"config": self.config, "tokenizer": tokenizer, "processor": processor, **kwargs}
+            prepare(**accepted_arguments(prepare, arguments))
 
     @abstractmethod
     async def run(self, *args: Any, **kwargs: Any) -> Any:
         """Play one episode: `run(sampling_params, **row)`, or `run(messages, sampling_params)` as of mid-2025.
 
         Args:
-            sampling_params: how the run samples.
+            sampling_params: sampling options of the run.
             messages: the prompt.
             kwargs: the row: raw_prompt, extra_info, index, tools_kwargs, data_source, and its other columns.
 
@@ -87,7 +87,7 @@ class AgentLoopBase(ABC):
         audios: Any = None,
         **kwargs: Any,
     ) -> list[int]:
-        """Token ids of messages with the header of an answer; without the system prompt, as what follows an answer.
+        """Token ids of messages with the header of an answer; without the system prompt, for messages after an answer.
 
         Args:
             messages: images in them are parts {"type": "image"} of their contents.
@@ -166,17 +166,17 @@ class AgentLoopBase(ABC):
         """The ids with as many tokens for each image as stand for it."""
         if not images:
             return list(token_ids)
-        read = self.context.read_images(images)
+        media = self.context.read_images(images)
         assert self.context.images is not None, "it has read them"
-        return list(self.context.images.expand(token_ids, read))
+        return list(self.context.images.expand(token_ids, media))
 
 
 def _schemas(tools: Sequence[Any] | None) -> list[Mapping[str, Any]]:
     return [tool.model_dump() if hasattr(tool, "model_dump") else tool for tool in tools or ()]
 
 
-def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the given arguments that a function takes by name."""
+def accepted_arguments(function: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that a function takes by name."""
     parameters = inspect.signature(function).parameters
-    takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    return {name: value for name, value in given.items() if takes_all or name in parameters}
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in arguments.items() if takes_all or name in parameters}

@@ -1,4 +1,4 @@
-"""What agent loops in verl's form are given: settings of the run, and the row."""
+"""Arguments of agent loops in verl's form: settings of the run, and the row."""
 
 from __future__ import annotations
 
@@ -7,45 +7,45 @@ from collections.abc import Iterator
 from typing import Any
 
 from strop.agents.context import AgentContext
-from strop.agents.tools.kit import tools_kwargs_of
+from strop.agents.tools.plugin import tools_kwargs_of
 from strop.algorithms.verl_config import VerlConfig
 from strop.protocol.trajectory import Media, Prompt
 
 IMAGE_PLACEHOLDER = "<image>"
-"""Where an image belongs in the text of a row's messages."""
+"""Stands for an image in the text of a row's messages."""
 
 
-def refuse(**given: Any) -> None:
-    """Refuse what agent loops cannot show to the model."""
-    for name, value in given.items():
+def refuse(**media: Any) -> None:
+    """Refuse media that agent loops cannot show to the model."""
+    for name, value in media.items():
         if value:
             raise ValueError(f"agent loops cannot show {name} to the model; send text and images")
 
 
 def verl_config(context: AgentContext) -> VerlConfig:
     """The settings of a run that loops of verl read, under its names."""
-    config, tools = context.config, context.config
+    config = context.config
     rollout = {
         "response_length": context.sampling.max_tokens,
         "prompt_length": context.max_prompt_tokens,
         "multi_turn": {
             "max_assistant_turns": config.max_assistant_turns,
             "max_user_turns": config.max_user_turns,
-            "max_parallel_calls": tools.max_parallel_calls,
-            "max_tool_response_length": tools.max_tool_response_tokens,
-            "tool_response_truncate_side": tools.tool_response_truncation,
-            "format": tools.tool_format,
-            "tool_config_path": tools.tools or None,
+            "max_parallel_calls": config.max_parallel_calls,
+            "max_tool_response_length": config.max_tool_response_tokens,
+            "tool_response_truncate_side": config.tool_response_truncation,
+            "format": config.tool_format,
+            "tool_config_path": config.tools or None,
         },
     }
     return VerlConfig({"agent": dataclasses.asdict(config), "actor_rollout_ref": {"rollout": rollout}})
 
 
 def row_fields(prompt: Prompt) -> dict[str, Any]:
-    """What `run` gets of the row."""
+    """Keyword arguments of `run`, from the row."""
     return {
         **prompt.columns,
-        "raw_prompt": _with_contents(prompt),
+        "raw_prompt": _raw_prompt(prompt),
         "data_source": prompt.data_source,
         "reward_model": {"style": "rule", "ground_truth": prompt.ground_truth},
         "extra_info": dict(prompt.extra_info),
@@ -57,7 +57,7 @@ def row_fields(prompt: Prompt) -> dict[str, Any]:
     }
 
 
-def _with_contents(prompt: Prompt) -> list[dict[str, Any]]:
+def _raw_prompt(prompt: Prompt) -> list[dict[str, Any]]:
     """The messages of a prompt; where it has images, contents are parts, and each image stands in its place.
 
     Raises:
@@ -65,7 +65,7 @@ def _with_contents(prompt: Prompt) -> list[dict[str, Any]]:
     """
     if not prompt.media:
         return [dict(message) for message in prompt.messages]
-    refuse(videos=any(one.kind != "image" for one in prompt.media))
+    refuse(videos=any(item.kind != "image" for item in prompt.media))
     images = iter(prompt.media)
     messages = []
     for message in prompt.messages:
@@ -75,17 +75,17 @@ def _with_contents(prompt: Prompt) -> list[dict[str, Any]]:
             is_text = part.get("type", "text") == "text"
             pieces = str(part.get("text", "")).split(IMAGE_PLACEHOLDER) if is_text else ["", ""]
             for number, piece in enumerate(pieces):
-                parts += [{"type": "image", "image": _next(images, prompt)}] if number else []
+                parts += [{"type": "image", "image": _next_image(images, prompt)}] if number else []
                 parts += [{"type": "text", "text": piece}] if piece else []
         messages.append({**message, "content": parts})
     return messages
 
 
-def _next(images: Iterator[Media], prompt: Prompt) -> bytes | str:
-    found = next(images, None)
-    if found is None:
+def _next_image(images: Iterator[Media], prompt: Prompt) -> bytes | str:
+    image = next(images, None)
+    if image is None:
         raise ValueError(
             f"prompt {prompt.uid} has more places for images in its messages than images ({len(prompt.media)}); agent "
             f"loops of verl cannot play it"
         )
-    return found.parts[0]
+    return image.parts[0]

@@ -1,7 +1,7 @@
 """The adapter of agent loops in verl's form.
 
-It turns a class with `async def run(self, sampling_params, **row)` into an agent. Which tokens were sampled, with
-which log-probs and by which policy version, comes from the record of its `generate` calls, not from what the loop
+It turns a class with `async def run(self, sampling_params, **row)` into an agent. The sampled tokens, their
+log-probs and policy versions come from the record of its `generate` calls, not from what the loop
 returns: a token that its mask trains but that no call sampled at that place is an error.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from strop.agents.context import AgentContext, Generate
-from strop.agents.verl_loops.base import accepted
+from strop.agents.verl_loops.base import accepted_arguments
 from strop.agents.verl_loops.inputs import row_fields, verl_config
 from strop.agents.verl_loops.output import sequence_of
 from strop.agents.verl_loops.server import ListTokenizer, ServerManager
@@ -42,16 +42,16 @@ def loop_as_agent(loop: type, **settings: Any) -> Callable[..., Awaitable[list[T
         prompt: Prompt, trajectory: Trajectory, generate: Generate, context: AgentContext
     ) -> list[Trajectory] | None:
         server = ServerManager(generate, context)
-        made = _made(loop, server, prompt, settings)
+        agent_loop = _create_loop(loop, server, settings)
         row, params = row_fields(prompt), server.params
-        parameters = inspect.signature(made.run).parameters
+        parameters = inspect.signature(agent_loop.run).parameters
         if "messages" in parameters:  # as of mid-2025
-            played = await made.run(row["raw_prompt"], params)
+            returned = await agent_loop.run(row["raw_prompt"], params)
         else:
-            played = await made.run(params, **row)
-        if played is None:
+            returned = await agent_loop.run(params, **row)
+        if returned is None:
             return None
-        outputs = played if isinstance(played, list | tuple) else [played]
+        outputs = returned if isinstance(returned, list | tuple) else [returned]
         return [
             sequence_of(
                 output,
@@ -66,31 +66,36 @@ def loop_as_agent(loop: type, **settings: Any) -> Callable[..., Awaitable[list[T
     return play
 
 
-def _made(loop: type, server: ServerManager, prompt: Prompt, settings: Mapping[str, Any]) -> Any:
+def _create_loop(loop: type, server: ServerManager, settings: Mapping[str, Any]) -> Any:
     """The loop of one episode."""
     context = server.context
     config = verl_config(context)
-    given = {
+    arguments = {
         "processor": None,
         "dataset_cls": None,
         "data_config": Wrapped(config=VerlConfig({"apply_chat_template_kwargs": context.template.options})),
         "hf_model_type": None,
-        "tools": Wrapped(tools=dict(context.kits["tools"])),
+        "tools": Wrapped(tools=dict(context.resources["tools"])),
         "context": context,
     }
     if "config" in inspect.signature(loop).parameters:  # as of mid-2025
-        return loop(config, server, ListTokenizer(context.tokenizer), **{**accepted(loop, given), **settings})
+        return loop(
+            config,
+            server,
+            ListTokenizer(context.tokenizer),
+            **{**accepted_arguments(loop, arguments), **settings},
+        )
     return loop(
         trainer_config=Wrapped(config=config),
         server_manager=server,
         tokenizer=context.tokenizer,
-        **given,
+        **arguments,
         **settings,
     )
 
 
-def agent_of_class(found: object) -> Callable[..., Awaitable[list[Trajectory] | None]] | None:
+def agent_of_class(value: object) -> Callable[..., Awaitable[list[Trajectory] | None]] | None:
     """The agent of a loop class; None for anything else."""
-    if inspect.isclass(found) and inspect.iscoroutinefunction(getattr(found, "run", None)):
-        return loop_as_agent(found)
+    if inspect.isclass(value) and inspect.iscoroutinefunction(getattr(value, "run", None)):
+        return loop_as_agent(value)
     return None

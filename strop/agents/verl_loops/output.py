@@ -1,4 +1,4 @@
-"""What agent loops in verl's form return, and the training sequence that it is."""
+"""AgentLoopOutput, returned by agent loops in verl's form, and its conversion to a training sequence."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class AgentLoopOutput:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of `server_manager.generate`: what it was given, and what it gave."""
+    """One call of `server_manager.generate`: prompt and sampled tokens."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -61,14 +61,14 @@ def sequence_of(
     max_tokens: int,
     image_id: int | None = None,
 ) -> Trajectory:
-    """The sequence of a loop's output; where the tokens come from is told by the calls of generate.
+    """The training sequence of a loop's output; sampled tokens and images come from the calls of generate.
 
-    So are its images. It ends before an image that no call was given: nothing was sampled after that one.
+    It ends before an image that no call contained: nothing was sampled after that one.
 
     Args:
-        output: what the loop returned.
+        output: returned by the loop.
         empty: the trajectory of the sample.
-        calls: what was generated.
+        calls: of generate.
         max_tokens: most tokens of the response.
         image_id: the token that stands for a part of an image; None where there are no images.
 
@@ -81,36 +81,36 @@ def sequence_of(
             f"response_mask; one mask value per token"
         )
     prompt_ids, response_ids = tuple(output.prompt_ids), tuple(output.response_ids)[:max_tokens]
-    whole = prompt_ids + response_ids
-    seen = max(
-        (call.prompt_ids for call in calls if whole[: len(call.prompt_ids)] == call.prompt_ids),
+    all_ids = prompt_ids + response_ids
+    longest_prompt = max(
+        (call.prompt_ids for call in calls if all_ids[: len(call.prompt_ids)] == call.prompt_ids),
         key=len,
         default=(),
     )
-    log_probs, versions = _recorded(whole, calls)
+    log_probs, versions = _log_probs_and_versions(all_ids, calls)
     sampled = [bool(value) for value in output.response_mask[: len(response_ids)]]
-    for place, is_trained in enumerate(sampled):
-        at = len(prompt_ids) + place
-        if is_trained and versions[at] == NOT_SAMPLED:
+    for index, is_trained in enumerate(sampled):
+        position = len(prompt_ids) + index
+        if is_trained and versions[position] == NOT_SAMPLED:
             raise ValueError(
-                f"the agent loop trains response token {place} (id {whole[at]}), but no call of "
+                f"the agent loop trains response token {index} (id {all_ids[position]}), but no call of "
                 f"server_manager.generate sampled it there: give the mask 0 to tokens that the model did not write, "
                 f"and append those that it wrote as they came"
             )
         if not is_trained:
-            log_probs[at], versions[at] = 0.0, NOT_SAMPLED
+            log_probs[position], versions[position] = 0.0, NOT_SAMPLED
     first = len(prompt_ids)
-    end = len(whole)
-    if image_id is not None and image_id in whole[len(seen) :]:
-        end = max(first, whole.index(image_id, len(seen)))
+    end = len(all_ids)
+    if image_id is not None and image_id in all_ids[len(longest_prompt) :]:
+        end = max(first, all_ids.index(image_id, len(longest_prompt)))
     metrics = output.metrics
     seconds = metrics if isinstance(metrics, Mapping) else vars(metrics)
-    made = Trajectory(
+    sequence = Trajectory(
         uid=empty.uid,
         prompt_messages=empty.prompt_messages,
         sample_index=empty.sample_index,
         prompt_ids=prompt_ids,
-        response_ids=whole[first:end],
+        response_ids=all_ids[first:end],
         sampled=tuple(sampled[: end - first]),
         log_probs=tuple(log_probs[first:end]),
         versions=tuple(versions[first:end]),
@@ -118,22 +118,22 @@ def sequence_of(
         timings={key: float(seconds.get(key) or 0.0) for key in ("tool_calls", "compute_score")},
         extra={"turn_scores": [], "tool_rewards": [], **output.extra_fields},
         reward_score=None if output.reward_score is None else float(output.reward_score),
-        media=media_of(seen),
+        media=media_of(longest_prompt),
     )
     was_cut = len(output.response_ids) > max_tokens
-    return made.finish("length" if was_cut else "stop")
+    return sequence.finish("length" if was_cut else "stop")
 
 
-def _recorded(whole: tuple[int, ...], calls: Sequence[Call]) -> tuple[list[float], list[int]]:
-    """Log-prob and version of each token, where a call of generate sampled it behind just what stands before it."""
-    log_probs: list[float] = [0.0] * len(whole)
-    versions: list[int] = [NOT_SAMPLED] * len(whole)
+def _log_probs_and_versions(all_ids: tuple[int, ...], calls: Sequence[Call]) -> tuple[list[float], list[int]]:
+    """Log-prob and version of each token, where a call of generate sampled it behind the same prefix."""
+    log_probs: list[float] = [0.0] * len(all_ids)
+    versions: list[int] = [NOT_SAMPLED] * len(all_ids)
     for call in calls:
         start = len(call.prompt_ids)
-        if whole[:start] != call.prompt_ids:
+        if all_ids[:start] != call.prompt_ids:
             continue
         for offset, token in enumerate(call.token_ids):
-            if start + offset >= len(whole) or whole[start + offset] != token:
+            if start + offset >= len(all_ids) or all_ids[start + offset] != token:
                 break
             log_probs[start + offset] = call.log_probs[offset]
             versions[start + offset] = call.versions[offset]

@@ -1,4 +1,4 @@
-"""What agent loops in verl's form generate with, and the record of it."""
+"""ServerManager of agent loops in verl's form: generates, and records the calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from strop.agents.verl_loops.output import Call
 
 
 class LoopTokens(list[int]):
-    """What `server_manager.generate` returns: the ids, as loops of mid-2025 read them, with what later ones read.
+    """Result of `server_manager.generate`: a list of ids for loops of mid-2025, with attributes for later ones.
 
     `stop_reason` is completed (also at the length limit) or aborted.
     """
@@ -40,13 +40,13 @@ class LoopTokens(list[int]):
 
 
 class ServerManager:
-    """Generates for one episode and remembers what it generated."""
+    """Generates for one episode and records the calls."""
 
     def __init__(self, generate: Generate, context: AgentContext) -> None:
         self._generate = generate
         self.context = context
         sampling = context.sampling
-        self._own = {
+        self._sampling = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or -1,
@@ -89,24 +89,26 @@ class ServerManager:
         limits = self._limits(sampling_params or {})
         output = await self._generate(token_ids, **limits)
         self.calls.append(Call(token_ids, output.token_ids, output.log_probs, output.versions))
-        ended = "aborted" if output.stop_reason == "aborted" else "completed"
-        return LoopTokens(output.token_ids, output.log_probs, ended, {"stop_reason": output.stop_reason})
+        stop_reason = "aborted" if output.stop_reason == "aborted" else "completed"
+        return LoopTokens(
+            output.token_ids, output.log_probs, stop_reason, {"stop_reason": output.stop_reason}
+        )
 
     @property
     def params(self) -> dict[str, Any]:
         """The sampling parameters of the run."""
-        return {**self._own, "logprobs": True}
+        return {**self._sampling, "logprobs": True}
 
     def _limits(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of generate; sampling itself is that of the run, since the trainer computes with it."""
-        own = self._own
+        sampling = self._sampling
         limits: dict[str, Any] = {}
         for key, value in params.items():
-            if key in own:
-                same = (own[key], 0) if key == "top_k" and own[key] == -1 else (own[key],)
-                if value not in same:
+            if key in sampling:
+                allowed = (sampling[key], 0) if key == "top_k" and sampling[key] == -1 else (sampling[key],)
+                if value not in allowed:
                     raise ValueError(
-                        f"sampling_params.{key} is {value}, but the run samples with {own[key]} and the trainer "
+                        f"sampling_params.{key} is {value}, but the run samples with {sampling[key]} and the trainer "
                         f"computes log-probs for that; leave it as it was given"
                     )
             elif key in ("max_tokens", "max_new_tokens"):

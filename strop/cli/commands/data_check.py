@@ -52,7 +52,11 @@ def run(args: argparse.Namespace) -> int:
         rows["val"] = load_rows(data, "val", tokenizer)
     setup = AgentSetup(config.agent, tokenizer, template_options=config.data.chat_template_kwargs)
     nameless = [line for split, found in rows.items() for line in _agent_problems(split, found)]
-    shown = rows if nameless else {split: setup.shown_rows(found, split) for split, found in rows.items()}
+    shown = (
+        rows
+        if nameless
+        else {split: setup.with_agent_and_tools(found, split) for split, found in rows.items()}
+    )
     reports = {split: examine(found, tokenizer, config.data) for split, found in shown.items()}
     shared = overlap(rows["train"], rows["val"], config.data) if val else {}
     problems = [

@@ -14,7 +14,7 @@ from strop.cli.model_argument import add_step_argument, named_model, with_model
 from strop.cli.settings import add_config_arguments, add_trust_argument, load_settings, user_path
 from strop.cli.unused_keys import GENERATION, WHICH_MODEL, Reads, reads_with_engine, refuse_unread
 from strop.evaluation.models import HELP
-from strop.evaluation.offline_answers import check_asked, given_answers, has_tokens
+from strop.evaluation.offline_answers import check_options, has_tokens, offline_records
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.safe_read import read_text
 from strop.utils.terminal import UsageError, check_writable, plain, print_json, print_plain, say
@@ -133,7 +133,7 @@ def _log_given(args: argparse.Namespace, config: Config) -> int:
     """What the model finds likely in the place of each token of answers that are there."""
     quiet_models()
     from strop.data.readers import read_rows
-    from strop.evaluation.answer_files import with_likely, write_answers
+    from strop.evaluation.answer_files import with_top_log_probs, write_answers
 
     where = str(args.prompts)
     rows = read_rows([args.prompts])
@@ -141,8 +141,8 @@ def _log_given(args: argparse.Namespace, config: Config) -> int:
         None if has_tokens(row) else _row(row, f"row {number} of {where}", config).chat
         for number, row in enumerate(rows)
     ]
-    records = given_answers(rows, chats, config, where)
-    count = write_answers(args.out, with_likely(records, config, args.top_logprobs))
+    records = offline_records(rows, chats, config, where)
+    count = write_answers(args.out, with_top_log_probs(records, config, args.top_logprobs))
     say(f"{count} answers of {where} logged to {args.out}")
     return 0
 
@@ -179,7 +179,7 @@ def _check_arguments(args: argparse.Namespace, config: Config, *, is_chat: bool)
             f"none here: use another engine"
         )
     if args.given:
-        check_asked(args)
+        check_options(args)
     if args.out is not None:
         check_writable(args.out)
 
@@ -294,10 +294,10 @@ def _write(
     config: Config,
 ) -> None:
     """The file of `--out`: with tokens, unless a server of somebody else's has answered."""
-    from strop.evaluation.answer_files import with_likely, with_tokens, write_answers
+    from strop.evaluation.answer_files import with_tokens, with_top_log_probs, write_answers
 
     whole = list(records if config.rollout.remote else with_tokens(records, answers))
-    written = with_likely(whole, config, args.top_logprobs) if args.top_logprobs else whole
+    written = with_top_log_probs(whole, config, args.top_logprobs) if args.top_logprobs else whole
     say(f"{write_answers(args.out, written)} answers written to {args.out}")
 
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from strop.observability.reward_curve import run_series
 from strop.observability.viewer.records import RunRecords
 from strop.run import is_run
-from strop.run.processes import processes_of
+from strop.run.processes import num_processes
 
 Status = Literal["running", "finished", "failed", "stopped"]
 SAMPLE_COUNTS = ("reward/ok", "reward/error", "reward/timeout", "reward/infrastructure")
@@ -80,7 +80,7 @@ def summary_of(records: RunRecords) -> RunSummary:
     rewarded = [] if len(rated) == len(validations) else _by_number(validations, "reward")
     best = max(rewarded or rated, default=(None, None))
     status, reason = _state(records)
-    processes = processes_of(records.config)
+    processes = num_processes(records.config)
     losses = [loss for event in steps.values() if (loss := _number(event.get("loss"))) is not None]
     numbers = records.metrics.values()
     return RunSummary(

@@ -169,9 +169,11 @@ def test_rows_that_name_no_interaction_are_refused(users: str) -> None:
     with pytest.raises(
         ValueError, match="train row 3 names the interaction 'nobody'.*the run has curious, teacher"
     ):
-        setup.shown_row({"extra_info": {"interaction_kwargs": {"name": "nobody"}}}, "train row 3")
+        setup.row_with_agent_and_tools(
+            {"extra_info": {"interaction_kwargs": {"name": "nobody"}}}, "train row 3"
+        )
     with pytest.raises(ValueError, match="names no interaction"):
-        setup.shown_row({"extra_info": {}}, "train row 3")
+        setup.row_with_agent_and_tools({"extra_info": {}}, "train row 3")
     with pytest.raises(ValueError, match="there are no interactions"):
         AgentConfig(default_agent="interaction_agent")
 

@@ -150,7 +150,7 @@ def test_a_function_that_hangs_ends_at_the_deadline(agent_file: Path) -> None:
     with pytest.raises(EpisodeTimeout, match=r"longer than agent.timeout_s = 0.3 s"):
         episode(agent_file, "hangs", "3<|im_end|>", timeout_s=0.3)
     deadline = time.monotonic() + 10
-    while any(thread.name == "tool _played" for thread in threading.enumerate()):
+    while any(thread.name == "tool _call_function" for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "the thread must have been told to end"
         time.sleep(0.01)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import growth
 import pytest
-from agent_cases import ScriptedModel, prompt_of, sampling_of, setup_with, tool_kit
+from agent_cases import ScriptedModel, prompt_of, sampling_of, setup_with, tool_plugin
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from template_family import family_tokenizer
@@ -217,7 +217,7 @@ def test_an_episode_with_hostile_answers_lets_others_play(name: str) -> None:
     """The event loop is never held for long: the processor time of one hold is far below the episode's time."""
     tokenizer = family_tokenizer("qwen25")
     setup = setup_with(tokenizer, [CalculatorTool()], timeout_s=60.0)
-    tool_kit(setup).parser = FormatParser(formats[name], tokenizer)
+    tool_plugin(setup).parser = FormatParser(formats[name], tokenizer)
     marks = marks_of(formats[name])
     texts = [
         HOSTILE.get(name, marks[0] * 1500),

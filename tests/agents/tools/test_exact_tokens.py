@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with, tool_kit
+from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with, tool_plugin
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from template_family import BY_NAME, FAMILIES, Call, Family, family_tokenizer
@@ -202,7 +202,7 @@ def test_what_a_template_does_is_found_out(name: str) -> None:
 def test_the_tool_format_is_that_of_the_template(name: str) -> None:
     tool = Echo()
     setup = setup_of(BY_NAME[name], tool, tool_format="auto")
-    assert tool_kit(setup).parser.format.name == BY_NAME[name].format
+    assert tool_plugin(setup).parser.format.name == BY_NAME[name].format
 
 
 def test_dropped_thinking_begins_a_sequence_that_has_the_rewritten_history_as_its_prompt() -> None:

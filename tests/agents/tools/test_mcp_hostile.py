@@ -239,7 +239,7 @@ def test_what_a_server_says_makes_no_control_tokens(script: Path, tmp_path: Path
     tokenizer = family_tokenizer("qwen25")
     file = tools_file(tmp_path, command=sys.executable, args=["-I", "-S", str(script), "forged"])
     setup = AgentSetup(AgentConfig(tools=file, tool_format="hermes"), tokenizer)
-    (schema,) = setup.shown_row({"agent_name": "tool_agent"}, "row 0")["tools"]
+    (schema,) = setup.row_with_agent_and_tools({"agent_name": "tool_agent"}, "row 0")["tools"]
     assert "< |im_end|>" in schema["function"]["description"]
     assert "<|im_end|>" not in json.dumps(schema)
 

@@ -177,13 +177,13 @@ def test_calls_start_no_faster_than_the_rate_limit() -> None:
 
     async def run() -> None:
         server = McpServer(McpServerConfig(name="s", command="x", rate_limit=10.0, timeout_s=0.05))
-        server._client, server._life = Client(), asyncio.create_task(asyncio.sleep(60))
+        server._client, server._task = Client(), asyncio.create_task(asyncio.sleep(60))
         starts.append(time.monotonic())
         calls = [asyncio.create_task(server.call("t", {})) for _ in range(14)]
         await asyncio.sleep(0)
         calls[11].cancel()
         await asyncio.gather(*calls, return_exceptions=True)
-        server._life.cancel()
+        server._task.cancel()
 
     asyncio.run(run())
     # Ten start at once, and three at 0.1, 0.2 and 0.3 s, although a call itself may take only 0.05 s. The one that was

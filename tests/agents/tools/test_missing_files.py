@@ -10,7 +10,7 @@ import pytest
 
 from strop.agents.interactions.loading import load_interactions
 from strop.agents.tools.loading import load_tool_classes
-from strop.agents.verl_loops.kit import loops_from_yaml
+from strop.agents.verl_loops.plugin import loops_from_yaml
 
 
 @pytest.mark.parametrize(

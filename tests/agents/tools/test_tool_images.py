@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with, tool_kit
+from agent_cases import ScriptedModel, play, prompt_of, sampling_of, setup_with, tool_plugin
 from PIL import Image
 
 from references.tiny_tiles import EVERY_RUN, ONE_AXIS, part_text, save_tiny_tiles
@@ -107,7 +107,7 @@ def setup_of(path: Path, camera: Camera, *, num_calls: int = 1, **settings: Any)
     )
     parser = AlwaysCalls(tokenizer)
     parser.num_calls = num_calls
-    tool_kit(setup).parser = parser
+    tool_plugin(setup).parser = parser
     processor = load_media_processor(path)
     setup.images = None if processor is None else ToolImages(processor)
     return setup
@@ -526,9 +526,9 @@ class Listener(BaseInteraction):
 
 def test_a_user_hears_that_a_tool_gave_an_image(folder: Path) -> None:
     setup = setup_of(folder, Camera(ToolResponse(text="see", image=[png(WIDE)])))
-    tool_kit(setup).parser = CallsOnce(setup.tokenizer)
+    tool_plugin(setup).parser = CallsOnce(setup.tokenizer)
     listener = Listener({"name": "listener"})
-    setup.kits["interactions"].interactions = {"listener": listener}
+    setup.plugins["interactions"].interactions = {"listener": listener}
     one, model = episode(
         setup,
         "a",

@@ -29,7 +29,7 @@ from strop.agents.tools import (
     load_function_tools_from_path,
 )
 from strop.agents.tools.base import BaseTool, ToolUnavailable
-from strop.agents.tools.calculator import CalculatorTool, evaluate, shown
+from strop.agents.tools.calculator import CalculatorTool, evaluate, format_number
 from strop.agents.tools.functions import read_returned
 from strop.agents.tools.gsm8k import Gsm8kTool
 from strop.agents.tools.python_sandbox import PythonSandboxTool
@@ -494,7 +494,7 @@ def test_any_expression_has_a_value_or_a_reason(text: str) -> None:
 
 
 def test_numbers_are_shown_as_people_write_them() -> None:
-    assert [shown(value) for value in (3, 2.0, 0.1 + 0.2, 1 / 3, 1e20)] == [
+    assert [format_number(value) for value in (3, 2.0, 0.1 + 0.2, 1 / 3, 1e20)] == [
         "3",
         "2",
         "0.3",

@@ -18,7 +18,7 @@ from strop.data.sft.stored_conversation import SftExample, TeacherTop
 from strop.engines.config import EngineConfig, ModelConfig, OptimizerConfig
 from strop.engines.packing import micro_batches, token_rows
 from strop.engines.parallel.ranks import Parallel
-from strop.evaluation.top_log_probs import LikelyTokens
+from strop.evaluation.top_log_probs import TopLogProbs
 from strop.protocol import DataProto, columns
 from strop.trainer.sft.trainer import make_sft_batch, sft_totals
 from strop.utils.metrics import merge_metrics, metric_values
@@ -222,8 +222,8 @@ def test_a_model_that_is_its_own_teacher_has_nothing_to_learn(tiny_model: Path) 
     whole = AutoModelForCausalLM.from_pretrained(tiny_model)
     logits = whole(torch.tensor([[5, 6, 8, 9, 10]])).logits[0, 1:4].float()
     for num_ids in (60, logits.shape[1]):  # beyond the tokenizer a head has no tokens
-        teacher = LikelyTokens(model, EngineConfig(), k=6, num_ids=num_ids, device="cpu")
-        top, nothing = teacher.of([[5, 6], [7]], [[8, 9, 10], []])
+        teacher = TopLogProbs(model, EngineConfig(), k=6, num_ids=num_ids, device="cpu")
+        top, nothing = teacher.score([[5, 6], [7]], [[8, 9, 10], []])
         expected = torch.log_softmax(logits[:, :num_ids], dim=-1).topk(6)
         assert nothing[0].shape == (0, 6)
         assert top[0].tolist() == expected.indices.tolist()

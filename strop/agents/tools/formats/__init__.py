@@ -1,4 +1,4 @@
-"""How models write tool calls.
+"""Formats of tool calls.
 
 calls.py      calls from JSON and from parameters
 parser.py     ToolParser: finds a format by name or by the chat template; users register their own

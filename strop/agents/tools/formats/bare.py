@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from strop.agents.tools.formats.calls import Read, ToolSchemas, call_from_object
+from strop.agents.tools.formats.calls import ParsedCalls, ToolSchemas, call_from_object
 from strop.agents.tools.formats.parser import ToolFormat, add_formats
 from strop.agents.tools.formats.pythonic import calls_in_list
 from strop.agents.tools.parsed_output import FunctionCall, MalformedCall
@@ -18,7 +18,7 @@ _PYTHONIC_MARKED = re.compile(
 )
 
 
-def read_llama3_json(text: str, tools: ToolSchemas) -> Read:
+def read_llama3_json(text: str, tools: ToolSchemas) -> ParsedCalls:
     """`{"name": ..., "parameters": {...}}`, several divided by `;`, perhaps after <|python_tag|>."""
     content, tagged, rest = text.partition(_PYTHON_TAG)
     body = (rest if tagged else text).strip()
@@ -42,7 +42,7 @@ def read_llama3_json(text: str, tools: ToolSchemas) -> Read:
     return content.strip() if tagged else "", calls
 
 
-def read_pythonic(text: str, tools: ToolSchemas) -> Read:
+def read_pythonic(text: str, tools: ToolSchemas) -> ParsedCalls:
     """`[name(key=value, ...), ...]` with literal values; read as text, never carried out.
 
     It is the whole answer, or stands between control tokens of its own (Llama 4, LFM2).

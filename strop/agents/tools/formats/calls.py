@@ -9,7 +9,7 @@ from typing import Any
 from strop.agents.tools.parsed_output import FunctionCall, MalformedCall
 from strop.utils.sanitize import read_json
 
-Read = tuple[str, list[FunctionCall | MalformedCall]]
+ParsedCalls = tuple[str, list[FunctionCall | MalformedCall]]
 """Content without calls, and the calls in order."""
 
 ToolSchemas = Sequence[Mapping[str, Any]]
@@ -38,7 +38,7 @@ def call_from_object(
 
     Args:
         value: the call.
-        text: how it was written.
+        text: as written.
         arguments_key: the key that the format has, for messages.
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
@@ -48,9 +48,11 @@ def call_from_object(
     if len(keys) > 1:
         return MalformedCall(text, f'A tool call has "{keys[0]}" or "{keys[1]}", not both.', name)
     arguments = value[keys[0]] if keys else {}
-    others = [key for key in value if key not in ("name", "id", "type", *ARGUMENT_KEYS)]
-    if others and arguments in ({}, "", "{}", None):
-        problem = f'A tool call has its arguments under "{arguments_key}", not under {json.dumps(others[0])}.'
+    other_keys = [key for key in value if key not in ("name", "id", "type", *ARGUMENT_KEYS)]
+    if other_keys and arguments in ({}, "", "{}", None):
+        problem = (
+            f'A tool call has its arguments under "{arguments_key}", not under {json.dumps(other_keys[0])}.'
+        )
         return MalformedCall(text, problem, name)
     identity = value.get("id")
     return FunctionCall(

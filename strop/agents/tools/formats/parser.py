@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from strop.agents.tools.formats.calls import Read, ToolSchemas
+from strop.agents.tools.formats.calls import ParsedCalls, ToolSchemas
 from strop.agents.tools.parsed_output import FunctionCall, MalformedCall, ParsedTurn, split_thinking
 from strop.agents.tools.schemas import schema_mapping
 from strop.agents.tools.template_probe import CallExample
@@ -20,7 +20,7 @@ class ToolFormat:
     """A way to write tool calls that is built in."""
 
     name: str
-    read: Callable[[str, ToolSchemas], Read]
+    read: Callable[[str, ToolSchemas], ParsedCalls]
     """Content and calls of an answer's text, control tokens included, thinking and end of turn excluded."""
     stop_tokens: tuple[str, ...] = ()
     """Control tokens that end an answer with calls, where the vocabulary has them."""
@@ -32,9 +32,9 @@ formats: dict[str, ToolFormat] = {}
 """Built-in formats by name, the ones with the most distinctive marks first."""
 
 
-def add_formats(*added: ToolFormat) -> None:
-    """Make formats known."""
-    formats.update({one.name: one for one in added})
+def add_formats(*tool_formats: ToolFormat) -> None:
+    """Register formats."""
+    formats.update({tool_format.name: tool_format for tool_format in tool_formats})
 
 
 class ToolParser:
@@ -63,14 +63,14 @@ class ToolParser:
     ) -> ParsedTurn:
         """The parts of an answer, malformed calls included where the format tells them."""
         content, calls = await self.extract_tool_calls(list(token_ids), tools)
-        thought, _ = split_thinking(
+        thinking, _ = split_thinking(
             self.tokenizer.decode(list(token_ids)), begins_in_thinking=begins_in_thinking
         )
-        return ParsedTurn(content, tuple(calls), thought)
+        return ParsedTurn(content, tuple(calls), thinking)
 
     @classmethod
     def register(cls, name: str) -> Callable[[ParserClass], ParserClass]:
-        """Decorator that makes a parser class known under `name`.
+        """Decorator that registers a parser class under `name`.
 
         Raises:
             ValueError: another parser has the name.
@@ -95,9 +95,9 @@ class ToolParser:
             return FormatParser(formats[name], tokenizer)
         if name in tool_parsers:
             return tool_parsers[name](tokenizer)
-        known = ", ".join(sorted({*formats, *tool_parsers.names()}))
+        names = ", ".join(sorted({*formats, *tool_parsers.names()}))
         raise ValueError(
-            f"unknown tool format {name!r}; known: {known}. Set agent.tool_format to one of them"
+            f"unknown tool format {name!r}; known: {names}. Set agent.tool_format to one of them"
         )
 
 
@@ -142,7 +142,7 @@ class FormatParser(ToolParser):
         return replace(turn, content=self._without_control_tokens(turn.content))
 
     def reads(self, example: CallExample) -> bool:
-        """Whether this is the format of a call that a template writes."""
+        """True when this format reads a call that a template writes."""
         for text in example.readings:
             calls = self._read(text, (), begins_in_thinking=False).calls
             call = calls[0] if len(calls) == 1 else None
@@ -179,13 +179,13 @@ def parser_for_template(example: CallExample | None, tokenizer: Any) -> ToolPars
     Raises:
         ValueError: it writes none, or in a way that is not known.
     """
-    for one in formats.values() if example else ():
-        parser = FormatParser(one, tokenizer)
+    for tool_format in formats.values() if example else ():
+        parser = FormatParser(tool_format, tokenizer)
         if example and parser.reads(example):
             return parser
-    shown = f"writes tool calls as {example.text[:120]!r}" if example else "writes no tool calls"
+    problem = f"writes tool calls as {example.text[:120]!r}" if example else "writes no tool calls"
     raise ValueError(
-        f"the chat template {shown}, so how the model calls tools is not known: set agent.tool_format to one of "
+        f"the chat template {problem}, so how the model calls tools is not known: set agent.tool_format to one of "
         f"{', '.join(sorted({*formats, *tool_parsers.names()}))}, or to a parser of your own "
         f"(@ToolParser.register in a file of agent.files)"
     )

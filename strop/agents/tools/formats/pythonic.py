@@ -1,6 +1,6 @@
 """Calls as a Python list, `[name(key=value, ...), ...]`, read without Python's own parser.
 
-That parser takes minutes over brackets within brackets, and what it says about the place of a call takes a pass over
+That parser takes minutes over brackets within brackets, and its position of a call takes a pass over
 the whole text for each. Here the text is divided into tokens once, each bracket is matched with its end once, and
 values are read by a small parser of literals.
 """
@@ -31,7 +31,7 @@ _NO_LIST = "Tool calls must be a list of calls name(key=value)."
 
 
 class _NotPlain(ValueError):
-    """What stands there is no plain value."""
+    """The tokens are no plain value."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def calls_in_list(body: str) -> list[FunctionCall | MalformedCall]:
         return [MalformedCall(body, f"Tool calls are not valid Python: {error}")]
     if not list_of_calls.is_one_bracket:
         return [MalformedCall(body, _NO_LIST)]
-    entries = list_of_calls.divided(0)
+    entries = list_of_calls.parts_of(0)
     if any(start == stop for start, stop in entries[:-1]):
         return [MalformedCall(body, "Tool calls are not valid Python: nothing stands before a comma")]
     return [list_of_calls.call(start, stop) for start, stop in entries if start < stop]
@@ -67,28 +67,28 @@ class _Tokens:
         self._tokens: list[_Token] = []
         self._ends: dict[int, int] = {}
         opened: list[int] = []
-        for found in _TOKEN.finditer(text):
-            token = _Token(str(found.lastgroup), found[0], found.start(), found.end())
+        for match in _TOKEN.finditer(text):
+            token = _Token(str(match.lastgroup), match[0], match.start(), match.end())
             if token.kind == "blank":
                 continue
-            place = len(self._tokens)
+            index = len(self._tokens)
             self._tokens.append(token)
             if (
                 token.kind == "sign" and token.text in "'\"\\"
             ):  # at once: what follows would be looked through again
                 raise _NotPlain(f"{token.text} at character {token.start} has no end")
-            if self._is(place, "[({"):
-                opened.append(place)
-            elif self._is(place, "])}"):
+            if self._is(index, "[({"):
+                opened.append(index)
+            elif self._is(index, "])}"):
                 if not opened or _PAIRS[self._tokens[opened[-1]].text] != token.text:
                     raise _NotPlain(f"{token.text} at character {token.start} closes nothing")
-                self._ends[opened.pop()] = place
+                self._ends[opened.pop()] = index
         if opened:
             token = self._tokens[opened[-1]]
             raise _NotPlain(f"{token.text} at character {token.start} was never closed")
 
-    def _is(self, place: int, signs: str) -> bool:
-        token = self._tokens[place]
+    def _is(self, index: int, signs: str) -> bool:
+        token = self._tokens[index]
         return token.kind == "sign" and token.text in signs
 
     @property
@@ -96,14 +96,14 @@ class _Tokens:
         """The whole text is a list."""
         return bool(self._tokens) and self._is(0, "[") and self._ends[0] == len(self._tokens) - 1
 
-    def divided(self, opening: int) -> list[tuple[int, int]]:
-        """From where to where each part goes that commas divide within a bracket; the last one may be empty."""
-        parts, place, start = [], opening + 1, opening + 1
-        while place < self._ends[opening]:
-            if self._is(place, ","):
-                parts.append((start, place))
-                start = place + 1
-            place = self._ends.get(place, place) + 1
+    def parts_of(self, opening: int) -> list[tuple[int, int]]:
+        """Spans of the parts that commas divide within a bracket; the last one may be empty."""
+        parts, index, start = [], opening + 1, opening + 1
+        while index < self._ends[opening]:
+            if self._is(index, ","):
+                parts.append((start, index))
+                start = index + 1
+            index = self._ends.get(index, index) + 1
         return [*parts, (start, self._ends[opening])]
 
     def call(self, start: int, stop: int) -> FunctionCall | MalformedCall:
@@ -120,7 +120,7 @@ class _Tokens:
         if not self._is(opening, "("):
             return MalformedCall(written, "Each entry of the list must be a call name(key=value).")
         values: dict[str, Any] = {}
-        parts = self.divided(opening)
+        parts = self.parts_of(opening)
         for number, (first, end) in enumerate(parts):
             if first == end and number == len(parts) - 1:
                 break
@@ -149,9 +149,9 @@ class _Tokens:
         if self._ends.get(start) == stop - 1:
             return self._bracket(start, depth)
         if token.kind == "text":  # several in a row are one
-            if any(one.kind != "text" for one in self._tokens[start:stop]):
+            if any(text_token.kind != "text" for text_token in self._tokens[start:stop]):
                 raise _NotPlain("no plain value")
-            return _joined([_text(one.text) for one in self._tokens[start:stop]])
+            return _join([_text(text_token.text) for text_token in self._tokens[start:stop]])
         if token.kind == "sign" and token.text in "+-" and start + 2 == stop:
             number = self._tokens[start + 1]
             if number.kind == "number":
@@ -164,7 +164,7 @@ class _Tokens:
 
     def _bracket(self, start: int, depth: int) -> Any:
         """A list, a tuple, a dictionary, or a value in brackets."""
-        parts = self.divided(start)
+        parts = self.parts_of(start)
         has_comma = len(parts) > 1
         if parts[-1][0] == parts[-1][1]:
             parts.pop()
@@ -175,11 +175,11 @@ class _Tokens:
         return values[0] if self._is(start, "(") and len(values) == 1 and not has_comma else values
 
     def _pair(self, part: tuple[int, int]) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Where key and value of an entry of a dictionary stand."""
-        place, stop = part
-        while place < stop and not self._is(place, ":"):
-            place = self._ends.get(place, place) + 1
-        return (part[0], place), (place + 1, stop)
+        """Spans of key and value of an entry of a dictionary."""
+        index, stop = part
+        while index < stop and not self._is(index, ":"):
+            index = self._ends.get(index, index) + 1
+        return (part[0], index), (index + 1, stop)
 
     def _hashable(self, start: int, stop: int, depth: int) -> Any:
         key = self.value(start, stop, depth + 1)
@@ -216,7 +216,7 @@ def _number(written: str) -> int | float:
         return float(written)
 
 
-def _joined(values: list[Any]) -> Any:
+def _join(values: list[Any]) -> Any:
     try:
         return values[0][:0].join(values)
     except TypeError:

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 
 class Marks:
-    """Where marks stand in one text. Places asked for may jump back; the time is linear while they move forward."""
+    """Positions of marks in one text. Searches may jump back; the time is linear while they move forward."""
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self._seen: dict[str, tuple[int, int]] = {}
-        """By mark: from where it was looked for, and where it was found."""
+        self._found: dict[str, tuple[int, int]] = {}
+        """By mark: start and result of the last search."""
 
     def find(self, mark: str, start: int) -> int:
-        """Place of the next `mark` from `start` on; -1 where there is none. A search is never repeated."""
-        asked, found = self._seen.get(mark, (0, -2))
-        if found == -2 or start < asked or 0 <= found < start:
-            found = self.text.find(mark, start)
-            self._seen[mark] = (start, found)
-        return found
+        """Position of the next `mark` from `start` on; -1 where there is none. A search is never repeated."""
+        searched_from, position = self._found.get(mark, (0, -2))
+        if position == -2 or start < searched_from or 0 <= position < start:
+            position = self.text.find(mark, start)
+            self._found[mark] = (start, position)
+        return position
 
     def skip_blanks(self, start: int) -> int:
-        """The first place from `start` on that is no white space."""
+        """The first position from `start` on that is no white space."""
         while start < len(self.text) and self.text[start].isspace():
             start += 1
         return start

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from strop.agents.tools.formats.calls import Read, ToolSchemas, call_from_object
+from strop.agents.tools.formats.calls import ParsedCalls, ToolSchemas, call_from_object
 from strop.agents.tools.formats.parser import ToolFormat, add_formats
 from strop.agents.tools.formats.scanning import Marks, without_end
 from strop.agents.tools.parsed_output import FunctionCall, MalformedCall
@@ -27,15 +27,15 @@ _HARMONY_TO = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
 _HARMONY_CHANNEL = re.compile(r"<\|channel\|>(\w+)")
 
 
-def _checked(name: str, arguments: str, identity: str | None = None) -> FunctionCall | MalformedCall:
-    """A call, unless it has no name; what is wrong with its arguments is told when it is carried out."""
+def _named_call(name: str, arguments: str, identity: str | None = None) -> FunctionCall | MalformedCall:
+    """A call, unless it has no name; its arguments are checked when it is executed."""
     if not name.strip():
         return MalformedCall(arguments, "A tool call must name its tool.")
     return FunctionCall(name.strip(), arguments.strip() or "{}", identity)
 
 
 def _marked_calls(text: str, begin: str, middle: str, end: str) -> Iterator[tuple[str, str | None, str]]:
-    """What stands before and after the middle of every call, and the call as written.
+    """Text before and after the middle of every call, and the call as written.
 
     A call without an end goes to the end of the text. Behind one without a middle, nothing (None) stands after it.
     """
@@ -52,57 +52,57 @@ def _marked_calls(text: str, begin: str, middle: str, end: str) -> Iterator[tupl
         start = marks.find(begin, after)
 
 
-def read_deepseek(text: str, tools: ToolSchemas) -> Read:
+def read_deepseek(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Calls with a type before and fenced JSON after the separator (V3, R1), or a name before it (V3.1)."""
-    content, begun, section = text.partition(_DEEPSEEK_BEGIN)
+    content, mark, section = text.partition(_DEEPSEEK_BEGIN)
     calls: list[FunctionCall | MalformedCall] = []
-    for before, tail, written in _marked_calls(section, *_DEEPSEEK):
-        head = before.strip()
+    for head_text, tail, written in _marked_calls(section, *_DEEPSEEK):
+        head = head_text.strip()
         if tail is None:
             calls.append(MalformedCall(written, f"A tool call needs {_DEEPSEEK[1]} before its arguments."))
         elif head != "function":
-            calls.append(_checked(head, tail))
-        elif (fenced := _fenced(tail)) is not None:
-            calls.append(_checked(*fenced))
+            calls.append(_named_call(head, tail))
+        elif (fenced := _split_fenced(tail)) is not None:
+            calls.append(_named_call(*fenced))
         else:
             calls.append(MalformedCall(written, "A tool call needs a name and a block of JSON."))
-    if begun and not calls:
+    if mark and not calls:
         calls.append(MalformedCall(section, "Tool calls were begun, but there is none."))
     return content.strip(), calls
 
 
-def _fenced(text: str) -> tuple[str, str] | None:
+def _split_fenced(text: str) -> tuple[str, str] | None:
     """Name and arguments: a line, and a block of JSON under it that may lack its end."""
     name, _, block = text.lstrip().partition("\n")
-    opening = next((one for one in ("```json\n", "```\n") if block.startswith(one)), None)
+    opening = next((fence for fence in ("```json\n", "```\n") if block.startswith(fence)), None)
     if not name or "`" in name or opening is None:
         return None
     return name, without_end(block.removeprefix(opening), "\n```")
 
 
-def read_kimi(text: str, tools: ToolSchemas) -> Read:
+def read_kimi(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Calls by id (`functions.NAME:NUMBER`), arguments as JSON."""
-    content, begun, section = text.partition(_KIMI_BEGIN)
+    content, mark, section = text.partition(_KIMI_BEGIN)
     calls: list[FunctionCall | MalformedCall] = []
-    for before, arguments, written in _marked_calls(section, *_KIMI):
-        identity = before.strip()
-        named = _KIMI_ID.fullmatch(identity)
+    for head_text, arguments, written in _marked_calls(section, *_KIMI):
+        identity = head_text.strip()
+        match = _KIMI_ID.fullmatch(identity)
         if arguments is None:
             calls.append(MalformedCall(written, f"A tool call needs {_KIMI[1]} before its arguments."))
-        elif named is None:
+        elif match is None:
             calls.append(MalformedCall(written, "The id of a tool call must be functions.NAME:NUMBER."))
         else:
-            calls.append(_checked(named["name"], arguments, identity))
-    if begun and not calls:
+            calls.append(_named_call(match["name"], arguments, identity))
+    if mark and not calls:
         calls.append(MalformedCall(section, "Tool calls were begun, but there is none."))
     return content.strip(), calls
 
 
-def read_mistral(text: str, tools: ToolSchemas) -> Read:
+def read_mistral(text: str, tools: ToolSchemas) -> ParsedCalls:
     """`[TOOL_CALLS]` before a JSON list of calls, or before each call as a name and `[ARGS]` with JSON."""
-    content, begun, section = text.partition(_MISTRAL_BEGIN)
+    content, mark, section = text.partition(_MISTRAL_BEGIN)
     calls: list[FunctionCall | MalformedCall] = []
-    for part in section.split(_MISTRAL_BEGIN) if begun else ():
+    for part in section.split(_MISTRAL_BEGIN) if mark else ():
         calls += _mistral_calls(part)
     return content.strip(), calls
 
@@ -114,26 +114,26 @@ def _mistral_calls(part: str) -> list[FunctionCall | MalformedCall]:
         except ValueError as error:
             return [MalformedCall(part, f"Invalid JSON in tool call: {error}")]
         return [call_from_object(value, json.dumps(value)) for value in values]
-    named = _MISTRAL_NAMED.match(part)
-    if named is None:
+    match = _MISTRAL_NAMED.match(part)
+    if match is None:
         return [MalformedCall(part, "After [TOOL_CALLS] must come a JSON list, or a name and its arguments.")]
-    return [_checked(named["name"], part[named.end() :], named["id"])]
+    return [_named_call(match["name"], part[match.end() :], match["id"])]
 
 
 def split_harmony(text: str) -> tuple[str, str]:
     """The analysis channel, and the answer without it."""
     thoughts: list[str] = []
-    kept: list[str] = []
+    answer_parts: list[str] = []
     for part in text.split("<|start|>"):
         head, body = _message(part)
         channel = _HARMONY_CHANNEL.search(head) if body is not None else None
         is_thought = channel is not None and channel[1] == "analysis" and not _HARMONY_TO.search(part)
-        (thoughts if is_thought else kept).append(body if body is not None and is_thought else part)
-    return "\n".join(thoughts), "<|start|>".join(kept)
+        (thoughts if is_thought else answer_parts).append(body if body is not None and is_thought else part)
+    return "\n".join(thoughts), "<|start|>".join(answer_parts)
 
 
 def _message(part: str) -> tuple[str, str | None]:
-    """What stands before <|message|>, and what behind it up to its end; None where there is no such mark."""
+    """Text before <|message|>, and behind it up to its end; None where there is no such mark."""
     head, marked, rest = part.partition("<|message|>")
     if not marked:
         return head, None
@@ -141,7 +141,7 @@ def _message(part: str) -> tuple[str, str | None]:
     return head, rest[: end.start()] if end else rest
 
 
-def read_harmony(text: str, tools: ToolSchemas) -> Read:
+def read_harmony(text: str, tools: ToolSchemas) -> ParsedCalls:
     """Messages of the commentary channel with a recipient, `to=functions.NAME`, are calls."""
     content: list[str] = []
     calls: list[FunctionCall | MalformedCall] = []
@@ -154,7 +154,7 @@ def read_harmony(text: str, tools: ToolSchemas) -> Read:
             elif part.strip() and "<|channel|>" not in part:
                 content.append(part)
         elif recipient is not None:
-            calls.append(_checked(recipient[1], body))
+            calls.append(_named_call(recipient[1], body))
         else:
             content.append(body)
     return "".join(content).strip(), calls

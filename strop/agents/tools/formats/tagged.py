@@ -6,7 +6,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 
-from strop.agents.tools.formats.calls import Read, ToolSchemas, call_from_json, parameter_types, typed_value
+from strop.agents.tools.formats.calls import (
+    ParsedCalls,
+    ToolSchemas,
+    call_from_json,
+    parameter_types,
+    typed_value,
+)
 from strop.agents.tools.formats.parser import ToolFormat, add_formats
 from strop.agents.tools.formats.scanning import Marks, without_end
 from strop.agents.tools.parsed_output import FunctionCall, MalformedCall
@@ -20,7 +26,7 @@ _NAME = re.compile(r"[\w.:-]+")
 _TAG_NAME = re.compile(r"[^\s<>]+")
 
 
-def _read_blocks(text: str, read: Callable[[str], FunctionCall | MalformedCall]) -> Read:
+def _read_blocks(text: str, read_block: Callable[[str], FunctionCall | MalformedCall]) -> ParsedCalls:
     """Every block between the tags; the text outside of them is the content."""
     content: list[str] = []
     calls: list[FunctionCall | MalformedCall] = []
@@ -36,37 +42,37 @@ def _read_blocks(text: str, read: Callable[[str], FunctionCall | MalformedCall])
             )
             position = len(text)
             break
-        calls.append(read(text[start + len(OPEN) : end]))
+        calls.append(read_block(text[start + len(OPEN) : end]))
         position = end + len(CLOSE)
     content.append(text[position:])
     return "".join(content).strip(), calls
 
 
-def read_hermes(text: str, tools: ToolSchemas) -> Read:
+def read_hermes(text: str, tools: ToolSchemas) -> ParsedCalls:
     """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
     return _read_blocks(text, call_from_json)
 
 
-def read_qwen3_coder(text: str, tools: ToolSchemas) -> Read:
+def read_qwen3_coder(text: str, tools: ToolSchemas) -> ParsedCalls:
     """`<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`."""
 
-    def read(block: str) -> FunctionCall | MalformedCall:
+    def read_block(block: str) -> FunctionCall | MalformedCall:
         written, closed, body = block.lstrip().removeprefix(_FUNCTION).partition(">")
         name = written.strip()
         is_tag = block.lstrip().startswith(_FUNCTION) and closed and "\n" not in written
         if not (is_tag and _TAG_NAME.fullmatch(name)):
             return MalformedCall(block, "A tool call must be <function=NAME> ... </function>.")
-        found, beside = _parameters(without_end(body, _FUNCTION_END))
-        if beside:
+        pairs, other_text = _parameters(without_end(body, _FUNCTION_END))
+        if other_text:
             problem = "Each argument of a tool call must be <parameter=KEY>VALUE</parameter>."
             return MalformedCall(block, problem, name)
-        if twice := _given_twice(found):
-            return MalformedCall(block, f"The argument {json.dumps(twice)} is given twice.", name)
+        if repeated := _repeated_key(pairs):
+            return MalformedCall(block, f"The argument {json.dumps(repeated)} is given twice.", name)
         types = parameter_types(tools, name)
-        arguments = {key: typed_value(_without_edges(value), types.get(key)) for key, value in found}
+        arguments = {key: typed_value(_without_edges(value), types.get(key)) for key, value in pairs}
         return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
 
-    return _read_blocks(text, read)
+    return _read_blocks(text, read_block)
 
 
 def _parameters(body: str) -> tuple[list[tuple[str, str]], str]:
@@ -75,8 +81,8 @@ def _parameters(body: str) -> tuple[list[tuple[str, str]], str]:
     A value ends at its tag, the next parameter or the end.
     """
     marks = Marks(body)
-    found: list[tuple[str, str]] = []
-    beside: list[str] = []
+    pairs: list[tuple[str, str]] = []
+    other_text: list[str] = []
     position, start = 0, marks.find(_PARAMETER, 0)
     while start >= 0:
         key = start + len(_PARAMETER)
@@ -86,44 +92,47 @@ def _parameters(body: str) -> tuple[list[tuple[str, str]], str]:
             start = marks.find(_PARAMETER, key)
             continue
         end, following = marks.find(_PARAMETER_END, close), marks.find(_PARAMETER, close)
-        stop = min((place for place in (end, following) if place >= 0), default=len(body))
-        beside.append(body[position:start])
-        found.append((body[key:close].strip(), body[close + 1 : stop]))
+        stop = min(
+            (end_position for end_position in (end, following) if end_position >= 0),
+            default=len(body),
+        )
+        other_text.append(body[position:start])
+        pairs.append((body[key:close].strip(), body[close + 1 : stop]))
         position = stop + len(_PARAMETER_END) if stop == end else stop
         start = following if stop == following else marks.find(_PARAMETER, stop)
-    return found, "".join([*beside, body[position:]]).strip()
+    return pairs, "".join([*other_text, body[position:]]).strip()
 
 
-def _given_twice(arguments: Sequence[tuple[str, str]]) -> str:
+def _repeated_key(arguments: Sequence[tuple[str, str]]) -> str:
     """The first key that stands there twice; empty where none does."""
     keys = [key for key, _ in arguments]
     return next((key for key in keys if keys.count(key) > 1), "") if len(set(keys)) < len(keys) else ""
 
 
-def read_glm(text: str, tools: ToolSchemas) -> Read:
+def read_glm(text: str, tools: ToolSchemas) -> ParsedCalls:
     """`<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
 
-    def read(block: str) -> FunctionCall | MalformedCall:
+    def read_block(block: str) -> FunctionCall | MalformedCall:
         name = block.partition(_KEY)[0].strip()
         if not _NAME.fullmatch(name):
             return MalformedCall(block, "A tool call must begin with the name of a tool.")
-        found = _glm_arguments(block)
-        if found is None:
+        pairs = _glm_arguments(block)
+        if pairs is None:
             problem = "Each <arg_key> needs an <arg_value> after it, and nothing else may follow the name."
             return MalformedCall(block, problem, name)
-        if twice := _given_twice(found):
-            return MalformedCall(block, f"The argument {json.dumps(twice)} is given twice.", name)
+        if repeated := _repeated_key(pairs):
+            return MalformedCall(block, f"The argument {json.dumps(repeated)} is given twice.", name)
         types = parameter_types(tools, name)
-        arguments = {key: typed_value(value, types.get(key)) for key, value in found}
+        arguments = {key: typed_value(value, types.get(key)) for key, value in pairs}
         return FunctionCall(name, json.dumps(arguments, ensure_ascii=False))
 
-    return _read_blocks(text, read)
+    return _read_blocks(text, read_block)
 
 
 def _glm_arguments(block: str) -> list[tuple[str, str]] | None:
     """Key and value of every argument, as written; None where a key lacks its value, or other text stands between."""
     marks = Marks(block)
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     start = marks.find(_KEY, 0)
     while start >= 0:
         key = start + len(_KEY)
@@ -137,9 +146,9 @@ def _glm_arguments(block: str) -> list[tuple[str, str]] | None:
             return None
         if marks.skip_blanks(end + len(_VALUE_END)) != (following if following >= 0 else len(block)):
             return None
-        found.append((block[key:close].strip(), block[value + len(_VALUE) : end]))
+        pairs.append((block[key:close].strip(), block[value + len(_VALUE) : end]))
         start = following
-    return found
+    return pairs
 
 
 def _without_edges(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The environments of a run, checked before anything is played."""
+"""Check of a run's environments before the first episode."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from strop.agents.config import AgentConfig
 from strop.agents.envs.config import ENV_AGENT
 from strop.agents.envs.loading import choose_environment, find_environment
-from strop.agents.kits import Kit
+from strop.agents.plugins import AgentPlugin
 
 if TYPE_CHECKING:
     from strop.agents.setup import AgentSetup
 
 
-class EnvironmentKit(Kit):
-    """Gives an episode nothing: env_agent makes the environment of its row itself."""
+class EnvironmentPlugin(AgentPlugin):
+    """Checks environments; it has no resource, since env_agent creates the environment of its row."""
 
     def __init__(self, setup: AgentSetup) -> None:
         """Find the one that the settings name.
@@ -36,8 +36,8 @@ class EnvironmentKit(Kit):
         if name := config.environment.name:
             find_environment(name)
 
-    def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:
-        """Refuse a row for an environment that there is not, or that it may not name."""
+    def check_row(self, row: Mapping[str, Any], agent: str, label: str) -> None:
+        """Refuse a row with an unknown environment, or one that rows may not name."""
         if agent == ENV_AGENT:
-            choice = choose_environment(row, name=self._config.name, kwargs=self._config.kwargs, where=where)
+            choice = choose_environment(row, name=self._config.name, kwargs=self._config.kwargs, label=label)
             find_environment(choice.name, is_of_row=choice.is_of_row)

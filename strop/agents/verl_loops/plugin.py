@@ -1,4 +1,4 @@
-"""The loops that agent.loops names."""
+"""Agent loops of the file agent.loops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strop.agents.config import BUILT_IN_AGENTS, AgentConfig
-from strop.agents.kits import Kit
+from strop.agents.plugins import AgentPlugin
 from strop.agents.registry import agents
 from strop.agents.tools.class_loading import load_class, read_yaml
 from strop.agents.verl_loops.loops import loop_as_agent
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from strop.agents.setup import AgentSetup
 
 
-class LoopKit(Kit):
-    """Makes the loops of the list known as agents."""
+class LoopPlugin(AgentPlugin):
+    """Registers the loops of the list as agents."""
 
     def __init__(self, setup: AgentSetup) -> None:
         """Import and register them.
@@ -50,12 +50,12 @@ def loops_from_yaml(path: str) -> dict[str, Callable[..., Any]]:
     entries = read_yaml(path, setting="agent.loops")
     if not isinstance(entries, list):
         raise ValueError(f"agent.loops: {path} must hold a list of loops with name and _target_")
-    made: dict[str, Callable[..., Any]] = {}
+    loops: dict[str, Callable[..., Any]] = {}
     for number, entry in enumerate(entries, start=1):
-        where = f"agent.loops: entry {number} of {path}"
+        label = f"agent.loops: entry {number} of {path}"
         if not isinstance(entry, Mapping) or "name" not in entry or "_target_" not in entry:
-            raise ValueError(f"{where} needs the keys name and _target_")
+            raise ValueError(f"{label} needs the keys name and _target_")
         settings = {str(key): value for key, value in entry.items() if key not in ("name", "_target_")}
-        found = load_class(str(entry["_target_"]), setting=where, folder=Path(path).expanduser().parent)
-        made[str(entry["name"])] = loop_as_agent(found, **settings)
-    return made
+        loop_class = load_class(str(entry["_target_"]), setting=label, folder=Path(path).expanduser().parent)
+        loops[str(entry["name"])] = loop_as_agent(loop_class, **settings)
+    return loops

@@ -1,4 +1,4 @@
-"""Kits: what the agents of a run are given, such as tools or an environment."""
+"""Base class of plugins, which give the agents of a run resources such as tools or an environment."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from strop.agents.config import AgentConfig
     from strop.agents.setup import AgentSetup
+    from strop.agents.tools.parsed_output import AnswerParser
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
-    """What a kit gives the agent of one episode."""
+class EpisodeResources:
+    """Resources that a plugin gives the agent of one episode."""
 
     content: Any = None
-    """Found in the agent's context under the name of the kit; None for nothing."""
+    """Attribute of the agent's context under the name of the plugin; None for none."""
     schemas: tuple[Mapping[str, Any], ...] = ()
-    """Of what the model can call, as the prompt shows it."""
-    parser: Any = None
-    """Reads the calls, a strop.agents.tools.parsed_output.AnswerParser; None where there is nothing to call."""
+    """Schemas of the tools that the model can call, as the prompt shows them."""
+    parser: AnswerParser | None = None
+    """Reads the calls; None where there is nothing to call."""
 
 
-class Kit:
-    """Made once per process that plays episodes or shows prompts; a subclass does what it has to do."""
+class AgentPlugin:
+    """One resource of agents; made once per process that plays episodes or shows prompts."""
 
     def __init__(self, setup: AgentSetup) -> None:
-        """Load what the settings name.
+        """Load the files that the settings name.
 
         Raises:
             ValueError: the sentence says which file or name cannot be used.
@@ -41,31 +42,31 @@ class Kit:
             ValueError: the sentence says which file or name cannot be used.
         """
 
-    def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:
-        """Refuse a row that names what there is not.
+    def check_row(self, row: Mapping[str, Any], agent: str, label: str) -> None:
+        """Refuse a row that names something unknown.
 
         Args:
             row: of a data set.
             agent: that plays it.
-            where: names the row in messages.
+            label: names the row in messages.
 
         Raises:
-            ValueError: what is wrong with it.
+            ValueError: the sentence names the row and the value.
         """
 
     def check_agents(self, agents: Collection[str], split: str) -> None:
-        """Refuse what was loaded and none of the agents of a split, of which there is one at least, has a use for.
+        """Refuse loaded code that none of the agents of a split (one at least) uses.
 
         Raises:
-            ValueError: what is without use.
+            ValueError: the sentence names the unused setting.
         """
 
-    def of_episode(self, row: Mapping[str, Any], agent: str) -> Given:
-        """What the agent of a row gets."""
-        return Given()
+    def for_episode(self, row: Mapping[str, Any], agent: str) -> EpisodeResources:
+        """Resources of the agent of a row."""
+        return EpisodeResources()
 
     def start(self, reward: Any) -> None:
-        """Start what playing needs.
+        """Start the processes and servers that episodes need.
 
         Args:
             reward: that section of the configuration, in which the sandbox is.
@@ -75,7 +76,7 @@ class Kit:
         """
 
     def close(self) -> None:
-        """End what was started; a second call does nothing."""
+        """Stop whatever `start` started; a second call does nothing."""
 
 
 def extra_info_of(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Settings and kits of agents."""
+"""Settings and plugins of agents."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_context_has_what_kits_give_and_nothing_else() -> None:
     assert context.interactions == {}
     with pytest.raises(AttributeError, match="the context of an agent has no 'environments'"):
         _ = context.environments
-    narrowed = dataclasses.replace(context, kits={})
+    narrowed = dataclasses.replace(context, resources={})
     with pytest.raises(AttributeError, match="has no 'tools'"):
         _ = narrowed.tools
 

@@ -1,4 +1,4 @@
-"""The interactions of a run, given to episodes."""
+"""Interactions of a run, given to episodes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from strop.agents.config import AgentConfig
 from strop.agents.interactions.base import BaseInteraction
 from strop.agents.interactions.loading import interaction_classes, interaction_of_row, load_interactions
 from strop.agents.interactions.settings import INTERACTION_AGENT
-from strop.agents.kits import Given, Kit, extra_info_of
+from strop.agents.plugins import AgentPlugin, EpisodeResources, extra_info_of
 
 if TYPE_CHECKING:
     from strop.agents.setup import AgentSetup
 
 
-class InteractionKit(Kit):
+class InteractionPlugin(AgentPlugin):
     """Gives an episode every interaction, by name."""
 
     def __init__(self, setup: AgentSetup) -> None:
@@ -37,11 +37,11 @@ class InteractionKit(Kit):
         if path := config.interactions:
             interaction_classes(path)
 
-    def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:
-        """Refuse a row for an interaction that there is not."""
+    def check_row(self, row: Mapping[str, Any], agent: str, label: str) -> None:
+        """Refuse a row with an unknown interaction."""
         if agent == INTERACTION_AGENT:
-            interaction_of_row(extra_info_of(row), self.interactions, where)
+            interaction_of_row(extra_info_of(row), self.interactions, label)
 
-    def of_episode(self, row: Mapping[str, Any], agent: str) -> Given:
+    def for_episode(self, row: Mapping[str, Any], agent: str) -> EpisodeResources:
         """All of them."""
-        return Given(content=self.interactions)
+        return EpisodeResources(content=self.interactions)

@@ -1,4 +1,4 @@
-"""The tools of a run: loaded and checked, chosen by rows, and given to episodes."""
+"""Plugin of tools: loaded and checked, chosen by rows, and given to episodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from strop.agents.config import AGENTS_IN_A_WORLD, SINGLE_TURN, AgentConfig
 from strop.agents.context import AgentContext
-from strop.agents.kits import Given, Kit, extra_info_of
+from strop.agents.plugins import AgentPlugin, EpisodeResources, extra_info_of
 from strop.agents.tools.base import BaseTool
 from strop.agents.tools.formats import ToolParser, parser_for_template
 from strop.agents.tools.functions import FUNCTION_TOOL_REGISTRY
@@ -33,11 +33,11 @@ _BEHIND_THE_GATEWAY = "openai_agent"
 _TOOL_KEYS = ("create_kwargs", "execute_kwargs", "calc_reward_kwargs", "release_kwargs")
 
 
-class ToolKit(Kit):
+class ToolPlugin(AgentPlugin):
     """Gives an episode the tools that its row may use, by name."""
 
     def __init__(self, setup: AgentSetup) -> None:
-        """Load tools, and find how the model calls them.
+        """Load tools, and find the format of their calls.
 
         Raises:
             ValueError: the sentence says which file, tool or format cannot be used.
@@ -68,8 +68,7 @@ class ToolKit(Kit):
         Raises:
             ValueError: the sentence says which file or entry cannot be used.
         """
-        settings = config
-        load_tool_code(settings.tools, settings.function_tools)
+        load_tool_code(config.tools, config.function_tools)
 
     def _as_plain(self, schema: OpenAIFunctionToolSchema) -> OpenAIFunctionToolSchema:
         """The schema of a server's tool, whose texts and names make no control tokens in a prompt."""
@@ -87,14 +86,14 @@ class ToolKit(Kit):
             return parser_for_template(profile.call_example, self._setup.tokenizer)
         return ToolParser.get_tool_parser(self._settings.tool_format, self._setup.tokenizer)
 
-    def of_episode(self, row: Mapping[str, Any], agent: str) -> Given:
+    def for_episode(self, row: Mapping[str, Any], agent: str) -> EpisodeResources:
         """Tools that a row may use: those of `extra_info.tool_selection`, or all; none for a single turn and in a
         world."""
         tools: dict[str, BaseTool] = {}
         if agent != SINGLE_TURN and agent not in AGENTS_IN_A_WORLD:
             selection = extra_info_of(row).get("tool_selection")
             tools = self.tools if selection is None else {name: self.tools[name] for name in selection}
-        return Given(
+        return EpisodeResources(
             content=tools,
             schemas=tuple(tool.tool_schema.model_dump() for tool in tools.values()),
             parser=self.parser if tools else None,
@@ -102,11 +101,11 @@ class ToolKit(Kit):
 
     def check_agents(self, agents: Collection[str], split: str) -> None:
         """Refuse tools, and a format of their calls, that no agent of a split uses."""
-        without = {SINGLE_TURN}
+        agents_without_tools = {SINGLE_TURN}
         self._check_format(agents, split)
         if split == "train":  # validation may leave tools alone
-            without |= AGENTS_IN_A_WORLD
-        if self.tools and without.issuperset(agents):
+            agents_without_tools |= AGENTS_IN_A_WORLD
+        if self.tools and agents_without_tools.issuperset(agents):
             raise ValueError(
                 f"the run has tools ({', '.join(sorted(self.tools))}), but every {split} row is played by "
                 f"{' or '.join(sorted(agents))}, which uses none: set agent.default_agent=tool_agent, give rows an "
@@ -115,34 +114,34 @@ class ToolKit(Kit):
 
     def _check_format(self, agents: Collection[str], split: str) -> None:
         tool_format, config = self._settings.tool_format, self._setup.config
-        named = bool(self.tools) or bool(config.files) or bool(config.loops)
-        if split == "train" and tool_format != "auto" and not named and _BEHIND_THE_GATEWAY not in agents:
+        has_code = bool(self.tools) or bool(config.files) or bool(config.loops)
+        if split == "train" and tool_format != "auto" and not has_code and _BEHIND_THE_GATEWAY not in agents:
             raise ValueError(
                 f"agent.tool_format is {tool_format}, but the run has no tools, so nothing has a use for it: name some "
                 f"(agent.tools, agent.function_tools, agent.files), or remove it"
             )
 
-    def check_row(self, row: Mapping[str, Any], agent: str, where: str) -> None:
+    def check_row(self, row: Mapping[str, Any], agent: str, label: str) -> None:
         """Refuse a row with an unknown tool, or settings of tools that are missing or malformed."""
         if agent == TOOL_AGENT and not self.tools:
             raise ValueError(
-                f"{where} is for tool_agent, but the run has no tools: name some with agent.tools or "
+                f"{label} is for tool_agent, but the run has no tools: name some with agent.tools or "
                 f"agent.function_tools"
             )
         extra, kwargs = extra_info_of(row), tools_kwargs_of(row)
         selection = extra.get("tool_selection")
-        known = ", ".join(sorted(self.tools)) or "none"
+        names = ", ".join(sorted(self.tools)) or "none"
         for tool in [*(selection if selection is not None else ()), *kwargs]:
             if agent != SINGLE_TURN and tool not in self.tools:
                 raise ValueError(
-                    f"{where} names the tool {tool!r}, but the run has no such tool; it has {known}"
+                    f"{label} names the tool {tool!r}, but the run has no such tool; it has {names}"
                 )
-        _check_kwargs(kwargs, where)
+        _check_kwargs(kwargs, label)
         if agent != SINGLE_TURN and extra.get("need_tools_kwargs") and not kwargs:
-            raise ValueError(f"{where} has need_tools_kwargs, but no tools_kwargs; give them in extra_info")
-        if row.get("tools") and self.of_episode(row, agent).schemas:
+            raise ValueError(f"{label} has need_tools_kwargs, but no tools_kwargs; give them in extra_info")
+        if row.get("tools") and self.for_episode(row, agent).schemas:
             raise ValueError(
-                f"{where} has a column 'tools' with schemas, but {agent} shows those of its own tools; remove the "
+                f"{label} has a column 'tools' with schemas, but {agent} shows those of its own tools; remove the "
                 f"column, or choose tools with extra_info.tool_selection"
             )
 
@@ -170,44 +169,50 @@ class ToolKit(Kit):
         close_servers()
 
 
-def _check_kwargs(kwargs: Mapping[str, Any], where: str) -> None:
+def _check_kwargs(kwargs: Mapping[str, Any], label: str) -> None:
     """Refuse settings for tools that are not in the form of `tools_kwargs`."""
-    for tool, given in kwargs.items():
-        if not isinstance(given, Mapping) or (unknown := set(given) - set(_TOOL_KEYS)):
-            wrong = f"the key {sorted(unknown)[0]!r}" if isinstance(given, Mapping) else f"{given!r:.60}"
-            raise ValueError(
-                f"{where}: tools_kwargs of {tool!r} have {wrong}; they have {', '.join(_TOOL_KEYS)}"
+    for tool, tool_kwargs in kwargs.items():
+        if not isinstance(tool_kwargs, Mapping) or (unknown := set(tool_kwargs) - set(_TOOL_KEYS)):
+            problem = (
+                f"the key {sorted(unknown)[0]!r}"
+                if isinstance(tool_kwargs, Mapping)
+                else f"{tool_kwargs!r:.60}"
             )
-        for taken in {"instance_id", "parameters", "agent_data"} & set(given.get("execute_kwargs") or ()):
             raise ValueError(
-                f"{where}: execute_kwargs of {tool!r} have {taken!r}, which strop itself gives a tool"
+                f"{label}: tools_kwargs of {tool!r} have {problem}; they have {', '.join(_TOOL_KEYS)}"
+            )
+        for reserved in {"instance_id", "parameters", "agent_data"} & set(
+            tool_kwargs.get("execute_kwargs") or ()
+        ):
+            raise ValueError(
+                f"{label}: execute_kwargs of {tool!r} have {reserved!r}, which strop itself gives a tool"
             )
 
 
 def tools_kwargs_of(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Per tool, what the row gives it: column or extra_info key tools_kwargs, empty entries left out."""
-    given = row.get("tools_kwargs") or extra_info_of(row).get("tools_kwargs") or {}
-    return {name: value for name, value in given.items() if value is not None}
+    """Arguments of a row for its tools, by tool: column or extra_info key tools_kwargs, empty entries left out."""
+    kwargs = row.get("tools_kwargs") or extra_info_of(row).get("tools_kwargs") or {}
+    return {name: value for name, value in kwargs.items() if value is not None}
 
 
 def tools_of(context: AgentContext) -> Mapping[str, BaseTool]:
     """The tools of an episode, by name."""
-    tools: Mapping[str, BaseTool] = context.kits["tools"]
+    tools: Mapping[str, BaseTool] = context.resources["tools"]
     return tools
 
 
 def tool_session(context: AgentContext, prompt: Prompt, sample_id: str) -> ToolSession:
     """The tools of an episode; use as `async with`, so that they are released whatever happens."""
-    settings = context.config
+    config = context.config
     return ToolSession(
         tools_of(context),
         tools_kwargs=tools_kwargs_of({**prompt.columns, "extra_info": prompt.extra_info}),
         tokenizer=context.tokenizer,
         limits=ToolLimits(
-            max_parallel_calls=settings.max_parallel_calls,
-            max_response_tokens=settings.max_tool_response_tokens,
-            truncation=settings.tool_response_truncation,
-            timeout_s=context.config.tool_timeout_s,
+            max_parallel_calls=config.max_parallel_calls,
+            max_response_tokens=config.max_tool_response_tokens,
+            truncation=config.tool_response_truncation,
+            timeout_s=config.tool_timeout_s,
         ),
         facts={
             "request_id": sample_id,
@@ -217,12 +222,12 @@ def tool_session(context: AgentContext, prompt: Prompt, sample_id: str) -> ToolS
             "ground_truth": prompt.ground_truth,
         },
         images=context.images,
-        why_no_images=_why_no_images(context),
+        no_images_reason=_no_images_reason(context),
     )
 
 
-def _why_no_images(context: AgentContext) -> str:
-    """Why the model cannot be shown an image of a tool; empty where it can."""
+def _no_images_reason(context: AgentContext) -> str:
+    """Reason why the model cannot be shown images of tools; empty where it can."""
     if context.images is None:
         return "the model takes text alone"
     if not context.template.shows_images(context.images.placeholder_id):
