@@ -1,16 +1,15 @@
 """Pure functions of tensors: what an algorithm computes, and nothing about where or when.
 
-aggregation.py                Loss aggregation
-batch_metrics.py              Metrics of the rows of a step
-best_of_k.py                  pass@k, best@k, worst@k and maj@k of a set of answers, in closed form
+aggregation.py                How per-token terms become one loss
+batch_metrics.py              What is measured on the rows of a step
+best_of_k.py                  How good a set of answers is
 builtin_specs.py              Columns and settings that the built-in advantage estimators and policy losses take, by
                               name (torch-free)
 config.py                     The numbers of the algorithm, as a user sets them
-distillation_config.py        Settings of a teacher that the policy learns from
-dynamic_sampling_config.py    Settings of dynamic sampling
+distillation_config.py        What a user sets about a teacher that the policy learns from
+dynamic_sampling_config.py    What a user sets about dynamic sampling
 implicit_reward.py            The implicit process reward model
-intervals.py                  Confidence intervals of success probabilities and of mean rewards, in closed form and
-                              float64
+intervals.py                  How sure a rate or a mean is
 kl.py                         Per-token estimators of the KL divergence from the policy to a reference model
 kl_controller.py              The coefficient of the KL penalty in the reward
 masked_ops.py                 Sums, means and whitening over the valid positions of a tensor
@@ -24,8 +23,8 @@ reward_kl.py                  The KL penalty in the reward, taken off each token
                               (kl_controller.py
 reward_kl_config.py           Settings of the KL penalty in the reward
 rollout_correction.py         Rollout correction
-rollout_correction_config.py  Settings of rollout correction
-sample_selection_config.py    Settings of sample selection
+rollout_correction_config.py  What a user sets about rollout correction
+sample_selection_config.py    What a user sets about the samples that are trained on
 sequence_credit.py            Credit of episodes that consist of several training sequences
 specs.py                      Specs of advantage estimators and policy losses by name, and checks of their settings
                               (torch-free)
@@ -33,8 +32,7 @@ verl_aggregation.py           The one number of losses that reduce by themselves
 verl_config.py                Settings and calls in verl's convention
 advantages/                   Advantage estimators
 group_functions/              Functions of a user's own on the samples of a prompt
-losses/                       Policy losses as per-token terms; how terms become one number is the business of
-                              aggregation.py
+losses/                       Policy losses as per-token terms
 
 Rules that functions keep, ours and a user's own, are checked by `strop.cli`.
 Nothing is imported here, so that the torch-free modules stay free of torch.

@@ -1,4 +1,4 @@
-"""pass@k, best@k, worst@k and maj@k of a set of answers, in closed form.
+"""How good a set of answers is: pass@k, best@k, worst@k and maj@k, in closed form.
 
 Nothing is resampled, so there is no seed, no noise, and no random state is touched. Two questions differ:
 

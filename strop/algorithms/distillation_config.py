@@ -1,4 +1,4 @@
-"""Settings of a teacher that the policy learns from."""
+"""What a user sets about a teacher that the policy learns from."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class DistillationConfig:
 
     def __post_init__(self) -> None:
         key = "algorithm.distillation"
-        kind_settings = _OF_ONE_KIND.get(self.kind, ())
-        for setting in fields(self):
-            if setting.name == "kind" or getattr(self, setting.name) == setting.default:
+        own = _OF_ONE_KIND.get(self.kind, ())
+        for one in fields(self):
+            if one.name == "kind" or getattr(self, one.name) == one.default:
                 continue
             if self.kind == "none":
                 raise ValueError(
-                    f"{key}.{setting.name} is {getattr(self, setting.name)}, but {key}.kind=none has no teacher: set "
-                    f"kind to reverse_kl or forward_kl, or remove it"
+                    f"{key}.{one.name} is {getattr(self, one.name)}, but {key}.kind=none has no teacher: set kind to "
+                    f"reverse_kl or forward_kl, or remove it"
                 )
-            if setting.name != "coef" and setting.name not in kind_settings:
-                other = next(kind for kind, names in _OF_ONE_KIND.items() if setting.name in names)
+            if one.name != "coef" and one.name not in own:
+                other = next(kind for kind, names in _OF_ONE_KIND.items() if one.name in names)
                 raise ValueError(
-                    f"{key}.{setting.name} is {getattr(self, setting.name)}, but it is a setting of "
+                    f"{key}.{one.name} is {getattr(self, one.name)}, but it is a setting of "
                     f"{key}.kind={other} and that is {self.kind}: change it, or remove it"
                 )
         if self.kl_kind in ("k1", "kl"):
@@ -60,7 +60,7 @@ class DistillationConfig:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that the teacher gives."""
+        """What the teacher must have said."""
         return ("teacher_log_prob",) if self.kind == "reverse_kl" else ("teacher_ids", "teacher_logprobs")
 
 

@@ -1,4 +1,4 @@
-"""Settings of dynamic sampling."""
+"""What a user sets about dynamic sampling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class FilterGroupsConfig:
     enable: bool = False
     """Leave out groups whose samples all got the same, and sample others in their place."""
     metric: Literal["score", "acc"] = "acc"
-    """Quantity that is compared within a group: the score, or the scorer's `acc` where it gives one."""
+    """What is compared within a group: the score, or the scorer's `acc` where it gives one."""
     lowest_mean: float | None = None
     """Leave out groups with a mean below this too: harder than the band of difficulty."""
     highest_mean: float | None = None
@@ -56,7 +56,7 @@ class FilterGroupsConfig:
             raise ValueError(
                 f"{key}.lowest_mean is {low}, above highest_mean, which is {high}: no group is between"
             )
-        changed = [setting.name for setting in fields(self) if getattr(self, setting.name) != setting.default]
+        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
         if changed and not self.enable:
             raise ValueError(
                 f"{key}.{changed[0]} is set, but {key}.enable is false: set that to true, or remove it"

@@ -1,4 +1,4 @@
-"""Confidence intervals of success probabilities and of mean rewards, in closed form and float64."""
+"""How sure a rate or a mean is: intervals of success probabilities and of mean rewards, in closed form and float64."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def mean_interval(
 
 
 def _sureness(num_clusters: int, num_trials: float, confidence: float) -> float:
-    """Worth of a variance of so many clusters against one of so many trials; 1 where they are as many."""
+    """How much less a variance of so many clusters is worth than one of so many trials; 1 where they are as many."""
     if num_clusters < 2 or num_clusters >= num_trials:
         return 1.0
     few, many = (student_quantile(n - 1, confidence) for n in (num_clusters, num_trials))

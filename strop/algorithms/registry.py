@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """Columns and settings that a registered function asks for; the trainer computes those, and nothing else."""
+    """What a registered function asks for; the trainer computes what is needed, and nothing else."""
 
     needs: frozenset[str] = frozenset()
     """Columns passed by keyword, e.g. `group_ids` or `values`. Empty: the function declared nothing and
@@ -49,10 +49,10 @@ class Declaration:
         """True if the function follows verl's calling convention, not ours."""
         return self.follows_verl or not self.needs
 
-    def aggregation_mode(self, mode: str | None) -> str:
+    def aggregation_mode(self, asked: str | None) -> str:
         """The mode in force for a policy loss, and for the value loss beside it: what was asked for, else the mode
         of the loss's paper, else token-mean."""
-        return mode or self.aggregation or "token-mean"
+        return asked or self.aggregation or "token-mean"
 
 
 STEP_COLUMNS = frozenset({"sample_index", "turn_index", "turn_rewards", "anchor_ids"})
@@ -192,7 +192,7 @@ class FunctionRegistry(Registry[F]):
         return {name: default for name, default in own.items() if name not in self.optional_columns}
 
     def declaration(self, name: str | Enum) -> Declaration:
-        """The declaration of the function under `name`."""
+        """What the function under `name` declared when it was registered."""
         key = name_of(name)
         self[key]  # an unknown name fails here, with the known ones in the message
         return self.declarations.get(key, Declaration())
@@ -206,16 +206,16 @@ REWARD_SHAPINGS = FunctionRegistry[Callable[..., object]]("reward shaping", grou
 def own_settings(function: Callable[..., object], declaration: Declaration) -> dict[str, object]:
     """Settings of the function's own by name, each with its default: the keyword defaults of the function and
     of its `prepare`, without columns and without settings that have a key of their own in the config."""
-    defaults: dict[str, object] = {}
+    found: dict[str, object] = {}
     for source in (function, declaration.prepare):
         if source is not None:
-            defaults.update(
+            found.update(
                 (parameter.name, parameter.default)
                 for parameter in inspect.signature(source).parameters.values()
                 if parameter.default is not inspect.Parameter.empty
             )
     shared = declaration.needs | declaration.settings
-    return {name: default for name, default in defaults.items() if name not in shared}
+    return {name: default for name, default in found.items() if name not in shared}
 
 
 def with_own_settings(function: Callable[..., object], declaration: Declaration) -> Declaration:
@@ -226,16 +226,12 @@ def with_own_settings(function: Callable[..., object], declaration: Declaration)
 def settings_for(
     function: Callable[..., object], declaration: Declaration, settings: Mapping[str, object]
 ) -> dict[str, object]:
-    """The settings that the function takes: declared ones, and its own keyword defaults."""
+    """Those of the settings that the function takes: declared ones, and its own keyword defaults."""
     parameters = inspect.signature(function).parameters
-    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    own = {
-        parameter.name
-        for parameter in parameters.values()
-        if parameter.default is not inspect.Parameter.empty
-    }
-    accepted = (declaration.settings if takes_any else declaration.settings & parameters.keys()) | own
-    return {name: value for name, value in settings.items() if name in accepted - declaration.needs}
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    own = {one.name for one in parameters.values() if one.default is not inspect.Parameter.empty}
+    taken = (declaration.settings if takes_any else declaration.settings & parameters.keys()) | own
+    return {name: value for name, value in settings.items() if name in taken - declaration.needs}
 
 
 def check_settings(
@@ -263,10 +259,10 @@ def check_settings(
         return
     own = declaration.own
     # A declared setting without a key of its own can be set nowhere else.
-    accepted = own.keys() | declaration.settings
-    valid = sorted(accepted - (elsewhere or {}).keys())
+    taken = own.keys() | declaration.settings
+    valid = sorted(taken - (elsewhere or {}).keys())
     for setting, value in settings.items():
-        if elsewhere is not None and setting in elsewhere and setting in accepted:
+        if elsewhere is not None and setting in elsewhere and setting in taken:
             raise ValueError(
                 f"the setting {setting!r} of {kind} {name!r} has a key of its own: set {elsewhere[setting]}"
             )
@@ -277,25 +273,25 @@ def check_settings(
         _check_type(f"the setting {setting!r} of {kind} {name!r}", value, own.get(setting))
 
 
-def _check_type(label: str, value: object, default: object) -> None:
+def _check_type(what: str, value: object, default: object) -> None:
     """A value must be of the kind of its default; a default of None says nothing."""
     if default is None:
         return
     if isinstance(default, bool):
-        fits, expected = isinstance(value, bool), "true or false"
+        fits, wanted = isinstance(value, bool), "true or false"
     elif isinstance(default, int):
-        fits, expected = isinstance(value, int) and not isinstance(value, bool), "a whole number"
+        fits, wanted = isinstance(value, int) and not isinstance(value, bool), "a whole number"
     elif isinstance(default, float):
         is_number = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
-        fits, expected = is_number, "a number"
+        fits, wanted = is_number, "a number"
     elif isinstance(default, str):
-        fits, expected = isinstance(value, str), "a word"
+        fits, wanted = isinstance(value, str), "a word"
     elif isinstance(default, tuple | list):
-        fits, expected = isinstance(value, tuple | list), "a list"
+        fits, wanted = isinstance(value, tuple | list), "a list"
     else:
         return
     if not fits:
-        raise ValueError(f"{label} is {value!r}; it must be {expected}, and its default is {default!r}")
+        raise ValueError(f"{what} is {value!r}; it must be {wanted}, and its default is {default!r}")
 
 
 def _check_declaration(
@@ -315,10 +311,10 @@ def _check_declaration(
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         return
-    names = {parameter.name for parameter in parameters}
+    taken = {parameter.name for parameter in parameters}
     if declaration.prepare is not None:
-        names |= set(inspect.signature(declaration.prepare).parameters)
-    missing = sorted(declared - names)
+        taken |= set(inspect.signature(declaration.prepare).parameters)
+    missing = sorted(declared - taken)
     if missing:
         raise ValueError(
             f"{kind} {name!r} declares {', '.join(missing)}, but {function.__qualname__} has no parameter of "

@@ -40,7 +40,7 @@ CORRECTION = Metric(
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """Correction of a batch [B, R]: weights and mask; detached."""
+    """What training changes for a batch [B, R]; detached."""
 
     weights: Tensor | None
     """[B, R], the dtype of the log-probs: factor of each token's loss, 0 outside `mask`. None: no weights."""
@@ -82,15 +82,15 @@ def correct(
     metrics: Metrics = {}
     mask = valid
     for name, rule in config.rules.items():
-        keep, weight_metrics = _judge(rho, valid, name, rule)
+        keep, found = _judge(rho, valid, name, rule)
         mask = mask & keep
-        metrics |= weight_metrics
+        metrics |= found
     if config.reject:
         metrics |= _masked_fractions("rs", valid, mask)
     if config.weights == "none":
         return Correction(weights=None, mask=mask, metrics=metrics)
-    weights, weight_metrics = _weights(rho, valid, mask, config)
-    return Correction(weights=weights.to(old_log_probs.dtype), mask=mask, metrics=metrics | weight_metrics)
+    weights, found = _weights(rho, valid, mask, config)
+    return Correction(weights=weights.to(old_log_probs.dtype), mask=mask, metrics=metrics | found)
 
 
 def _checked(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Tensor) -> Tensor:
@@ -108,9 +108,9 @@ def _checked(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Te
             "every token was masked"
         )
     for name, log_probs in (("old_log_probs", old_log_probs), ("rollout_log_probs", rollout_log_probs)):
-        is_bad = ~torch.isfinite(log_probs.detach()) & valid
-        if is_bad.any():
-            row, column = is_bad.nonzero()[0].tolist()
+        wrong = ~torch.isfinite(log_probs.detach()) & valid
+        if wrong.any():
+            row, column = wrong.nonzero()[0].tolist()
             raise ValueError(
                 f"{name} of sample {row}, token {column} is {float(log_probs[row, column])}: a sampled token has "
                 f"a finite log-prob under every model, so look at what computed it"
@@ -164,7 +164,7 @@ def _effective_share(weights: Tensor) -> float:
 
 
 def _judge(rho: Tensor, valid: Tensor, name: str, rule: RejectRule) -> tuple[Tensor, Metrics]:
-    """Tokens that a rule keeps [B, R], and its metrics."""
+    """Where a rule keeps a token [B, R], and what it saw."""
     bounded = rho.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     per_token = {"k1": rho, "k2": rho.square() / 2, "k3": torch.expm1(bounded) - bounded}[rule.kind]
     if rule.level == "token":

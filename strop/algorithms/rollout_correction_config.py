@@ -1,4 +1,4 @@
-"""Settings of rollout correction: weights, their bounds, and rejection rules."""
+"""What a user sets about rollout correction: weights, their bounds, and what is rejected."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class RejectRule:
 
 @section("algorithm.correction")
 class CorrectionConfig:
-    """Correction for tokens that another policy than the trainer's sampled. Off by default.
+    """How training accounts for tokens that another policy than the trainer's sampled. Off by default.
 
     With ratio = exp(old_log_probs - rollout_log_probs): of a token, of a whole response (`sequence`: the
     product over its tokens) or the geometric mean of a response's tokens (`geometric`).
     """
 
     weights: Literal["none", "token", "sequence", "geometric"] = "none"
-    """Ratio that multiplies a token's loss; none: no weights."""
+    """Which ratio multiplies a token's loss; none: no weights."""
     mode: Literal["truncate", "mask"] = "truncate"
     """truncate: a ratio above `upper` becomes `upper` (TIS). mask: a ratio outside [lower, upper] becomes 0
     (MIS, IcePop); the token still counts in the loss's denominators, unlike a rejected one."""
@@ -75,13 +75,13 @@ class CorrectionConfig:
                 f"to bound: set weights to token, sequence or geometric, or remove upper"
             )
         if self.lower != 0.5 and (self.weights == "none" or self.mode != "mask"):
-            explanation = (
+            why = (
                 "algorithm.correction.weights=none has no weights"
                 if self.weights == "none"
                 else "algorithm.correction.mode=truncate has no lower bound"
             )
             raise ValueError(
-                f"algorithm.correction.lower is {self.lower}, but {explanation}: set "
+                f"algorithm.correction.lower is {self.lower}, but {why}: set "
                 f"algorithm.correction.mode=mask with weights, or remove lower"
             )
         for name, bound in self.reject.items():
@@ -89,12 +89,12 @@ class CorrectionConfig:
 
     @property
     def is_on(self) -> bool:
-        """Something is weighted or rejected."""
+        """Whether anything is weighted or rejected."""
         return self.weights != "none" or bool(self.reject)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that it gives a batch."""
+        """What it says about a batch."""
         return ("loss_mask",) if self.weights == "none" else ("loss_mask", "rollout_is_weights")
 
     @property

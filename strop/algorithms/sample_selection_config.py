@@ -1,4 +1,4 @@
-"""Settings of sample selection: samples drawn by their scores, or the best ones kept."""
+"""What a user sets about the samples that are trained on: some drawn by their scores, or the best ones kept."""
 
 from __future__ import annotations
 

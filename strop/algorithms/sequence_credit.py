@@ -29,7 +29,7 @@ def with_answer_scores(
 
 
 def episode_representatives(episode_ids: Sequence[str], mask: Tensor) -> tuple[list[int], list[int]] | None:
-    """The row that speaks for each episode, where episodes have several training sequences; None where none has.
+    """Which row speaks for each episode, where episodes have several training sequences; None where none has.
 
     It is the last one of which a token is trained: an episode counts once in the statistics of its group, and one
     whose last sequence was rejected keeps its advantage.
@@ -49,8 +49,8 @@ def episode_representatives(episode_ids: Sequence[str], mask: Tensor) -> tuple[l
         if has_tokens[row] or name not in speaker or not has_tokens[speaker[name]]:
             speaker[name] = row
     rows = sorted(speaker.values())
-    index_of = {row: index for index, row in enumerate(rows)}
-    return rows, [index_of[speaker[name]] for name in episode_ids]
+    place = {row: index for index, row in enumerate(rows)}
+    return rows, [place[speaker[name]] for name in episode_ids]
 
 
 def spread_over_sequences(

@@ -32,8 +32,8 @@ class VerlConfig(Mapping[str, Any]):
         values: Mapping[str, Any] = self.__dict__.get("_values", {})  # none while a copy is being made
         if name in values:
             return values[name]
-        suggestions = difflib.get_close_matches(name, values, n=1)
-        hint = f"; did you mean {suggestions[0]}?" if suggestions else "."
+        near = difflib.get_close_matches(name, values, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "."
         raise AttributeError(f"this config has no {name}{hint} It has {', '.join(sorted(values))}")
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -66,7 +66,7 @@ def parameters_of(function: Callable[..., object]) -> Mapping[str, inspect.Param
 
 
 def takes(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
-    """True if a function with these parameters takes an argument of this name."""
+    """Whether a function with these parameters takes an argument of this name."""
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 

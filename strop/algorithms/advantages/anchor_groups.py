@@ -1,4 +1,4 @@
-"""Anchor groups of GiGPO: answers to a prompt that were given in the same state (torch-free)."""
+"""Which answers to a prompt were given in the same state: the anchor groups of GiGPO (torch-free)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ def anchor_ids(states: Sequence[str], prompts: Sequence[Hashable], *, similarity
     texts: dict[Hashable, set[str]] = {}
     for state, prompt in zip(states, prompts, strict=True):
         texts.setdefault(prompt, set()).add(state)
-    numbers = {
-        prompt: _numbered(sorted(states_of_prompt - {""}), similarity)
-        for prompt, states_of_prompt in texts.items()
-    }
+    numbers = {prompt: _numbered(sorted(found - {""}), similarity) for prompt, found in texts.items()}
     return [
         numbers[prompt][state] if state else UNKNOWN for state, prompt in zip(states, prompts, strict=True)
     ]
@@ -38,10 +35,10 @@ def _numbered(texts: Sequence[str], similarity: float) -> dict[str, int]:
     first: list[str] = []
     numbers = {}
     for text in texts:
-        match = next((n for n, other in enumerate(first) if _are_alike(text, other, similarity)), len(first))
-        if match == len(first):
+        found = next((n for n, other in enumerate(first) if _are_alike(text, other, similarity)), len(first))
+        if found == len(first):
             first.append(text)
-        numbers[text] = match
+        numbers[text] = found
     return numbers
 
 

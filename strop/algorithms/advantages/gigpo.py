@@ -80,7 +80,7 @@ def _to_go(rewards: Tensor, episode: Tensor, turn: Tensor, *, gamma: float) -> t
     future = rewards.new_zeros(int(episode.max()) + 1 if len(episode) else 0)  # [E]
     returns = torch.zeros_like(rewards)
     for number in reversed(torch.unique(turn).tolist()):
-        is_turn = turn == number
-        returns[is_turn] = rewards[is_turn] + gamma * future[episode[is_turn]]
-        future[episode[is_turn]] = returns[is_turn]
+        here = turn == number
+        returns[here] = rewards[here] + gamma * future[episode[here]]
+        future[episode[here]] = returns[here]
     return returns, future

@@ -137,7 +137,7 @@ def maxrl_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) 
 
 
 def lead_of_the_best(values: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Samples that alone have the largest value of their group [B] bool, and the second-largest values [G].
+    """Whether a sample alone has the largest value of its group [B] bool, and the second-largest value [G].
 
     Of a group of one, the second-largest is -inf. Two samples that share the largest value: neither is alone.
     """

@@ -1,4 +1,4 @@
-"""Helpers of the estimators: checks, groups of samples, and one number per sample spread over its tokens."""
+"""What the estimators share: checks, groups of samples, and the way from one number per sample to tokens."""
 
 from __future__ import annotations
 

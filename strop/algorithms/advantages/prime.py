@@ -29,21 +29,14 @@ def prime_metrics(columns: Mapping[str, Tensor], settings: Mapping[str, Any]) ->
         columns: as `prime_advantages` takes them.
         settings: gamma, and the settings of the estimator.
     """
-    mask, process_rewards = columns["response_mask"], columns["process_rewards"]
+    mask, given = columns["response_mask"], columns["process_rewards"]
     rewards, groups = columns["rewards"], columns["group_ids"]
     process, outcome = process_and_outcome(
-        rewards,
-        process_rewards,
-        groups,
-        mask,
-        gamma=settings["gamma"],
-        process_norm=bool(settings["process_norm"]),
+        rewards, given, groups, mask, gamma=settings["gamma"], process_norm=bool(settings["process_norm"])
     )
     weighted = float(settings["process_weight"]) * process, float(settings["outcome_weight"]) * outcome
     metrics = {PROCESS.of("advantage_share"): process_share(*weighted, mask)}
-    accuracy = pair_accuracy(
-        torch.where(mask, process_rewards, torch.zeros_like(process_rewards)).sum(dim=-1), rewards, groups
-    )
+    accuracy = pair_accuracy(torch.where(mask, given, torch.zeros_like(given)).sum(dim=-1), rewards, groups)
     return metrics if math.isnan(accuracy) else {**metrics, PROCESS.of("pair_acc"): accuracy}
 
 
@@ -112,12 +105,12 @@ def process_and_outcome(
 ) -> tuple[Tensor, Tensor]:
     """The two parts of R, [B, R] each, before their weights; arguments as of `prime_advantages`."""
     sampled = response_mask.bool()
-    visible = torch.where(sampled, process_rewards, torch.zeros_like(process_rewards))
-    require_finite(visible, "process_rewards", "the loss of the process reward model")
-    if process_norm and visible.numel():
-        largest = reward_to_go(visible, sampled, gamma=1.0).abs().max()
-        visible = visible / (largest + NORM_EPS)
-    relative = _less_the_others_mean(visible, group_ids, sampled)
+    shown = torch.where(sampled, process_rewards, torch.zeros_like(process_rewards))
+    require_finite(shown, "process_rewards", "the loss of the process reward model")
+    if process_norm and shown.numel():
+        largest = reward_to_go(shown, sampled, gamma=1.0).abs().max()
+        shown = shown / (largest + NORM_EPS)
+    relative = _less_the_others_mean(shown, group_ids, sampled)
     process = reward_to_go(relative, sampled, gamma=gamma).to(rewards.dtype)
     return process, rloo_advantages(rewards, group_ids, response_mask)
 

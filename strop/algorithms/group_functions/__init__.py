@@ -1,8 +1,7 @@
 """Functions of a user's own on the samples of a prompt: filters of dynamic sampling, and shaping of rewards.
 
-calls.py    Filters and reward shaping of a user's own, called; what comes back is checked, so an error names the
-            function
-config.py   Settings of reward shaping
+calls.py    Filters and reward shaping of a user's own, called
+config.py   What a user sets about rewards that are changed
 shaping.py  Reward shaping
 
     filter:   keep(group) -> True, False, or a string: why the group is left out
@@ -31,17 +30,17 @@ class SampleGroup:
     data_source: str
     """Of the prompt."""
     rewards: tuple[float, ...]
-    """Scores."""
+    """What the scorer gave."""
     accuracies: tuple[float, ...]
     """The scorer's `acc`, else the reward."""
     parts: tuple[Mapping[str, float | str | bool], ...]
-    """Further values that the scorer returned."""
+    """What else the scorer returned."""
     response_lengths: tuple[int, ...]
     """Tokens after the prompt."""
     num_turns: tuple[int, ...]
     """Generations."""
     stop_reasons: tuple[str, ...]
-    """Reason of each sample's end: `length` at the limit."""
+    """Why each sample ended: `length` at the limit."""
 
 
 RewardShaping = Callable[..., object]
@@ -57,7 +56,7 @@ SHAPING_COLUMNS = (
     "data_source",
     "max_response_tokens",
 )
-"""Arguments of a shaping function, by keyword, where it has a parameter of the name."""
+"""What a shaping function is given, by keyword, where it has a parameter of the name."""
 
 register_filter = FILTERS.register
 """Decorator: `@register_filter(name)`."""

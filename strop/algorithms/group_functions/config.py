@@ -1,4 +1,4 @@
-"""Settings of reward shaping: the penalty on long responses, and a function of the user's."""
+"""What a user sets about rewards that are changed: the penalty on long responses, and a function of his own."""
 
 from __future__ import annotations
 

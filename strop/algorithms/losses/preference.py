@@ -19,7 +19,7 @@ from strop.algorithms.preference_loss_config import PreferenceLossConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Numbers of n examples of two conversations each; float64."""
+    """What is known of n examples of two conversations each; float64."""
 
     numbers: Tensor
     """[n, 2]: log-probs of the answers under the policy, or scores."""
@@ -64,10 +64,10 @@ def _terms(config: PreferenceLossConfig, numbers: Tensor, batch: Batch) -> tuple
     if config.loss == "kto":
         return _kto(config, ratios, batch)
     logps = numbers.detach().mean(0)
-    metrics = _seen(config.beta * ratios.detach())
-    metrics |= {"logps/chosen": float(logps[0]), "logps/rejected": float(logps[1])}
+    seen = _seen(config.beta * ratios.detach())
+    seen |= {"logps/chosen": float(logps[0]), "logps/rejected": float(logps[1])}
     imitation = -(1.0 if config.loss == "orpo" else config.nll_coef) * means[:, 0]
-    return _of_margins(config, ratios, batch.lengths) + imitation, metrics
+    return _of_margins(config, ratios, batch.lengths) + imitation, seen
 
 
 def _of_margins(config: PreferenceLossConfig, ratios: Tensor, lengths: Tensor) -> Tensor:
@@ -82,8 +82,8 @@ def _of_margins(config: PreferenceLossConfig, ratios: Tensor, lengths: Tensor) -
     if config.loss == "ipo":
         means = ratios / lengths
         return (means[:, 0] - means[:, 1] - 1 / (2 * config.beta)).square()
-    smoothing = config.label_smoothing
-    return -(1 - smoothing) * F.logsigmoid(margins) - smoothing * F.logsigmoid(-margins)
+    wrong = config.label_smoothing
+    return -(1 - wrong) * F.logsigmoid(margins) - wrong * F.logsigmoid(-margins)
 
 
 def _log_odds(means: Tensor) -> Tensor:
@@ -100,14 +100,14 @@ def _kto(config: PreferenceLossConfig, ratios: Tensor, batch: Batch) -> tuple[Te
     good = config.desirable_weight * (1 - torch.sigmoid(above))
     bad = config.undesirable_weight * (1 - torch.sigmoid(-above))
     rewards = config.beta * ratios[:, 0].detach()
-    metrics = {"kl": float(distance)}
+    seen = {"kl": float(distance)}
     for name, of_kind in (("chosen", batch.is_good), ("rejected", ~batch.is_good)):
         if bool(of_kind.any()):
-            metrics[f"rewards/{name}"] = float(rewards[of_kind].mean())
-            metrics[f"logps/{name}"] = float(batch.numbers.detach()[of_kind, 0].mean())
-    if {"rewards/chosen", "rewards/rejected"} <= metrics.keys():
-        metrics["rewards/margins"] = metrics["rewards/chosen"] - metrics["rewards/rejected"]
-    return torch.where(batch.is_good, good, bad), metrics
+            seen[f"rewards/{name}"] = float(rewards[of_kind].mean())
+            seen[f"logps/{name}"] = float(batch.numbers.detach()[of_kind, 0].mean())
+    if {"rewards/chosen", "rewards/rejected"} <= seen.keys():
+        seen["rewards/margins"] = seen["rewards/chosen"] - seen["rewards/rejected"]
+    return torch.where(batch.is_good, good, bad), seen
 
 
 def _seen(rewards: Tensor) -> dict[str, float]:

@@ -84,7 +84,7 @@ class ExplainedVariance:
     """Sum of squared distances of the errors from their mean."""
 
     def merge(self, other: ExplainedVariance) -> ExplainedVariance:
-        """The statistics over the tokens of both.
+        """That over the tokens of both.
 
         Source: Chan, Golub and LeVeque 1979, updating formulae for sample variances.
         """
