@@ -1,4 +1,4 @@
-"""How sure a rate or a mean is: intervals of success probabilities and of mean rewards, in closed form and float64."""
+"""Confidence intervals of success probabilities and of mean rewards, in closed form and float64."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def mean_interval(
 
 
 def _sureness(num_clusters: int, num_trials: float, confidence: float) -> float:
-    """How much less a variance of so many clusters is worth than one of so many trials; 1 where they are as many."""
+    """Factor by which a variance of so many clusters is worth less than one of so many trials; 1 where they are as
+    many."""
     if num_clusters < 2 or num_clusters >= num_trials:
         return 1.0
     few, many = (student_quantile(n - 1, confidence) for n in (num_clusters, num_trials))

@@ -40,7 +40,7 @@ CORRECTION = Metric(
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """What training changes for a batch [B, R]; detached."""
+    """Importance weights and mask of a batch [B, R]; detached."""
 
     weights: Tensor | None
     """[B, R], the dtype of the log-probs: factor of each token's loss, 0 outside `mask`. None: no weights."""
@@ -82,15 +82,15 @@ def correct(
     metrics: Metrics = {}
     mask = valid
     for name, rule in config.rules.items():
-        keep, found = _judge(rho, valid, name, rule)
+        keep, statistics = _judge(rho, valid, name, rule)
         mask = mask & keep
-        metrics |= found
+        metrics |= statistics
     if config.reject:
         metrics |= _masked_fractions("rs", valid, mask)
     if config.weights == "none":
         return Correction(weights=None, mask=mask, metrics=metrics)
-    weights, found = _weights(rho, valid, mask, config)
-    return Correction(weights=weights.to(old_log_probs.dtype), mask=mask, metrics=metrics | found)
+    weights, statistics = _weights(rho, valid, mask, config)
+    return Correction(weights=weights.to(old_log_probs.dtype), mask=mask, metrics=metrics | statistics)
 
 
 def _checked(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Tensor) -> Tensor:
@@ -108,9 +108,9 @@ def _checked(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Te
             "every token was masked"
         )
     for name, log_probs in (("old_log_probs", old_log_probs), ("rollout_log_probs", rollout_log_probs)):
-        wrong = ~torch.isfinite(log_probs.detach()) & valid
-        if wrong.any():
-            row, column = wrong.nonzero()[0].tolist()
+        not_finite = ~torch.isfinite(log_probs.detach()) & valid
+        if not_finite.any():
+            row, column = not_finite.nonzero()[0].tolist()
             raise ValueError(
                 f"{name} of sample {row}, token {column} is {float(log_probs[row, column])}: a sampled token has "
                 f"a finite log-prob under every model, so look at what computed it"
@@ -164,7 +164,7 @@ def _effective_share(weights: Tensor) -> float:
 
 
 def _judge(rho: Tensor, valid: Tensor, name: str, rule: RejectRule) -> tuple[Tensor, Metrics]:
-    """Where a rule keeps a token [B, R], and what it saw."""
+    """Mask of the tokens that a rule keeps [B, R], and its metrics."""
     bounded = rho.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     per_token = {"k1": rho, "k2": rho.square() / 2, "k3": torch.expm1(bounded) - bounded}[rule.kind]
     if rule.level == "token":

@@ -73,14 +73,14 @@ def _numbered(first: Tensor, second: Tensor) -> Tensor:
 
 
 def _to_go(rewards: Tensor, episode: Tensor, turn: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
-    """Of each answer what its episode earned from it on [B], and from its first answer on [E].
+    """Discounted return of each answer [B] and of each episode from its first answer on [E].
 
     A row that stands in the batch twice counts once in its episode.
     """
     future = rewards.new_zeros(int(episode.max()) + 1 if len(episode) else 0)  # [E]
     returns = torch.zeros_like(rewards)
-    for number in reversed(torch.unique(turn).tolist()):
-        here = turn == number
-        returns[here] = rewards[here] + gamma * future[episode[here]]
-        future[episode[here]] = returns[here]
+    for turn_index in reversed(torch.unique(turn).tolist()):
+        in_turn = turn == turn_index
+        returns[in_turn] = rewards[in_turn] + gamma * future[episode[in_turn]]
+        future[episode[in_turn]] = returns[in_turn]
     return returns, future

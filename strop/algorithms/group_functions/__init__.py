@@ -1,7 +1,7 @@
 """Functions of a user's own on the samples of a prompt: filters of dynamic sampling, and shaping of rewards.
 
 calls.py    Filters and reward shaping of a user's own, called
-config.py   What a user sets about rewards that are changed
+config.py   Checks of reward shaping
 shaping.py  Reward shaping
 
     filter:   keep(group) -> True, False, or a string: why the group is left out

@@ -1,4 +1,4 @@
-"""What a user sets about rewards that are changed: the penalty on long responses, and a function of his own."""
+"""Checks of reward shaping: the penalty on long responses, and a function of the user's own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from strop.algorithms.registry import REWARD_SHAPINGS, check_settings
 
 if TYPE_CHECKING:
+    from strop.algorithms.config import AlgorithmConfig
     from strop.trainer.config import Config
 
 
@@ -19,7 +20,7 @@ def check_overlong(reward: Any) -> None:
         )
 
 
-def check_shaping(algorithm: Any) -> None:
+def check_shaping(algorithm: AlgorithmConfig) -> None:
     """Refuse settings of a shaping function that is not named, as a ValueError."""
     if algorithm.shaping_settings and not algorithm.reward_shaping:
         raise ValueError(
