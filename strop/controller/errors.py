@@ -1,4 +1,4 @@
-"""How workers in other processes fail, whatever runs them."""
+"""Errors of workers in other processes, for every runtime."""
 
 from __future__ import annotations
 

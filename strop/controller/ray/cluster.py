@@ -105,19 +105,19 @@ class Cluster:
     def nodes(self) -> list[Node]:
         """The living machines, in the order of their addresses."""
         free = state.available_resources_per_node()  # type: ignore[no-untyped-call]
-        here = this_address()
-        found = [
+        own_address = this_address()
+        nodes = [
             Node(
                 node_id=node["NodeID"],
                 address=node["NodeManagerAddress"],
                 total=node["Resources"],
                 free=free.get(node["NodeID"], {}),
-                is_here=node["NodeManagerAddress"] == here,
+                is_here=node["NodeManagerAddress"] == own_address,
             )
             for node in ray.nodes()  # type: ignore[no-untyped-call]
             if node["Alive"]
         ]
-        return sorted(found, key=lambda node: (_in_numbers(node.address), node.node_id))
+        return sorted(nodes, key=lambda node: (_in_numbers(node.address), node.node_id))
 
     def close(self) -> None:
         """Leave; the last user of a private cluster ends it. More than once does no harm."""
@@ -136,8 +136,8 @@ def this_address() -> str:
 
 def run_on(node_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a function in a process of its own on a machine, whatever is taken there; Ray's reference to its value."""
-    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    task: Any = ray.remote(function).options(num_cpus=0, scheduling_strategy=where, max_retries=0)
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task: Any = ray.remote(function).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
     return task.remote(*arguments)
 
 
@@ -164,7 +164,7 @@ def visibility_variables() -> set[str]:
 
 
 class _Connection:
-    """What this process shares: the one connection that Ray allows it."""
+    """The one Ray connection that this process may have, shared by its clusters."""
 
     def __init__(self) -> None:
         self.num_users = 0
@@ -202,11 +202,11 @@ class _Connection:
             try:
                 ray.init(log_to_driver=False, configure_logging=False, **options)
             except (RuntimeError, ConnectionError, RayError) as error:
-                left, self._folder = self._folder, None  # kept, for its logs; the next cluster removes it
+                folder, self._folder = self._folder, None  # kept, for its logs; the next cluster removes it
                 raise ConnectionError(
                     f"could not {f'join the Ray cluster at {address}' if address else 'start a Ray cluster'}: "
                     f"{error}. A cluster with tokens needs RAY_AUTH_MODE=token here, and the same version of Ray"
-                    + (f"; what Ray wrote is in {left.path}" if left else "")
+                    + (f"; what Ray wrote is in {folder.path}" if folder else "")
                 ) from error
             self.is_ours = True
             if self._folder is not None:
@@ -261,7 +261,7 @@ def _quiet(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]:
 
 
 def _is_on_loopback(address: str) -> bool:
-    """Whether a cluster can be reached by its loopback address only, as a private one of another process.
+    """True where a cluster can be reached by its loopback address only, as a private one of another process.
 
     Raises:
         ConnectionError: nothing answers there.

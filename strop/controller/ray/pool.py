@@ -1,4 +1,4 @@
-"""Places for worker processes on a Ray cluster: which nodes, and their resources held by a placement group."""
+"""Resource pools of worker processes on a Ray cluster: nodes, and resources held by a placement group."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class RayResourcePool:
 
     @property
     def place(self) -> dict[str, float]:
-        """What one place holds, by Ray's names of resources."""
+        """Resources of one process, by Ray's names."""
         resource = accelerator_resource(self.device)
         return {"CPU": self.cpus_per_process, **({resource: 1.0} if resource else {})}
 
@@ -227,32 +227,32 @@ def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Nod
 def _fitting(
     needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], have: Sequence[Mapping[str, float]]
 ) -> list[Node] | None:
-    left = list(zip(nodes, have, strict=True))
+    remaining = list(zip(nodes, have, strict=True))
     chosen: list[Node] = []
     for need in needs:
-        found = next(
+        index = next(
             (
                 number
-                for number, (_, has) in enumerate(left)
+                for number, (_, has) in enumerate(remaining)
                 if all(has.get(k, 0) >= need[k] - 1e-6 for k in need)
             ),
             None,
         )
-        if found is None:
+        if index is None:
             return None
-        chosen.append(left.pop(found)[0])
+        chosen.append(remaining.pop(index)[0])
     return chosen
 
 
 def _too_little(
-    pools: Sequence[RayResourcePool], needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], found: str
+    pools: Sequence[RayResourcePool], needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], supply: str
 ) -> str:
-    asked = " and ".join(
+    request = " and ".join(
         f"{pool.world_size} processes of {_in_words(pool.place)} each (pool {pool.name!r})" for pool in pools
     )
     per_node = "; ".join(f"{_in_words(need)} on node {number + 1}" for number, need in enumerate(needs))
     return (
-        f"asked for {asked}: {per_node}. {found}: {_listed(nodes)}. Lower resources.ranks, lower "
+        f"asked for {request}: {per_node}. {supply}: {_listed(nodes)}. Lower resources.ranks, lower "
         f"resources.cpus_per_rank (a fraction lets processes share a core), or use more nodes"
     )
 

@@ -1,4 +1,4 @@
-"""What keeps a private cluster to its user: the folder of its files, the file of its token, and its signals."""
+"""Isolation of a private cluster: the folder of its files, the file of its token, and its signals."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def keep_token_private() -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists():
             _write_token(file)
-        found = file.stat()
-        if found.st_mode & 0o077 and found.st_uid == os.getuid():
+        status = file.stat()
+        if status.st_mode & 0o077 and status.st_uid == os.getuid():
             file.chmod(0o600)  # Ray itself makes it with 0644
             if all(folder.stat().st_mode & 0o001 for folder in file.resolve().parents):
                 log.warning(

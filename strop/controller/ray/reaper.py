@@ -1,4 +1,4 @@
-"""A process that ends what a private cluster leaves behind when its controller is gone.
+"""Reaper of a private cluster: ends the processes that are left when its controller is gone.
 
 Ray's servers die with the process that started them, and workers see that and end. Some helpers of Ray linger
 for a minute, though, and what a worker's own code started may never end. The reaper waits until its parent
@@ -70,9 +70,9 @@ def main(mark: str, session: str, folder: str) -> None:
     while os.getppid() == parent and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
         pass
     end = time.monotonic() + _GRACE_S
-    while (left := _left(mark, session)) and time.monotonic() < end:
+    while (pids := _left(mark, session)) and time.monotonic() < end:
         time.sleep(0.1)
-    for pid in left:
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except OSError:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from strop.controller.rendezvous import Meeting
+from strop.controller.rendezvous import Rendezvous
 from strop.engines.parallel.ranks import Parallel
 from strop.utils.device import collective_backend
 
@@ -57,7 +57,7 @@ def joined(
     *,
     rank: int,
     world_size: int,
-    meeting: Meeting | None,
+    rendezvous: Rendezvous | None,
     device: torch.device,
     sp_size: int,
     shard_size: int,
@@ -65,7 +65,7 @@ def joined(
 ) -> Ranks:
     """As `strop.engines.parallel.ranks.join_ranks`, on this device and with at least two ranks."""
     if not dist.is_initialized():
-        _initialize(rank, world_size, meeting, device, timeout_s)
+        _initialize(rank, world_size, rendezvous, device, timeout_s)
     if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
         raise ValueError(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already and cannot also be rank "
@@ -94,18 +94,18 @@ def leave_ranks() -> None:
 
 
 def _initialize(
-    rank: int, world_size: int, meeting: Meeting | None, device: torch.device, timeout_s: float
+    rank: int, world_size: int, rendezvous: Rendezvous | None, device: torch.device, timeout_s: float
 ) -> None:
-    if meeting is None:
+    if rendezvous is None:
         raise ValueError(
             f"rank {rank} of {world_size} was not told where the ranks meet; the runtime that starts the processes "
-            f"must open a strop.controller.store_server.MeetingPoint and hand its `meeting` on"
+            f"must open a strop.controller.store_server.RendezvousServer and hand its `rendezvous` on"
         )
     backend = collective_backend(device.type)
     if device.type != "cpu":
         # Small facts travel between hosts and need no device.
         backend = f"cpu:{collective_backend('cpu')},{device.type}:{backend}"
-    store = meeting.join(timeout_s=timeout_s)
+    store = rendezvous.join(timeout_s=timeout_s)
     _STORES.append(store)
     dist.init_process_group(
         backend,

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from strop.controller.rendezvous import Meeting
+from strop.controller.rendezvous import Rendezvous
 from strop.utils.device import device_name, num_devices
 
 
@@ -80,7 +80,7 @@ def join_ranks(
     *,
     rank: int,
     world_size: int,
-    meeting: Meeting | None,
+    rendezvous: Rendezvous | None,
     device: str,
     sp_size: int = 1,
     shard_size: int = 0,
@@ -92,7 +92,7 @@ def join_ranks(
 
     Args:
         rank, world_size: this process and the number of processes.
-        meeting: where they find each other; None where there is one process.
+        rendezvous: where they find each other; None where there is one process.
         device: `auto` or a device name, with or without a number.
         sp_size: ranks that share each sequence.
         shard_size: ranks over which one copy of the parameters is sharded; 0 for all of them, fewer for
@@ -109,7 +109,7 @@ def join_ranks(
     from strop.engines.parallel.process_group import joined  # imports Parallel from here
 
     return joined(
-        rank=rank, world_size=world_size, meeting=meeting, device=place, sp_size=sp_size, shard_size=shard_size,
+        rank=rank, world_size=world_size, rendezvous=rendezvous, device=place, sp_size=sp_size, shard_size=shard_size,
         timeout_s=timeout_s,
     )  # fmt: skip
 
