@@ -120,7 +120,7 @@ class AuthListener:
                     assert isinstance(connection, socket.socket)
                     self._receive(self._pending[connection])
                 if self._listener in ready:
-                    self._open()
+                    self._accept_waiting()
                 self._refuse_late()
         finally:
             for pending in list(self._pending.values()):
@@ -129,7 +129,7 @@ class AuthListener:
             self._listener.close()
             self._wake_reader.close()
 
-    def _open(self) -> None:
+    def _accept_waiting(self) -> None:
         """Accept the waiting connections."""
         try:
             for _ in range(_ACCEPT_BATCH):

@@ -33,7 +33,7 @@ class ColocatedClass:
 
     def __init__(self, roles: Mapping[str, RoleSpec[Any]]) -> None:
         self.roles = dict(roles)
-        """What is made in each process, in this order."""
+        """Workers of each process, in the order of their creation."""
 
 
 def create_colocated_worker_cls(
@@ -89,7 +89,7 @@ class RayWorkerGroup(RoleGroup[W]):
         except BaseException:
             runtime.close()
             raise
-        self._hold(
+        self._set_groups(
             groups,
             runtime.call_timeout_s,
             close=runtime.leave if detached else runtime.close,
@@ -142,7 +142,9 @@ class RayWorkerGroup(RoleGroup[W]):
             traffic=Traffic(),
         )
         group: RayWorkerGroup[W] = cls.__new__(cls)
-        group._hold(groups, call_timeout_s, close=attached.leave, destroy=lambda: attached.close(CLOSE_S))
+        group._set_groups(
+            groups, call_timeout_s, close=attached.leave, destroy=lambda: attached.close(CLOSE_S)
+        )
         return group
 
     def spawn(self, prefix_set: Collection[str]) -> dict[str, RoleGroup[Any]]:
@@ -176,7 +178,7 @@ class RayWorkerGroup(RoleGroup[W]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _hold(
+    def _set_groups(
         self,
         groups: Mapping[str, Any],
         call_timeout_s: float,

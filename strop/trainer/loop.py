@@ -31,7 +31,7 @@ from strop.observability.trackers.setup import (
     trackers_of,
 )
 from strop.run import Checkpoint, RunFolder
-from strop.run.heartbeat import beating
+from strop.run.heartbeat import heartbeat
 from strop.trainer.callbacks import Listeners, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.collectors.make import describe_collector, make_collector
@@ -128,7 +128,7 @@ class Trainer:
         start = time.perf_counter() - self._run.seconds_of_steps()
         try_reward(self.config, self.data, self._run, self._say, costs=self._costs)
         with ExitStack() as stack:
-            stack.enter_context(beating(self._run.path / "logs" / "controller.log"))
+            stack.enter_context(heartbeat(self._run.path / "logs" / "controller.log"))
             with doing("the start of the roles"):
                 self._start_roles(stack)
             stack.enter_context(settled())

@@ -183,7 +183,7 @@ def settings_anew(
         ConfigError: an override cannot be used, or would make it another run.
     """
     was = to_flat_dict(before)
-    config = with_absolute_paths(load(file, text=text, overrides=overrides, in_shell=in_shell), known=before)
+    config = with_absolute_paths(load(file, text=text, overrides=overrides, in_shell=in_shell), base=before)
     after = {key: value for key, value in to_flat_dict(config).items() if was[key] != value}
     for key, value in after.items():
         if not is_changeable(key):

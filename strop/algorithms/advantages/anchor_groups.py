@@ -23,7 +23,7 @@ def anchor_ids(states: Sequence[str], prompts: Sequence[Hashable], *, similarity
     for state, prompt in zip(states, prompts, strict=True):
         texts.setdefault(prompt, set()).add(state)
     numbers = {
-        prompt: _numbered(sorted(states_of_prompt - {""}), similarity)
+        prompt: _state_numbers(sorted(states_of_prompt - {""}), similarity)
         for prompt, states_of_prompt in texts.items()
     }
     return [
@@ -31,7 +31,7 @@ def anchor_ids(states: Sequence[str], prompts: Sequence[Hashable], *, similarity
     ]
 
 
-def _numbered(texts: Sequence[str], similarity: float) -> dict[str, int]:
+def _state_numbers(texts: Sequence[str], similarity: float) -> dict[str, int]:
     """The state of each text, by number; the texts are distinct and in order."""
     if similarity == 1:
         return {text: number for number, text in enumerate(texts)}

@@ -67,10 +67,10 @@ def _terms(config: PreferConfig, numbers: Tensor, batch: Batch) -> tuple[Tensor,
     metrics = _reward_metrics(config.beta * ratios.detach())
     metrics |= {"logps/chosen": float(logps[0]), "logps/rejected": float(logps[1])}
     imitation = -(1.0 if config.loss == "orpo" else config.nll_coef) * means[:, 0]
-    return _of_margins(config, ratios, batch.lengths) + imitation, metrics
+    return _margin_loss(config, ratios, batch.lengths) + imitation, metrics
 
 
-def _of_margins(config: PreferConfig, ratios: Tensor, lengths: Tensor) -> Tensor:
+def _margin_loss(config: PreferConfig, ratios: Tensor, lengths: Tensor) -> Tensor:
     """The loss of each comparison [n], of log-ratios to the starting model; with orpo and simpo of mean log-probs."""
     margins = config.beta * (ratios[:, 0] - ratios[:, 1])
     if config.loss == "simpo":

@@ -28,11 +28,11 @@ class LossSpec:
     name: str
     """Of the policy's term."""
     declaration: Declaration
-    """What that term takes."""
+    """Columns and settings that the term takes."""
     settings: Mapping[str, object]
     """Its numbers by name: clip ranges in force, and the user's own."""
     aggregation: Aggregation
-    """Where w_t comes from; the critic's too."""
+    """Aggregation that gives w_t; the critic's too."""
     old_log_probs: str
     """Column of the denominator of the ratio."""
     algorithm: AlgorithmConfig

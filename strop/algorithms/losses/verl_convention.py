@@ -29,7 +29,7 @@ LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights"
 """Columns that a loss of verl's convention can get."""
 
 METRICS_OF_FOUR = (PG_CLIPFRAC, PPO_KL, PG_CLIPFRAC_LOWER)
-"""What the last three of the four tensors of an older loss are."""
+"""Meaning of the last three of the four tensors of an older loss."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ _STORE_BYTES = 2**30
 _STORE_SHARE = 0.3
 """At most this share of what shared memory has left."""
 _REACH_S = 5.0
-"""How long the first connection to an existing cluster may take."""
+"""Timeout of the first connection to an existing cluster."""
 _SHARED_MEMORY = "/dev/shm"
 
 
@@ -58,9 +58,9 @@ class Node:
     address: str
     """Its address within the cluster."""
     total: Mapping[str, float]
-    """What it has, by Ray's names of resources: CPU, GPU ..."""
+    """Resources of the node, by Ray's names: CPU, GPU ..."""
     free: Mapping[str, float]
-    """What of it nobody holds."""
+    """Free resources of the node."""
     is_here: bool
     """True for the machine of this process."""
 
@@ -117,7 +117,7 @@ class Cluster:
             for node in ray.nodes()  # type: ignore[no-untyped-call]
             if node["Alive"]
         ]
-        return sorted(nodes, key=lambda node: (_in_numbers(node.address), node.node_id))
+        return sorted(nodes, key=lambda node: (_address_key(node.address), node.node_id))
 
     def close(self) -> None:
         """Leave; the last user of a private cluster ends it. More than once does no harm."""
@@ -194,7 +194,10 @@ class _Connection:
         remember_token()
         on_loopback = address is None or _is_on_loopback(address)
         mark = new_mark()
-        with own_signal_handlers(), _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):
+        with (
+            own_signal_handlers(),
+            _quiet_ray({MARK: mark} if address is None else {}, on_loopback=on_loopback),
+        ):
             if (
                 on_loopback and address is not None
             ):  # for other addresses, Ray wants RAY_AUTH_MODE from the user
@@ -232,7 +235,7 @@ _CONNECTION = _Connection()
 
 
 @contextmanager
-def _quiet(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]:
+def _quiet_ray(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]:
     """Ray starts, or is reached, without statistics and without words, and with `extra` in its environment.
 
     Ray replaces a loopback address by one that other machines can reach, except where it takes itself to be
@@ -269,7 +272,7 @@ def _is_on_loopback(address: str) -> bool:
     host, _, port = address.rpartition(":")
     if not port.isdecimal():  # "auto" and other forms are Ray's to look up
         return False
-    if not _answers(host, int(port)):
+    if not _is_listening(host, int(port)):
         raise ConnectionError(
             f"no Ray cluster answers at {address} within {_REACH_S:g} s; start it with `ray start --head`, or "
             f"leave the address out for a private one"
@@ -277,10 +280,10 @@ def _is_on_loopback(address: str) -> bool:
     if host not in ("localhost", "::1") and not host.startswith("127."):
         return False
     outward: Any = services.get_node_ip_address  # the address that Ray would put in its place
-    return not _answers(outward(), int(port))
+    return not _is_listening(outward(), int(port))
 
 
-def _answers(host: str, port: int) -> bool:
+def _is_listening(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=_REACH_S).close()
     except OSError:
@@ -305,7 +308,7 @@ def _gcs_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def _in_numbers(address: str) -> tuple[int, ...]:
+def _address_key(address: str) -> tuple[int, ...]:
     """10.0.0.9 before 10.0.0.10."""
     parts = address.split(".")
     return tuple(int(part) if part.isdecimal() else 0 for part in parts)

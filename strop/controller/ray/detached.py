@@ -22,7 +22,7 @@ from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import GroupInfo, WorkerHandle
 
 NAMESPACE = "strop"
-"""Where the names of detached groups live, unless another namespace is asked for."""
+"""Default namespace of the names of detached groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class DetachedName:
     name: str
     """Of the group, unique in its namespace."""
     namespace: str
-    """Where the name lives."""
+    """Namespace of the name."""
 
     def of_process(self, rank: int) -> dict[str, Any]:
         """Ray's options for a process of the group."""
@@ -87,10 +87,10 @@ class Attached:
         """
         self._cluster = Cluster(address)
         self.manager = WorkerManager(on_stop=self._give_back)
-        """How the processes are called and ended."""
+        """Manager that calls and ends the processes."""
         try:
             self.info = self._find(name, timeout_s)
-            """What their maker left."""
+            """Information stored by their maker."""
         except BaseException:
             self.leave()
             raise

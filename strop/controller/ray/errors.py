@@ -41,7 +41,7 @@ class Failure:
     log_tail: str = ""
     """Last lines of that file, where they can be read."""
     at: float = 0.0
-    """When it happened, in seconds since the epoch by the clock of its node."""
+    """Time of the failure, in seconds since the epoch by the clock of its node."""
 
     def sentence(self) -> str:
         """One line: the worker, its process, the failure and the method."""

@@ -86,30 +86,30 @@ def observe_failure(pending: PendingCall) -> ObservedFailure:
     if isinstance(error, RayTaskError) and isinstance(cause, MethodRaised):
         facts = dataclasses.asdict(cause.report)
         is_consequence = facts.pop("is_consequence")
-        raised = replace(basis, **facts, log_tail=_without_end(_log_of(member)))
+        raised = replace(basis, **facts, log_tail=_without_end_line(_log_of(member)))
         return ObservedFailure(failure=raised, is_consequence=is_consequence)
     if isinstance(error, RayTaskError):  # Ray itself could not run the call, or not store its result
         kind = type(cause).__name__ if cause is not None else "RayTaskError"
         failed = replace(basis, exception_type=kind, message=str(cause or error), traceback=str(error))
         return ObservedFailure(failure=failed, is_consequence=False)
-    return ObservedFailure(failure=_death(basis, member, error), is_consequence=False)
+    return ObservedFailure(failure=_process_failure(basis, member, error), is_consequence=False)
 
 
 def stacks_of(member: WorkerHandle) -> str:
     """Have a process that does not answer write where it stands; the end of its log."""
     if not member.pid:
-        return _without_end(_log_of(member))
+        return _without_end_line(_log_of(member))
     if member.node.is_here:
         try:
             os.kill(member.pid, DUMP_SIGNAL)
         except OSError:
             return ""
         time.sleep(_DUMP_S)
-        return _without_end(_log_of(member))
-    return _without_end(_remotely(member, DUMP_SIGNAL))
+        return _without_end_line(_log_of(member))
+    return _without_end_line(_remote_log(member, DUMP_SIGNAL))
 
 
-def _death(basis: Failure, member: WorkerHandle, error: BaseException | None) -> Failure:
+def _process_failure(basis: Failure, member: WorkerHandle, error: BaseException | None) -> Failure:
     """Failure completed by the launcher's record of the process's end and by the end of its log."""
     deadline = time.monotonic() + _END_S
     while True:
@@ -118,7 +118,7 @@ def _death(basis: Failure, member: WorkerHandle, error: BaseException | None) ->
         if end is not None or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    failure = replace(basis, message=_ray_words(error), log_tail=_without_end(text))
+    failure = replace(basis, message=_ray_error_text(error), log_tail=_without_end_line(text))
     if end is None:
         return failure
     return replace(
@@ -131,12 +131,12 @@ def _death(basis: Failure, member: WorkerHandle, error: BaseException | None) ->
     )
 
 
-def _ray_words(error: BaseException | None) -> str:
+def _ray_error_text(error: BaseException | None) -> str:
     text = "" if error is None else str(error)
     return text if isinstance(error, RayError) else f"{type(error).__name__}: {text}"
 
 
-def _without_end(text: str) -> str:
+def _without_end_line(text: str) -> str:
     """The last lines, without the one that the parent of the process adds."""
     lines = [line for line in text.splitlines() if not line.startswith("[strop] process ")]
     return "\n".join(lines[-_TAIL_LINES:])
@@ -145,7 +145,7 @@ def _without_end(text: str) -> str:
 def _log_of(member: WorkerHandle) -> str:
     if member.node.is_here or member.log_path.is_file():
         return tail(str(member.log_path))
-    return _remotely(member, None)
+    return _remote_log(member, None)
 
 
 def tail(path: str) -> str:
@@ -169,7 +169,7 @@ def signal_and_tail(pid: int, path: str, number: int | None) -> str:
     return tail(path)
 
 
-def _remotely(member: WorkerHandle, number: int | None) -> str:
+def _remote_log(member: WorkerHandle, number: int | None) -> str:
     reference = run_on(member.node.node_id, signal_and_tail, member.pid, str(member.log_path), number)
     try:
         return str(ray.get(reference, timeout=_REMOTE_S))

@@ -32,7 +32,7 @@ class ProcessEnd:
     pid: int
     """Its process id."""
     at: float
-    """When, in seconds since the epoch."""
+    """Time of the end, in seconds since the epoch."""
     exit_signal: str
     """Name of the signal that ended it; empty where none did."""
     exit_code: int | None

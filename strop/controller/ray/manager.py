@@ -39,17 +39,17 @@ from strop.controller.ray.messages import CallResponse
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-"""How often a wait looks at all processes."""
+"""Interval at which a wait checks all processes."""
 _PING_S = 5.0
-"""How often a wait asks processes without a call whether they live."""
+"""Interval at which a wait pings processes without a call."""
 _PONG_S = 120.0
-"""How long such a process may take to answer; a machine out of memory can be very slow."""
+"""Timeout of the answer to a ping; a machine out of memory can be very slow."""
 _GRACE_S = 10.0
-"""How long to look for the cause after an error that looks like the consequence of another one."""
+"""Time to look for the cause after an error that looks like the consequence of another one."""
 _CAUSE_GRACE_S = 0.3
-"""How long to wait for earlier failures that are still on their way, once a cause is known."""
+"""Time to wait for earlier failures that are still on their way, once a cause is known."""
 _KILL_S = 10.0
-"""How long killed processes have to disappear."""
+"""Time for killed processes to disappear."""
 
 
 class WorkerManager:
@@ -64,7 +64,7 @@ class WorkerManager:
         self.members: list[WorkerHandle] = []
         """All processes."""
         self.stopped_because = ""
-        """Why no call is possible any more; empty while calls are."""
+        """Reason for which no call is possible any more; empty while calls are."""
         self._on_stop = on_stop
         self._numbers = itertools.count()
         self._calls: dict[int, list[PendingCall]] = {}
@@ -174,7 +174,7 @@ class WorkerManager:
     def _collect(self) -> None:
         """Settle what has been answered; the first error stops all processes."""
         self._settle_ready()
-        failed = [pending for pending in self._heads() if pending.error is not None]
+        failed = [pending for pending in self._queue_heads() if pending.error is not None]
         if failed and self._failure is None and not self.stopped_because:
             self._fail()
 
@@ -206,7 +206,7 @@ class WorkerManager:
             settled = member.queue.popleft()
             member.last_call = settled if settled.method else member.last_call
 
-    def _heads(self) -> list[PendingCall]:
+    def _queue_heads(self) -> list[PendingCall]:
         """The call that each process runs or failed at."""
         return [member.queue[0] for member in self.members if member.queue]
 
@@ -225,7 +225,7 @@ class WorkerManager:
         now = time.monotonic()
         late = [
             pending
-            for pending in self._heads()
+            for pending in self._queue_heads()
             if not pending.is_settled and now - max(pending.given_at, self._progress_at) > pending.timeout_s
         ]
         if not late:
@@ -252,11 +252,11 @@ class WorkerManager:
         observations: dict[int, ObservedFailure] = {}
         while True:
             self._settle_ready()
-            for pending in self._heads():
+            for pending in self._queue_heads():
                 if pending.error is not None and id(pending) not in observations:
                     observations[id(pending)] = observe_failure(pending)
             has_cause = any(not is_secondary(observation) for observation in observations.values())
-            waiting = any(not pending.is_settled for pending in self._heads())
+            waiting = any(not pending.is_settled for pending in self._queue_heads())
             if not waiting or time.monotonic() - started_at > (_CAUSE_GRACE_S if has_cause else _GRACE_S):
                 break
             time.sleep(0.02)
@@ -318,7 +318,7 @@ def _wait_until_gone(members: Sequence[WorkerHandle]) -> None:
     ]
     end = time.monotonic() + _KILL_S
     is_insisting = False
-    while alive := [pid for pid in local_pids if _lives(pid)]:
+    while alive := [pid for pid in local_pids if _is_alive(pid)]:
         if time.monotonic() > end:
             if is_insisting:
                 log.warning("worker processes %s do not end", alive)
@@ -330,7 +330,7 @@ def _wait_until_gone(members: Sequence[WorkerHandle]) -> None:
         time.sleep(0.02)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

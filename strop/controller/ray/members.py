@@ -27,13 +27,13 @@ class WorkerHandle:
     rank: int
     """Its number there."""
     node: Node
-    """Where it runs."""
+    """Node of the process."""
     log_path: Path
     """Its output, on its node."""
     process_info: ProcessInfo | None = None
-    """What it said when it had started."""
+    """Facts that it reported at its start."""
     rendezvous: Rendezvous | None = None
-    """Where the processes of its pool find each other; of rank 0 alone, once it has opened it."""
+    """Rendezvous of the processes of its pool; of rank 0 alone, once it has started it."""
     roles: list[str] = field(default_factory=list)
     """The roles it holds."""
     queue: deque[PendingCall] = field(default_factory=deque)
@@ -71,11 +71,11 @@ class PendingCall:
     timeout_s: float
     """Deadline."""
     given_at: float
-    """When the process got it, by the monotonic clock."""
+    """Time of the call, by the monotonic clock."""
     answer: Any = None
-    """What it answered."""
+    """Answer of the process."""
     error: Exception | None = None
-    """Why there is no answer."""
+    """Error in place of an answer."""
     is_settled: bool = False
     """True once there is an answer or an error."""
 
@@ -94,4 +94,4 @@ class GroupInfo:
     meshes: Mapping[str, Mesh]
     """Parallel axes of each role."""
     places: PlacementGroup
-    """What the processes hold."""
+    """Resources of the processes."""

@@ -17,7 +17,7 @@ class CallResponse:
     stored: BatchRefs | None
     """References to the rows, where the value is a batch."""
     metrics: tuple[Any, ...] | None = None
-    """Those beside the rows, where the value is a batch with metrics."""
+    """Metrics beside the rows, where the value is a batch with metrics."""
     peak_memory_bytes: int
     """Most memory the process has held so far."""
 
@@ -45,7 +45,7 @@ class RaisedReport:
     traceback: str
     """The worker's traceback."""
     at: float
-    """When, in seconds since the epoch by the clock of the worker's node."""
+    """Time, in seconds since the epoch by the clock of the worker's node."""
     peak_memory_bytes: int
     """Most memory the process had held by then."""
     is_consequence: bool

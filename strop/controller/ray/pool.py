@@ -14,7 +14,7 @@ from strop.controller.ray.cluster import Cluster, Node, accelerator_resource
 from strop.controller.ray.errors import NotEnoughDevices
 
 _SETTLE_S = 5.0
-"""How long resources of processes that just ended may still count as taken."""
+"""Time for which resources of processes that just ended may still count as taken."""
 _NODE_LABEL = "ray.io/node-id"
 
 
@@ -53,7 +53,7 @@ class RayResourcePool:
         self.max_colocate_count = max_colocate_count
         """Worker groups that may share the places."""
         self.name = name_prefix
-        """What configurations and messages call the pool."""
+        """Name of the pool in configurations and messages."""
         self.device = device or ("cuda" if use_gpu else "cpu")
         """Kind of device."""
         self.cpus_per_process = cpus_per_process
@@ -168,8 +168,8 @@ class RayResourcePool:
             remove_placement_group(group)
             raise TimeoutError(
                 f"the places of pool {self.name!r} ({self.world_size} x {_in_words(self.place)}) were not free "
-                f"within {timeout_s:g} s; there is: {_listed(cluster.nodes())}; end what holds the rest, or add a "
-                f"machine"
+                f"within {timeout_s:g} s; there is: {_resources_text(cluster.nodes())}; end what holds the rest, or "
+                f"add a machine"
             )
         self.machines, self._group, self._num_users = nodes, group, 1
 
@@ -208,23 +208,23 @@ def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Nod
     end = time.monotonic() + _SETTLE_S
     while True:
         nodes = cluster.nodes()
-        if chosen := _fitting(needs, nodes, [node.free for node in nodes]):
+        if chosen := _fit_nodes(needs, nodes, [node.free for node in nodes]):
             return chosen
-        possible = _fitting(needs, nodes, [node.total for node in nodes])
+        possible = _fit_nodes(needs, nodes, [node.total for node in nodes])
         if possible is None:
-            raise NotEnoughDevices(_too_little(pools, needs, nodes, "there is"))
+            raise NotEnoughDevices(_shortage_text(pools, needs, nodes, "there is"))
         if not cluster.is_private:
             return possible
         if time.monotonic() > end:
             raise NotEnoughDevices(
-                _too_little(
+                _shortage_text(
                     pools, needs, nodes, "other worker groups of this process hold a part of it; free"
                 )
             )
         time.sleep(0.1)
 
 
-def _fitting(
+def _fit_nodes(
     needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], have: Sequence[Mapping[str, float]]
 ) -> list[Node] | None:
     remaining = list(zip(nodes, have, strict=True))
@@ -244,7 +244,7 @@ def _fitting(
     return chosen
 
 
-def _too_little(
+def _shortage_text(
     pools: Sequence[RayResourcePool], needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], supply: str
 ) -> str:
     request = " and ".join(
@@ -252,12 +252,12 @@ def _too_little(
     )
     per_node = "; ".join(f"{_in_words(need)} on node {number + 1}" for number, need in enumerate(needs))
     return (
-        f"asked for {request}: {per_node}. {supply}: {_listed(nodes)}. Lower resources.ranks, lower "
+        f"asked for {request}: {per_node}. {supply}: {_resources_text(nodes)}. Lower resources.ranks, lower "
         f"resources.cpus_per_rank (a fraction lets processes share a core), or use more nodes"
     )
 
 
-def _listed(nodes: Sequence[Node]) -> str:
+def _resources_text(nodes: Sequence[Node]) -> str:
     names = sorted({name for node in nodes for name in node.total if name.isupper()})
     return "; ".join(
         f"node {node.address} has "

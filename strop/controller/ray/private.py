@@ -22,7 +22,7 @@ from strop.utils.sanitize import remember_secret
 log = logging.getLogger(__name__)
 
 _SHORT = Path("/tmp")
-"""Where the files of a cluster lie if the usual folder for temporary files has a long name."""
+"""Folder of a cluster's files if the usual folder for temporary files has a long name."""
 _MAX_FOLDER_LENGTH = 36
 """Names of Unix sockets have at most 107 characters, and Ray puts up to 70 behind this."""
 _PREFIX = "strop-ray-"
@@ -71,7 +71,7 @@ class PrivateFolder:
         usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
         base = usual if len(str(usual)) + len(f"/{_PREFIX}12345678") <= _MAX_FOLDER_LENGTH else _SHORT
         _remove_stale(base)
-        self.path, self._lock = _make_locked(base)
+        self.path, self._lock = _make_locked_folder(base)
 
     def remove(self) -> None:
         """Remove it with everything in it."""
@@ -79,7 +79,7 @@ class PrivateFolder:
         os.close(self._lock)
 
 
-def _make_locked(base: Path) -> tuple[Path, int]:
+def _make_locked_folder(base: Path) -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -35,7 +35,7 @@ from strop.controller.roles import RoleSpec
 from strop.controller.store_server import Rendezvous, RendezvousServer
 from strop.controller.worker import Placement, Worker, close_all
 from strop.protocol import DataProto
-from strop.run.heartbeat import beating
+from strop.run.heartbeat import heartbeat
 from strop.utils.activity import doing
 from strop.utils.sanitize import remember_named
 
@@ -72,8 +72,8 @@ class WorkerProcess:
         self._workers: dict[str, Worker] = {}
         self._rendezvous_server: RendezvousServer | None = None
         self._info: GroupInfo | None = None
-        self._beating = beating(Path(log_path))
-        self._beating.__enter__()
+        self._heartbeat = heartbeat(Path(log_path))
+        self._heartbeat.__enter__()
 
     def process_info(self) -> ProcessInfo:
         """Process ids and a free port, for the placement of workers here."""
@@ -135,7 +135,7 @@ class WorkerProcess:
                 self._workers.clear()
                 if self._rendezvous_server is not None:
                     self._rendezvous_server.close()
-                self._beating.__exit__(None, None, None)
+                self._heartbeat.__exit__(None, None, None)
 
         return _respond(run)
 

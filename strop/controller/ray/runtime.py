@@ -23,7 +23,7 @@ from strop.controller.runtime import Runtime
 from strop.utils.device import OF_EACH_PROCESS
 
 CLOSE_S = 60.0
-"""How long the workers may take to close what they hold."""
+"""Timeout of the workers' close."""
 MAIN = "main"
 """The pool of all roles that are not placed apart."""
 
@@ -73,7 +73,7 @@ class PoolsRuntime(Runtime):
             ValueError: `env` names what is set in each process.
         """
         self.traffic = Traffic()
-        """What went through the controller for all groups of this runtime."""
+        """Traffic through the controller for all groups of this runtime."""
         self._log_dir = log_dir
         self._temporary = log_dir is None
         if reserved := sorted({*(env or {})} & {*OF_EACH_PROCESS}):
@@ -217,7 +217,7 @@ class RayRuntime(PoolsRuntime):
         sizes = {MAIN: ranks, **(apart or {})}
         pools = {
             name: RayResourcePool(
-                _spread(name, size, nodes),
+                _processes_per_node(name, size, nodes),
                 name_prefix=name,
                 max_colocate_count=1,
                 device=device,
@@ -228,7 +228,7 @@ class RayRuntime(PoolsRuntime):
         super().__init__(pools, **options)
 
 
-def _spread(pool: str, size: int, nodes: int) -> list[int]:
+def _processes_per_node(pool: str, size: int, nodes: int) -> list[int]:
     """Processes on each node, the first nodes having one more where they do not divide."""
     if nodes < 1:
         raise ValueError(f"resources.nodes is {nodes}; the smallest number is 1")

@@ -39,7 +39,7 @@ class StartOptions:
     """Options of the start of processes."""
 
     name: str
-    """What the processes are called: their logs are `<name>-<rank>.log`."""
+    """Name of the processes: their logs are `<name>-<rank>.log`."""
     timeout_s: float
     """Deadline of each phase of the start."""
     log_dir: Path

@@ -54,7 +54,7 @@ class BatchRefs:
     """A batch in the object store, column by column."""
 
     contents: BatchSummary
-    """What is known of the batch."""
+    """Summary of the batch."""
     light: Any
     """Reference to the batch without its heavy columns and its facts."""
     heavy: Mapping[str, Any]
