@@ -33,7 +33,7 @@ from machine import machine
 from torch import Tensor
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from strop.controller.store_server import Meeting, MeetingPoint
+from strop.controller.store_server import Rendezvous, RendezvousServer
 from strop.engines.checkpoint import load_sharded, save_sharded, save_sharded_async
 from strop.engines.parallel.process_group import join_ranks, leave_ranks
 from strop.engines.parallel.ranks import Parallel, alone
@@ -41,7 +41,7 @@ from strop.run import CheckpointStore
 
 HIDDEN, LAYER_ROWS = 1024, 12
 """A layer is a matrix [12 * hidden, hidden], as many numbers as attention and MLP of a transformer block have."""
-MEETING = "STROP_BENCHMARK_MEETING"
+RENDEZVOUS = "STROP_BENCHMARK_MEETING"
 """Environment variable that says to the ranks where they meet."""
 
 
@@ -77,14 +77,14 @@ def main() -> None:
 
 def _measure(world_size: int, millions: int, repeats: int, folder: Path) -> dict[str, Any]:
     """Start the ranks; their slowest counts."""
-    place = MeetingPoint("127.0.0.1")
+    place = RendezvousServer("127.0.0.1")
     command = [sys.executable, __file__, "--parameters", str(millions), "--repeats", str(repeats)]
     processes = [
         subprocess.Popen(
             [*command, "--folder", str(folder), "--rank", str(rank), str(world_size)],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", MEETING: json.dumps(asdict(place.meeting))},
+            env={**os.environ, "OMP_NUM_THREADS": "1", RENDEZVOUS: json.dumps(asdict(place.rendezvous))},
         )
         for rank in range(world_size)
     ]
@@ -106,7 +106,10 @@ def _rank(rank: int, world_size: int, millions: int, repeats: int, folder: Path)
     parallel = alone("cpu")
     if world_size > 1:
         parallel = join_ranks(
-            rank=rank, world_size=world_size, meeting=Meeting(**json.loads(os.environ[MEETING])), device="cpu"
+            rank=rank,
+            world_size=world_size,
+            rendezvous=Rendezvous(**json.loads(os.environ[RENDEZVOUS])),
+            device="cpu",
         )
     tensors = _state(millions, parallel)
     times: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""How per-token terms become one loss: weights per token, fixed once for a whole optimizer batch.
+"""Aggregation of per-token terms into one loss: weights per token, fixed once for a whole optimizer batch.
 
     loss = sum over all micro-batches and ranks of sum(weights * terms)
 
@@ -32,7 +32,7 @@ class BatchTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation:
-    """How the per-token terms of an optimizer batch become one loss."""
+    """Reduction of the per-token terms of an optimizer batch to one loss."""
 
     mode: str
     """One of AGGREGATION_MODES; see `token_weights`."""

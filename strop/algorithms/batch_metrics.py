@@ -1,4 +1,4 @@
-"""What is measured on the rows of a step: rewards, advantages, groups, and rollout against trainer.
+"""Metrics of the rows of a step: rewards, advantages, groups, and rollout against trainer.
 
 Every function is pure and returns `{name: number}` under the names that people already chart; a statistic
 over nothing is left out, never 0 or NaN. Each says over what it averages: tokens, samples or groups.
@@ -119,7 +119,7 @@ def group_metrics(
 
 
 def mismatch_metrics(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Metrics:
-    """How far the trainer's probabilities are from those recorded while sampling, over tokens.
+    """Mismatch of the trainer's probabilities and those recorded while sampling, over tokens.
 
     PROBS_CORRELATION is left out where a side is constant.
 

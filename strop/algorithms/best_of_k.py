@@ -1,4 +1,4 @@
-"""How good a set of answers is: pass@k, best@k, worst@k and maj@k, in closed form.
+"""Quality of a set of answers: pass@k, best@k, worst@k and maj@k, in closed form.
 
 Nothing is resampled, so there is no seed, no noise, and no random state is touched. Two questions differ:
 
@@ -135,13 +135,13 @@ def majority_probabilities(sizes: tuple[int, ...], k: int, *, replacement: bool 
     rows = torch.arange(len(winner_votes))
     probabilities: dict[int, float] = {}
     for winner in repeats:
-        others = torch.zeros(len(winner_votes), k + 1, dtype=torch.float64)
-        others[:, 0] = 1.0
+        losers = torch.zeros(len(winner_votes), k + 1, dtype=torch.float64)
+        losers[:, 0] = 1.0
         for size, repeat in repeats.items():
             power = repeat - (size == winner)
-            others = _multiply(others, _power(factors[size], power))
+            losers = _multiply(losers, _power(factors[size], power))
         votes = votes_of[winner][winner_votes]
-        joint = votes * others[rows, k - winner_votes] * node_weights
+        joint = votes * losers[rows, k - winner_votes] * node_weights
         probabilities[winner] = float(joint.sum()) / total_votes_density
     return probabilities
 
@@ -185,10 +185,10 @@ def _binomial(size: int, total: int, k: int) -> Tensor:
     if k == total:
         return (votes == size).double()
     chance = k / total
-    others = (size - votes).clamp(min=0)
+    num_without = (size - votes).clamp(min=0)
     ways = torch.lgamma(torch.tensor(size + 1.0, dtype=torch.float64)) - torch.lgamma(votes + 1)
-    ways = ways - torch.lgamma(others + 1)
-    chances = torch.exp(ways + votes * math.log(chance) + others * math.log1p(-chance))
+    ways = ways - torch.lgamma(num_without + 1)
+    chances = torch.exp(ways + votes * math.log(chance) + num_without * math.log1p(-chance))
     return torch.where(votes <= size, chances, torch.zeros_like(chances))
 
 

@@ -1,4 +1,4 @@
-"""The numbers of the algorithm, as a user sets them."""
+"""Settings of the algorithm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WITHOUT_RATIO = ("reinforce", "gpg")
 
 @section("algorithm")
 class AlgorithmConfig:
-    """How rewards become advantages, and advantages a loss."""
+    """Advantages from rewards, and the policy loss from advantages."""
 
     adv_estimator: str = "grpo"
     """Advantage estimator by its registered name: gae, grpo, dr_grpo, grpo_passk, gdpo, rloo, reinforce_plus_plus,

@@ -1,13 +1,16 @@
-"""What a user sets about a teacher that the policy learns from."""
+"""Settings of distillation: the teacher that the policy learns from."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from strop.algorithms.names import KlKind
 from strop.config.sections import section, where_on
 from strop.utils.field_types import PositiveFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from strop.algorithms.config import AlgorithmConfig
 
 _OF_ONE_KIND = {"reverse_kl": ("kl_kind",), "forward_kl": ("top_k", "with_tail")}
 """Settings that one kind alone reads."""
@@ -32,20 +35,20 @@ class DistillationConfig:
 
     def __post_init__(self) -> None:
         key = "algorithm.distillation"
-        own = _OF_ONE_KIND.get(self.kind, ())
-        for one in fields(self):
-            if one.name == "kind" or getattr(self, one.name) == one.default:
+        own_settings = _OF_ONE_KIND.get(self.kind, ())
+        for setting in fields(self):
+            if setting.name == "kind" or getattr(self, setting.name) == setting.default:
                 continue
             if self.kind == "none":
                 raise ValueError(
-                    f"{key}.{one.name} is {getattr(self, one.name)}, but {key}.kind=none has no teacher: set kind to "
-                    f"reverse_kl or forward_kl, or remove it"
+                    f"{key}.{setting.name} is {getattr(self, setting.name)}, but {key}.kind=none has no teacher: set "
+                    f"kind to reverse_kl or forward_kl, or remove it"
                 )
-            if one.name != "coef" and one.name not in own:
-                other = next(kind for kind, names in _OF_ONE_KIND.items() if one.name in names)
+            if setting.name != "coef" and setting.name not in own_settings:
+                owner = next(kind for kind, names in _OF_ONE_KIND.items() if setting.name in names)
                 raise ValueError(
-                    f"{key}.{one.name} is {getattr(self, one.name)}, but it is a setting of "
-                    f"{key}.kind={other} and that is {self.kind}: change it, or remove it"
+                    f"{key}.{setting.name} is {getattr(self, setting.name)}, but it is a setting of "
+                    f"{key}.kind={owner} and that is {self.kind}: change it, or remove it"
                 )
         if self.kl_kind in ("k1", "kl"):
             raise ValueError(
@@ -60,11 +63,11 @@ class DistillationConfig:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What the teacher must have said."""
+        """Columns that the teacher computes."""
         return ("teacher_log_prob",) if self.kind == "reverse_kl" else ("teacher_ids", "teacher_logprobs")
 
 
-def check_policy_coef(algorithm: Any) -> None:
+def check_policy_coef(algorithm: AlgorithmConfig) -> None:
     """Refuse a weight of the policy loss without a teacher, and what it leaves without effect, as a ValueError."""
     if algorithm.policy_coef != 1.0 and where_on(algorithm.distillation) is None:
         raise ValueError(

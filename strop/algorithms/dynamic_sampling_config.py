@@ -1,4 +1,4 @@
-"""What a user sets about dynamic sampling."""
+"""Settings of dynamic sampling."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FilterGroupsConfig:
             raise ValueError(
                 f"{key}.lowest_mean is {low}, above highest_mean, which is {high}: no group is between"
             )
-        changed = [one.name for one in fields(self) if getattr(self, one.name) != one.default]
+        changed = [setting.name for setting in fields(self) if getattr(self, setting.name) != setting.default]
         if changed and not self.enable:
             raise ValueError(
                 f"{key}.{changed[0]} is set, but {key}.enable is false: set that to true, or remove it"

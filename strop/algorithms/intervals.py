@@ -1,4 +1,4 @@
-"""How sure a rate or a mean is: intervals of success probabilities and of mean rewards, in closed form and float64."""
+"""Confidence intervals of success probabilities and of mean rewards, in closed form and float64."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def clustered_interval(
         rate = total / count
         squares = sum((s - rate * n) ** 2 for s, n in clusters)
         alike = rate * (1 - rate) * count**2 / squares if squares else float(count)
-        sure = alike * _sureness(num_clusters, count, confidence)
+        sure = alike * _variance_weight(num_clusters, count, confidence)
         num_effective = min(count, max(sure, min(alike, num_clusters)))
         total = rate * num_effective
     elif total == count:
@@ -108,8 +108,9 @@ def mean_interval(
     return mean - half, mean + half
 
 
-def _sureness(num_clusters: int, num_trials: float, confidence: float) -> float:
-    """How much less a variance of so many clusters is worth than one of so many trials; 1 where they are as many."""
+def _variance_weight(num_clusters: int, num_trials: float, confidence: float) -> float:
+    """Factor by which a variance of so many clusters is worth less than one of so many trials; 1 where they are as
+    many."""
     if num_clusters < 2 or num_clusters >= num_trials:
         return 1.0
     few, many = (student_quantile(n - 1, confidence) for n in (num_clusters, num_trials))

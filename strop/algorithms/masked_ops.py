@@ -15,8 +15,8 @@ WHITEN_EPS = 1e-8
 
 def masked_sum(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
     """Sum of `values` where `mask` is true, over all positions or along one axis; same shape for both."""
-    kept = torch.where(mask.bool(), values, torch.zeros_like(values))
-    return kept.sum() if axis is None else kept.sum(dim=axis)
+    masked = torch.where(mask.bool(), values, torch.zeros_like(values))
+    return masked.sum() if axis is None else masked.sum(dim=axis)
 
 
 def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Words of the configuration for ways of reducing a loss and of estimating a KL."""
+"""Names of loss reductions and KL estimators in the configuration."""
 
 from __future__ import annotations
 

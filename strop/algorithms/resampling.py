@@ -24,7 +24,7 @@ PF_PPO_MAX_WEIGHT, PF_PPO_OTHER_WEIGHT = 0.4, 0.1
 
 
 def pf_ppo_weights(scores: Tensor, *, method: PfPpoMethod = "pow", power: float = 2.0) -> Tensor:
-    """How likely each sample is to be drawn for training [B], not normalized, all above 0.
+    """Sampling weight of each sample for training [B], not normalized, all above 0.
 
         pow           |s|^power
         max_min       1 for samples with the largest or the smallest score, 0 for the rest

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def describe(value: object) -> str:
-    """What a result is, with its shapes, for an error."""
+    """Type and shapes of a result, for an error."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, tuple):

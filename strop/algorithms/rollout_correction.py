@@ -40,7 +40,7 @@ CORRECTION = Metric(
 
 @dataclass(frozen=True, kw_only=True)
 class Correction:
-    """What training changes for a batch [B, R]; detached."""
+    """Importance weights and mask of a batch [B, R]; detached."""
 
     weights: Tensor | None
     """[B, R], the dtype of the log-probs: factor of each token's loss, 0 outside `mask`. None: no weights."""
@@ -77,23 +77,23 @@ def correct(
     Raises:
         ValueError: different shapes, no sampled token at all, or a sampled token without a finite log-prob.
     """
-    valid = _checked(old_log_probs, rollout_log_probs, response_mask)
+    valid = _checked_mask(old_log_probs, rollout_log_probs, response_mask)
     rho = torch.where(valid, old_log_probs.detach().double() - rollout_log_probs.detach().double(), 0.0)
     metrics: Metrics = {}
     mask = valid
     for name, rule in config.rules.items():
-        keep, found = _judge(rho, valid, name, rule)
+        keep, statistics = _apply_rule(rho, valid, name, rule)
         mask = mask & keep
-        metrics |= found
+        metrics |= statistics
     if config.reject:
         metrics |= _masked_fractions("rs", valid, mask)
     if config.weights == "none":
         return Correction(weights=None, mask=mask, metrics=metrics)
-    weights, found = _weights(rho, valid, mask, config)
-    return Correction(weights=weights.to(old_log_probs.dtype), mask=mask, metrics=metrics | found)
+    weights, statistics = _weights(rho, valid, mask, config)
+    return Correction(weights=weights.to(old_log_probs.dtype), mask=mask, metrics=metrics | statistics)
 
 
-def _checked(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Tensor) -> Tensor:
+def _checked_mask(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Tensor) -> Tensor:
     """The response mask as bool, once the three fit together."""
     shapes = [tuple(part.shape) for part in (old_log_probs, rollout_log_probs, response_mask)]
     if len(set(shapes)) > 1 or len(shapes[0]) != 2:
@@ -108,9 +108,9 @@ def _checked(old_log_probs: Tensor, rollout_log_probs: Tensor, response_mask: Te
             "every token was masked"
         )
     for name, log_probs in (("old_log_probs", old_log_probs), ("rollout_log_probs", rollout_log_probs)):
-        wrong = ~torch.isfinite(log_probs.detach()) & valid
-        if wrong.any():
-            row, column = wrong.nonzero()[0].tolist()
+        not_finite = ~torch.isfinite(log_probs.detach()) & valid
+        if not_finite.any():
+            row, column = not_finite.nonzero()[0].tolist()
             raise ValueError(
                 f"{name} of sample {row}, token {column} is {float(log_probs[row, column])}: a sampled token has "
                 f"a finite log-prob under every model, so look at what computed it"
@@ -127,7 +127,7 @@ def _weights(rho: Tensor, valid: Tensor, mask: Tensor, config: CorrectionConfig)
         log_ratio = masked_mean(rho, valid, axis=1)[:, None].expand(rho.shape)
     raw = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
     lower = config.lower if config.mode == "mask" else 1 / config.upper
-    metrics = _spread("is", raw, valid, lower=lower, upper=config.upper, neutral=1.0)
+    metrics = _ratio_statistics("is", raw, valid, lower=lower, upper=config.upper, neutral=1.0)
     extremes = log_ratio[valid].exp()
     metrics[CORRECTION.of("is", "max")] = float(extremes.max())
     metrics[CORRECTION.of("is", "min")] = float(extremes.min())
@@ -163,26 +163,26 @@ def _effective_share(weights: Tensor) -> float:
     return float(1 / (weights / mean).square().mean()) if mean > 0 else 0.0
 
 
-def _judge(rho: Tensor, valid: Tensor, name: str, rule: RejectRule) -> tuple[Tensor, Metrics]:
-    """Where a rule keeps a token [B, R], and what it saw."""
+def _apply_rule(rho: Tensor, valid: Tensor, name: str, rule: RejectRule) -> tuple[Tensor, Metrics]:
+    """Mask of the tokens that a rule keeps [B, R], and its metrics."""
     bounded = rho.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     per_token = {"k1": rho, "k2": rho.square() / 2, "k3": torch.expm1(bounded) - bounded}[rule.kind]
     if rule.level == "token":
         values = per_token
     else:
-        values = _of_row(per_token, valid, rule.level)[:, None].expand(rho.shape)
+        values = _row_statistic(per_token, valid, rule.level)[:, None].expand(rho.shape)
     lower, upper = rule.lower, rule.upper
     if rule.kind == "k1":  # rho is the log of the ratio that the bounds are for
         lower, upper = math.log(lower), math.log(upper)
     keep = (values >= lower) & (values <= upper)
     option = f"rs_{name}"
-    metrics = _spread(option, values, valid, lower=lower, upper=upper, neutral=0.0)
+    metrics = _ratio_statistics(option, values, valid, lower=lower, upper=upper, neutral=0.0)
     if rule.kind == "k1":
-        metrics = _with_sign_of_k1(metrics, option)
+        metrics = _negated_means(metrics, option)
     return keep, metrics | _masked_fractions(option, valid, valid & keep)
 
 
-def _of_row(per_token: Tensor, valid: Tensor, level: str) -> Tensor:
+def _row_statistic(per_token: Tensor, valid: Tensor, level: str) -> Tensor:
     """[B]: sum, mean or maximum over a row's valid tokens; 0 for a row without any."""
     if level == "seq_sum":
         return masked_sum(per_token, valid, axis=1)
@@ -191,14 +191,14 @@ def _of_row(per_token: Tensor, valid: Tensor, level: str) -> Tensor:
     return torch.where(valid, per_token, 0.0).amax(dim=1)  # k2 and k3 are at least 0
 
 
-def _with_sign_of_k1(metrics: Metrics, option: str) -> Metrics:
+def _negated_means(metrics: Metrics, option: str) -> Metrics:
     """Statistics of rho as those of k1 = -rho; the fractions stay those of the ratio beyond its bounds."""
-    turned = dict(metrics)
+    negated = dict(metrics)
     for level in ("", "seq_"):
-        turned[CORRECTION.of(option, f"{level}mean")] = -metrics[CORRECTION.of(option, f"{level}mean")]
-        turned[CORRECTION.of(option, f"{level}max")] = -metrics[CORRECTION.of(option, f"{level}min")]
-        turned[CORRECTION.of(option, f"{level}min")] = -metrics[CORRECTION.of(option, f"{level}max")]
-    return turned
+        negated[CORRECTION.of(option, f"{level}mean")] = -metrics[CORRECTION.of(option, f"{level}mean")]
+        negated[CORRECTION.of(option, f"{level}max")] = -metrics[CORRECTION.of(option, f"{level}min")]
+        negated[CORRECTION.of(option, f"{level}min")] = -metrics[CORRECTION.of(option, f"{level}max")]
+    return negated
 
 
 def _masked_fractions(option: str, valid: Tensor, mask: Tensor) -> Metrics:
@@ -211,7 +211,7 @@ def _masked_fractions(option: str, valid: Tensor, mask: Tensor) -> Metrics:
     }
 
 
-def _spread(
+def _ratio_statistics(
     option: str, values: Tensor, valid: Tensor, *, lower: float, upper: float, neutral: float
 ) -> Metrics:
     """Statistics over tokens, and under seq_ over samples, of which each enters with its mean.

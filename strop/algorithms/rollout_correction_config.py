@@ -1,16 +1,19 @@
-"""What a user sets about rollout correction: weights, their bounds, and what is rejected."""
+"""Settings of rollout correction: importance weights, their bounds, and rejection."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge
 
 from strop.config.sections import section
 from strop.utils.field_types import PositiveShare
+
+if TYPE_CHECKING:
+    from strop.algorithms.config import AlgorithmConfig
 
 LEVELS = ("token", "seq_sum", "seq_mean", "seq_max")
 KINDS = ("k1", "k2", "k3")
@@ -26,7 +29,7 @@ _AROUND_1 = "the ratio is 1 where trainer and rollout agree"
 
 @dataclass(frozen=True, kw_only=True)
 class RejectRule:
-    """One entry of `reject`, read: which statistic, and the range in which a token or sample stays."""
+    """Parsed entry of `reject`: its statistic, and the range in which a token or sample stays."""
 
     level: str
     """token, seq_sum, seq_mean or seq_max."""
@@ -40,7 +43,7 @@ class RejectRule:
 
 @section("algorithm.correction")
 class CorrectionConfig:
-    """How training accounts for tokens that another policy than the trainer's sampled. Off by default.
+    """Correction for tokens that another policy than the trainer's sampled. Off by default.
 
     With ratio = exp(old_log_probs - rollout_log_probs): of a token, of a whole response (`sequence`: the
     product over its tokens) or the geometric mean of a response's tokens (`geometric`).
@@ -75,13 +78,13 @@ class CorrectionConfig:
                 f"to bound: set weights to token, sequence or geometric, or remove upper"
             )
         if self.lower != 0.5 and (self.weights == "none" or self.mode != "mask"):
-            why = (
+            reason = (
                 "algorithm.correction.weights=none has no weights"
                 if self.weights == "none"
                 else "algorithm.correction.mode=truncate has no lower bound"
             )
             raise ValueError(
-                f"algorithm.correction.lower is {self.lower}, but {why}: set "
+                f"algorithm.correction.lower is {self.lower}, but {reason}: set "
                 f"algorithm.correction.mode=mask with weights, or remove lower"
             )
         for name, bound in self.reject.items():
@@ -89,12 +92,12 @@ class CorrectionConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is weighted or rejected."""
+        """Some tokens are weighted or rejected."""
         return self.weights != "none" or bool(self.reject)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What it says about a batch."""
+        """Columns that the correction adds to a batch."""
         return ("loss_mask",) if self.weights == "none" else ("loss_mask", "rollout_is_weights")
 
     @property
@@ -103,7 +106,7 @@ class CorrectionConfig:
         return {name: read_rule(name, bound) for name, bound in self.reject.items()}
 
 
-def check_correction(algorithm: Any) -> None:
+def check_correction(algorithm: AlgorithmConfig) -> None:
     """Refuse weights where the ratio of the loss corrects already, as a ValueError."""
     if algorithm.correction.weights != "none" and algorithm.is_ratio_to_rollout:
         raise ValueError(

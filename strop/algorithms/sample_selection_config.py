@@ -1,11 +1,14 @@
-"""What a user sets about the samples that are trained on: some drawn by their scores, or the best ones kept."""
+"""Settings of the selection of samples to train on: drawn by their scores, or the best ones kept."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from strop.config.sections import section
 from strop.utils.field_types import FiniteFloat, PositiveInt
+
+if TYPE_CHECKING:
+    from strop.algorithms.config import AlgorithmConfig
 
 
 @section("algorithm.keep")
@@ -24,7 +27,7 @@ class KeepConfig:
         return self.best is not None or self.min_score is not None
 
 
-def check_choice(algorithm: Any) -> None:
+def check_choice(algorithm: AlgorithmConfig) -> None:
     """Refuse settings of a choice of samples that do not go together, as a ValueError."""
     if algorithm.resampling != "pow" and algorithm.resampling_power != 2.0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Credit of episodes that consist of several training sequences: one of them speaks for the episode.
+"""Credit of episodes that consist of several training sequences: one of them represents the episode.
 
 A chat template that rewrites history cuts an episode into sequences that are trained one by one. The episode still has
 one reward, and counts once in the statistics of its group.
@@ -20,7 +20,7 @@ def with_answer_scores(
     Args:
         token_level_scores: [B, R], in reward units.
         row_lengths: [B] int64, tokens of each response.
-        answer_scores: [B], a reward model's word on the whole answer; None without one.
+        answer_scores: [B], a reward model's score of the whole answer; None without one.
     """
     if answer_scores is None:
         return token_level_scores
@@ -29,7 +29,7 @@ def with_answer_scores(
 
 
 def episode_representatives(episode_ids: Sequence[str], mask: Tensor) -> tuple[list[int], list[int]] | None:
-    """Which row speaks for each episode, where episodes have several training sequences; None where none has.
+    """Representative row of each episode, where episodes have several training sequences; None where none has.
 
     It is the last one of which a token is trained: an episode counts once in the statistics of its group, and one
     whose last sequence was rejected keeps its advantage.
@@ -39,27 +39,27 @@ def episode_representatives(episode_ids: Sequence[str], mask: Tensor) -> tuple[l
         mask: [B, R] bool, tokens that are trained.
 
     Returns:
-        The speaking rows in order, and for each row [B] the place of its speaker among them.
+        The representative rows in order, and for each row [B] the position of its representative among them.
     """
     if len(set(episode_ids)) == len(episode_ids):
         return None
     has_tokens = mask.any(dim=-1).tolist()
-    speaker: dict[str, int] = {}
+    representative: dict[str, int] = {}
     for row, name in enumerate(episode_ids):
-        if has_tokens[row] or name not in speaker or not has_tokens[speaker[name]]:
-            speaker[name] = row
-    rows = sorted(speaker.values())
-    place = {row: index for index, row in enumerate(rows)}
-    return rows, [place[speaker[name]] for name in episode_ids]
+        if has_tokens[row] or name not in representative or not has_tokens[representative[name]]:
+            representative[name] = row
+    rows = sorted(representative.values())
+    position = {row: index for index, row in enumerate(rows)}
+    return rows, [position[representative[name]] for name in episode_ids]
 
 
 def spread_over_sequences(
     advantages: Tensor, returns: Tensor, mask: Tensor, rows: list[int], representative_of: list[int]
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns [B, R] of all sequences, from those [E, R] of the speaking ones.
+    """Advantages and returns [B, R] of all sequences, from those [E, R] of the representatives.
 
-    A speaking row keeps its own. Every other token of the episode gets what the speaker's first trained token has:
-    the credit for all that followed, which is the advantage of every token for outcome rewards.
+    A representative keeps its own. Every other token of the episode gets that of the representative's first trained
+    token: the credit for all that followed, which is the advantage of every token for outcome rewards.
 
     Args:
         mask: [B, R] bool, tokens that are trained.

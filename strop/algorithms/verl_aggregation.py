@@ -1,4 +1,4 @@
-"""The one number of losses that reduce by themselves, as in verl."""
+"""Reduction for losses that reduce by themselves, as in verl."""
 
 from __future__ import annotations
 

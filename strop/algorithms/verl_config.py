@@ -66,7 +66,7 @@ def parameters_of(function: Callable[..., object]) -> Mapping[str, inspect.Param
 
 
 def takes(parameters: Mapping[str, inspect.Parameter], name: str) -> bool:
-    """Whether a function with these parameters takes an argument of this name."""
+    """A function with these parameters takes an argument of this name."""
     return name in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
 
 

@@ -1,16 +1,16 @@
 """The single controller: worker groups that are called like one worker.
 
-mesh          parallel axes of a group: who gets the same rows, who reports
+mesh          parallel axes of a group: workers with the same rows, reporting workers
 worker        the base class of workers
-roles         what to make: class, arguments and mesh of a role
+roles         specification of a role: class, arguments and mesh
 partition     a batch that its caller cut over the workers
-dispatch      how arguments reach the workers and results become one
+dispatch      dispatch modes: arguments over the workers, and collection of results
 registration  the mark on a worker method
-call          one call of one worker, and how it is carried out there
+call          one call of one worker, and its execution there
 group         the interface of a worker group
-runtime       the interface of what makes worker groups
+runtime       the protocol of the inline and the Ray runtime
 inline        workers in this process
-errors        how workers in other processes fail
+errors        errors of workers in other processes
 
 ray/ below it (workers in processes of their own).
 """

@@ -1,6 +1,7 @@
-"""A listening socket that lets in only who proves to know the secret of the run.
+"""Authenticated TCP listener: lets in only peers that prove to know the secret of the run.
 
-Nothing that a stranger says is parsed: before the proof a connection is worth 64 bytes, compared in constant time.
+Nothing that an unauthenticated peer sends is parsed; before the proof a connection is worth 64 bytes, compared in
+constant time.
 
     server -> client   32 random bytes
     client -> server   32 random bytes of its own, and HMAC-SHA256(secret, "client", purpose, both)
@@ -10,8 +11,8 @@ Both sides have proved that they know the secret, which itself never travels; a 
 nothing, because the next one has other random bytes. What follows on the connection is neither encrypted nor signed:
 this keeps strangers out, not somebody who can change packets on their way.
 
-Concurrency: each gate has one thread, which alone touches its sockets until they are welcome. `welcome` is called in
-that thread and must not wait. A stranger holds nothing up: connections on probation are bounded in number and time.
+Concurrency: each listener has one thread, which alone touches its sockets until they are welcome. `welcome` is called
+in that thread and must not wait. Such a peer holds nothing up: pending connections are bounded in number and time.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ from strop.utils.sanitize import remember_secret
 SECRET_BYTES = 32
 NONCE_BYTES = 32
 PROOF_BYTES = 32
-MAX_STRANGERS = 256
-"""Connections that have not proved anything yet; one more, and the oldest of them goes."""
+MAX_PENDING = 256
+"""Connections that are not authenticated yet; one more, and the oldest of them goes."""
 HANDSHAKE_S = 5.0
-"""How long a connection may take to prove itself."""
+"""Timeout of the handshake of a connection."""
 QUIET_S = 60.0
-"""At most one line about strangers in this time."""
-_LOOK_S = 1.0
-"""How often the gate looks whether somebody is late."""
+"""At most one line about refused connections in this time."""
+_CHECK_S = 1.0
+"""Interval of the check for late connections."""
 _BACKLOG = 256
-_AT_ONCE = 64
-"""Connections that are taken before those that are there are heard again."""
+_ACCEPT_BATCH = 64
+"""Connections accepted before the pending ones are read again."""
 _RETRY_S = 0.05
 _CONNECT_S = 0.5
-"""How long one attempt to connect may take: the system tries again ever more rarely while strangers fill the queue."""
+"""Timeout of one attempt to connect: the system tries again ever more rarely while strangers fill the queue."""
 
 logger = logging.getLogger(__name__)
 
 
-class TurnedAway(ConnectionError):
+class AuthenticationRefused(ConnectionError):
     """The other side does not know the secret of this run, or does not believe that we do."""
 
 
@@ -60,17 +61,17 @@ def new_secret() -> str:
 
 
 @dataclass(eq=False)
-class _Stranger:
-    """A connection on probation."""
+class _PendingConnection:
+    """A connection that is not authenticated yet."""
 
     connection: socket.socket
     nonce: bytes
-    until: float
-    said: bytearray = field(default_factory=bytearray)
+    deadline: float
+    received: bytearray = field(default_factory=bytearray)
 
 
-class Gate:
-    """A port of one address, and the thread that decides who comes in."""
+class AuthListener:
+    """Listener on one port of one address, and the thread that authenticates its connections."""
 
     def __init__(
         self, host: str, secret: str, *, purpose: str, welcome: Callable[[socket.socket], None]
@@ -93,45 +94,45 @@ class Gate:
         self.port: int = self._listener.getsockname()[1]
         remember_secret(secret)
         self._secret, self._purpose, self._welcome = secret, purpose, welcome
-        self._strangers: dict[socket.socket, _Stranger] = {}  # in the order in which they came
-        self._complaints = _Complaints(purpose)
+        self._pending: dict[socket.socket, _PendingConnection] = {}  # in the order in which they came
+        self._refusals = _RefusalLog(purpose)
         self._selector = selectors.DefaultSelector()
-        self._bell, self._rope = socket.socketpair()
+        self._wake_reader, self._wake_writer = socket.socketpair()
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._serve, name=f"gate of the {purpose}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening; connections that were welcomed stay. More than once does no harm."""
         with contextlib.suppress(OSError):
-            self._rope.close()
+            self._wake_writer.close()
         self._thread.join()
 
     def _serve(self) -> None:
         try:
             while True:
-                events = self._selector.select(_LOOK_S if self._strangers else None)
+                events = self._selector.select(_CHECK_S if self._pending else None)
                 ready = {key.fileobj for key, _ in events}
-                if self._bell in ready:
+                if self._wake_reader in ready:
                     return
                 for connection in ready - {self._listener}:
                     assert isinstance(connection, socket.socket)
-                    self._hear(self._strangers[connection])
+                    self._receive(self._pending[connection])
                 if self._listener in ready:
-                    self._open()
-                self._dismiss_late()
+                    self._accept_waiting()
+                self._refuse_late()
         finally:
-            for stranger in list(self._strangers.values()):
-                self._forget(stranger).close()
+            for pending in list(self._pending.values()):
+                self._remove(pending).close()
             self._selector.close()
             self._listener.close()
-            self._bell.close()
+            self._wake_reader.close()
 
-    def _open(self) -> None:
-        """Take those that wait."""
+    def _accept_waiting(self) -> None:
+        """Accept the waiting connections."""
         try:
-            for _ in range(_AT_ONCE):
+            for _ in range(_ACCEPT_BATCH):
                 self._challenge(self._listener.accept()[0])
         except BlockingIOError:  # no more of them
             pass
@@ -139,66 +140,68 @@ class Gate:
             time.sleep(_RETRY_S)
 
     def _challenge(self, connection: socket.socket) -> None:
-        if len(self._strangers) >= MAX_STRANGERS:
-            self._refuse(next(iter(self._strangers.values())), "too many came at once")
+        if len(self._pending) >= MAX_PENDING:
+            self._refuse(next(iter(self._pending.values())), "too many came at once")
         connection.setblocking(False)
-        stranger = _Stranger(connection, secrets.token_bytes(NONCE_BYTES), time.monotonic() + HANDSHAKE_S)
-        self._strangers[connection] = stranger
+        pending = _PendingConnection(
+            connection, secrets.token_bytes(NONCE_BYTES), time.monotonic() + HANDSHAKE_S
+        )
+        self._pending[connection] = pending
         self._selector.register(connection, selectors.EVENT_READ)
-        self._say(stranger, stranger.nonce)
+        self._send(pending, pending.nonce)
 
-    def _hear(self, stranger: _Stranger) -> None:
-        wanted = NONCE_BYTES + PROOF_BYTES
+    def _receive(self, pending: _PendingConnection) -> None:
+        num_bytes = NONCE_BYTES + PROOF_BYTES
         try:
-            heard = stranger.connection.recv(wanted - len(stranger.said))
+            part = pending.connection.recv(num_bytes - len(pending.received))
         except BlockingIOError:
             return
         except OSError:
-            heard = b""
-        stranger.said += heard
-        if not heard:
-            self._refuse(stranger, "it went without a proof")
-        elif len(stranger.said) == wanted:
-            self._judge(stranger)
+            part = b""
+        pending.received += part
+        if not part:
+            self._refuse(pending, "it went without a proof")
+        elif len(pending.received) == num_bytes:
+            self._verify(pending)
 
-    def _judge(self, stranger: _Stranger) -> None:
-        theirs, proof = bytes(stranger.said[:NONCE_BYTES]), bytes(stranger.said[NONCE_BYTES:])
+    def _verify(self, pending: _PendingConnection) -> None:
+        client_nonce, proof = bytes(pending.received[:NONCE_BYTES]), bytes(pending.received[NONCE_BYTES:])
         if not hmac.compare_digest(
-            proof, _proof(self._secret, "client", self._purpose, stranger.nonce, theirs)
+            proof, _proof(self._secret, "client", self._purpose, pending.nonce, client_nonce)
         ):
-            self._refuse(stranger, "it does not know the secret")
-        elif self._say(stranger, _proof(self._secret, "server", self._purpose, stranger.nonce, theirs)):
-            connection = self._forget(stranger)
+            self._refuse(pending, "it does not know the secret")
+        elif self._send(pending, _proof(self._secret, "server", self._purpose, pending.nonce, client_nonce)):
+            connection = self._remove(pending)
             connection.setblocking(True)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._welcome(connection)
 
-    def _say(self, stranger: _Stranger, text: bytes) -> bool:
+    def _send(self, pending: _PendingConnection, text: bytes) -> bool:
         """A few bytes always find room, unless the other side is gone."""
         try:
-            stranger.connection.sendall(text)
+            pending.connection.sendall(text)
         except OSError:
-            self._refuse(stranger, "it went without a proof")
+            self._refuse(pending, "it went without a proof")
             return False
         return True
 
-    def _dismiss_late(self) -> None:
+    def _refuse_late(self) -> None:
         now = time.monotonic()
-        while self._strangers and (oldest := next(iter(self._strangers.values()))).until < now:
+        while self._pending and (oldest := next(iter(self._pending.values()))).deadline < now:
             self._refuse(oldest, f"it proved nothing within {HANDSHAKE_S:g} s")
 
-    def _refuse(self, stranger: _Stranger, reason: str) -> None:
-        self._forget(stranger).close()
-        self._complaints.add(reason)
+    def _refuse(self, pending: _PendingConnection, reason: str) -> None:
+        self._remove(pending).close()
+        self._refusals.add(reason)
 
-    def _forget(self, stranger: _Stranger) -> socket.socket:
-        del self._strangers[stranger.connection]
-        self._selector.unregister(stranger.connection)
-        return stranger.connection
+    def _remove(self, pending: _PendingConnection) -> socket.socket:
+        del self._pending[pending.connection]
+        self._selector.unregister(pending.connection)
+        return pending.connection
 
 
-class _Complaints:
-    """One line about strangers now and then, however many come; nothing of what they said is in it."""
+class _RefusalLog:
+    """Rate-limited log of refused connections; nothing of what they sent is in it."""
 
     def __init__(self, purpose: str) -> None:
         self._purpose = purpose
@@ -216,11 +219,13 @@ class _Complaints:
         self._number = 0
 
 
-def knock(host: str, port: int, secret: str, *, purpose: str, timeout_s: float) -> socket.socket:
-    """A connection to a gate, on which both sides have proved themselves; it blocks, without a deadline.
+def connect_authenticated(
+    host: str, port: int, secret: str, *, purpose: str, timeout_s: float
+) -> socket.socket:
+    """An authenticated connection to an `AuthListener`, proved by both sides; it blocks, without a deadline.
 
     Raises:
-        TurnedAway: whoever listens there does not know the secret, or says that we do not.
+        AuthenticationRefused: whoever listens there does not know the secret, or says that we do not.
         OSError: nobody listens there, or did not answer in time.
     """
     remember_secret(secret)
@@ -228,7 +233,7 @@ def knock(host: str, port: int, secret: str, *, purpose: str, timeout_s: float) 
     while True:
         try:
             return _attempt(host, port, secret, purpose, deadline)
-        except (TurnedAway, ConnectionRefusedError):
+        except (AuthenticationRefused, ConnectionRefusedError):
             raise
         except (ConnectionError, TimeoutError):  # strangers may have crowded it out
             if time.monotonic() > deadline:
@@ -240,36 +245,36 @@ def _attempt(host: str, port: int, secret: str, purpose: str, deadline: float) -
     connect_s = min(max(deadline - time.monotonic(), _RETRY_S), _CONNECT_S)
     connection = socket.create_connection((host, port), timeout=connect_s)
     try:
-        return _proved(connection, secret, purpose, min(deadline, time.monotonic() + HANDSHAKE_S))
+        return _authenticated(connection, secret, purpose, min(deadline, time.monotonic() + HANDSHAKE_S))
     except BaseException:
         connection.close()
         raise
 
 
-def _proved(connection: socket.socket, secret: str, purpose: str, deadline: float) -> socket.socket:
-    theirs = _exactly(connection, NONCE_BYTES, deadline)
-    own = secrets.token_bytes(NONCE_BYTES)
-    connection.sendall(own + _proof(secret, "client", purpose, theirs, own))
-    answer = _exactly(connection, PROOF_BYTES, deadline)
-    if not hmac.compare_digest(answer, _proof(secret, "server", purpose, theirs, own)):
-        raise TurnedAway("whoever listens there does not know the secret of this run")
+def _authenticated(connection: socket.socket, secret: str, purpose: str, deadline: float) -> socket.socket:
+    server_nonce = _receive_exactly(connection, NONCE_BYTES, deadline)
+    client_nonce = secrets.token_bytes(NONCE_BYTES)
+    connection.sendall(client_nonce + _proof(secret, "client", purpose, server_nonce, client_nonce))
+    answer = _receive_exactly(connection, PROOF_BYTES, deadline)
+    if not hmac.compare_digest(answer, _proof(secret, "server", purpose, server_nonce, client_nonce)):
+        raise AuthenticationRefused("whoever listens there does not know the secret of this run")
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
-def _exactly(connection: socket.socket, count: int, deadline: float) -> bytes:
-    held = b""
-    while len(held) < count:
-        left = deadline - time.monotonic()
-        if left <= 0:
+def _receive_exactly(connection: socket.socket, count: int, deadline: float) -> bytes:
+    received = b""
+    while len(received) < count:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError("the other side did not prove itself in time")
-        connection.settimeout(left)
-        part = connection.recv(count - len(held))
+        connection.settimeout(remaining_s)
+        part = connection.recv(count - len(received))
         if not part:
             raise ConnectionResetError("the other side turned us away")
-        held += part
-    return held
+        received += part
+    return received
 
 
 def _proof(secret: str, side: str, purpose: str, server_nonce: bytes, client_nonce: bytes) -> bytes:

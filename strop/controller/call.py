@@ -1,4 +1,4 @@
-"""One call of one worker's method, and how it is carried out in the worker's process, whatever the runtime."""
+"""One call of one worker's method, and its execution in the worker's process, for every runtime."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pending(Protocol[T_co]):
 
 
 class Returns(Enum):
-    """What the group wants of the value that a worker's method returns."""
+    """Kind of value that the group takes from a worker's method."""
 
     VALUE = "value"
     """The value, whatever it is."""
@@ -51,7 +51,7 @@ class BatchAndMetrics(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerCall:
-    """What one worker of a group is to do."""
+    """Method call for one worker of a group."""
 
     rank: int
     """The worker."""
@@ -65,10 +65,10 @@ class WorkerCall:
     materialize: bool = True
     """Fetch the rows of batches that workers hold, in the worker."""
     returns: Returns = Returns.VALUE
-    """What is wanted of the method's value."""
+    """Kind of value that the call returns."""
 
     def run(self, worker: Worker) -> Any:
-        """Run it in the worker's process; what leaves the worker.
+        """Run the method in the worker's process and return the value that leaves the worker.
 
         The method gets batches of its own, around the same tensors.
 
@@ -83,19 +83,21 @@ class WorkerCall:
             return arg.get() if self.materialize else arg.select()
 
         args, kwargs = [own(arg) for arg in self.args], {name: own(arg) for name, arg in self.kwargs.items()}
-        given: list[tuple[Tensor, str]] = []
+        tensors: list[tuple[Tensor, str]] = []
         for arg in [*args, *kwargs.values()]:
             if isinstance(arg, Tensor):
-                given.append((arg, "a tensor"))
+                tensors.append((arg, "a tensor"))
             elif isinstance(arg, DataProto) and self.materialize:
-                given += [(one, f"column {name!r} of the batch") for name, one in arg.tensors().items()]
+                tensors += [
+                    (column, f"column {name!r} of the batch") for name, column in arg.tensors().items()
+                ]
         # torch counts the writes into each, but for those of inference mode
-        watched = [(one, what, one._version) for one, what in given if not one.is_inference()]
+        watched = [(tensor, label, tensor._version) for tensor, label in tensors if not tensor.is_inference()]
         value = getattr(worker, self.method)(*args, **kwargs)
-        for tensor, what, count in watched:
-            if tensor._version != count:
+        for tensor, label, version in watched:
+            if tensor._version != version:
                 raise RuntimeError(
-                    f"{type(worker).__name__}.{self.method} wrote into {what} it was given; clone it before "
+                    f"{type(worker).__name__}.{self.method} wrote into {label} it was given; clone it before "
                     f"writing, or return a new one"
                 )
         if self.returns is Returns.ROWS and not isinstance(value, DataProto):

@@ -1,4 +1,4 @@
-"""How the arguments of a group call reach the workers, and how their results become one.
+"""Dispatch modes: distribution of the arguments of a group call over the workers, and collection of their results.
 
 A mode may have a function `dispatch_fn(group, *args, **kwargs)` that returns the arguments again, each one as a
 list with an entry per worker. Its results are joined batches, or what `collect_fn(group, outputs)` makes of
@@ -19,7 +19,7 @@ from strop.protocol import DataProto
 
 
 class HasMesh(Protocol):
-    """What a mode sees of a worker group."""
+    """The part of a worker group that a dispatch mode uses."""
 
     @property
     def mesh(self) -> Mesh:
@@ -38,7 +38,7 @@ CollectFn = Callable[[Any, list[Any]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class DispatchMode:
-    """How one call becomes calls of the workers and their outputs one result."""
+    """Distribution of one call over the workers and collection of their outputs into one result."""
 
     name: str
     """The mode's name in messages and in `register`."""
@@ -62,9 +62,9 @@ class DispatchMode:
 
     def __post_init__(self) -> None:
         if self.joins_rows == (self.collect_fn is not None):
-            found = "both" if self.joins_rows else "neither"
+            number = "both" if self.joins_rows else "neither"
             raise ValueError(
-                f"dispatch mode {self.name!r} has {found} of collect_fn and joins_rows=True; results are "
+                f"dispatch mode {self.name!r} has {number} of collect_fn and joins_rows=True; results are "
                 f"either made by a function or joined as batches"
             )
         assert self.joins_rows or not self.has_metrics, "metrics without rows are what collect_fn is for"
@@ -74,10 +74,10 @@ def one_each(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
     """Every argument is a list with one entry per worker."""
     for name, arg in [*enumerate(args), *kwargs.items()]:
         if not isinstance(arg, list | tuple) or len(arg) != group.world_size:
-            found = f"{len(arg)} entries" if isinstance(arg, list | tuple) else type(arg).__name__
+            actual = f"{len(arg)} entries" if isinstance(arg, list | tuple) else type(arg).__name__
             raise ValueError(
                 f"DP_COMPUTE needs a list of {group.world_size} entries, one per worker, for argument "
-                f"{name!r}, got {found}"
+                f"{name!r}, got {actual}"
             )
     return tuple(list(arg) for arg in args), {name: list(arg) for name, arg in kwargs.items()}
 
@@ -105,7 +105,7 @@ def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
             f"a Partition has {len(partition.parts)} parts, but the group has {group.mesh.dp} data-parallel groups; "
             f"give each of them its rows, or an empty part"
         )
-    made: dict[object, list[Any]] = {}
+    entries_of: dict[object, list[Any]] = {}
     for name, arg in [*enumerate(args), *kwargs.items()]:
         data = arg.data if isinstance(arg, Partition) else arg
         if isinstance(data, DataProto):
@@ -113,10 +113,12 @@ def rows_over_dp(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
                 parts = data.chunk(group.mesh.dp)
             else:
                 parts = [data.take(part) for part in partition.parts]
-            made[name] = [parts[group.mesh.dp_rank(rank)] for rank in range(group.world_size)]
+            entries_of[name] = [parts[group.mesh.dp_rank(rank)] for rank in range(group.world_size)]
         else:
-            made[name] = [data] * group.world_size
-    return tuple(made[number] for number in range(len(args))), {name: made[name] for name in kwargs}
+            entries_of[name] = [data] * group.world_size
+    return tuple(entries_of[number] for number in range(len(args))), {
+        name: entries_of[name] for name in kwargs
+    }
 
 
 def partition_among(arguments: Sequence[Any]) -> Partition | None:
@@ -126,8 +128,8 @@ def partition_among(arguments: Sequence[Any]) -> Partition | None:
         ValueError: two of them cut differently.
     """
     partitions = [arg for arg in arguments if isinstance(arg, Partition)]
-    for other in partitions[1:]:
-        if not partitions[0].same_parts(other):
+    for partition in partitions[1:]:
+        if not partitions[0].same_parts(partition):
             raise ValueError(
                 "two arguments of one call are cut into different parts; batches of one call are cut alike"
             )
@@ -136,9 +138,9 @@ def partition_among(arguments: Sequence[Any]) -> Partition | None:
 
 def _func_and_rows(group: HasMesh, *args: Any, **kwargs: Any) -> PerWorker:
     if not args or not callable(args[0]):
-        found = type(args[0]).__name__ if args else "nothing"
+        actual = type(args[0]).__name__ if args else "nothing"
         raise TypeError(
-            f"DP_COMPUTE_PROTO_WITH_FUNC needs a function as its first argument, got {found}; pass the "
+            f"DP_COMPUTE_PROTO_WITH_FUNC needs a function as its first argument, got {actual}; pass the "
             f"function first, or use DP_COMPUTE_PROTO"
         )
     return rows_over_dp(group, *args, **kwargs)

@@ -44,18 +44,17 @@ def register_dispatch_mode(
 _SAYS = {"cuts_rows", "joins_rows", "reporters_only"}
 
 
-def mode_named(wanted: str | Mapping[str, Any]) -> DispatchMode:
+def mode_named(mode: str | Mapping[str, Any]) -> DispatchMode:
     """The mode that a worker method is registered with: by its name, or as a mode's functions."""
-    if isinstance(wanted, Mapping):
-        functions = set(wanted) - _SAYS
+    if isinstance(mode, Mapping):
+        functions = set(mode) - _SAYS
         if functions != {"dispatch_fn", "collect_fn"} and not (
-            wanted.get("joins_rows") and functions == {"dispatch_fn"}
+            mode.get("joins_rows") and functions == {"dispatch_fn"}
         ):
             raise ValueError(
-                f"a dispatch mode as a dictionary has the keys dispatch_fn and collect_fn, got "
-                f"{sorted(wanted)}"
+                f"a dispatch mode as a dictionary has the keys dispatch_fn and collect_fn, got {sorted(mode)}"
             )
-        return DispatchMode(name="custom", **wanted)
-    if wanted not in MODES:
-        raise ValueError(f"unknown dispatch mode {wanted!r}; known: {', '.join(sorted(MODES))}")
-    return MODES[wanted]
+        return DispatchMode(name="custom", **mode)
+    if mode not in MODES:
+        raise ValueError(f"unknown dispatch mode {mode!r}; known: {', '.join(sorted(MODES))}")
+    return MODES[mode]

@@ -1,4 +1,4 @@
-"""How workers in other processes fail, whatever runs them."""
+"""Errors of workers in other processes, for every runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CallTimeout(TimeoutError):
 
     def __init__(self, message: str, *, method: str, missing: Sequence[int]) -> None:
         self.method = method
-        """What they were asked to do: `role.method`, or a phase of the start."""
+        """The call: `role.method`, or a phase of the start."""
         self.missing = tuple(missing)
         """Ranks that did not answer."""
         super().__init__(message)

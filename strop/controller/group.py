@@ -1,4 +1,4 @@
-"""A worker group: all workers of a role, called as if they were one.
+"""Worker group: all workers of a role, called like one worker.
 
 The controller calls `group.call.method(...)`; the registration of the method says how the arguments reach
 the workers and how the results become one. A runtime implements `submit`, the one way into a worker, and
@@ -31,17 +31,17 @@ class ResultFuture:
     """The result of a non-blocking call that is no joined batch."""
 
     parts: Sequence[Pending[Any]]
-    """What each reporting worker computes."""
+    """Pending output of each reporting worker."""
     collect: Callable[[list[Any]], Any]
     """Makes one result of the outputs."""
     others: Sequence[Pending[Any]] = ()
     """Workers that do not report: waited for, because they may fail; their values stay where they are."""
 
     def get(self) -> Any:
-        """Wait for all workers; what the blocking call would have returned."""
+        """Wait for all workers and return the result of the blocking call."""
         outputs = [part.result() for part in self.parts]
-        for other in self.others:
-            other.result()
+        for pending in self.others:
+            pending.result()
         return self.collect(outputs)
 
 
@@ -76,7 +76,7 @@ class WorkerGroup(ABC, Generic[W]):
             partition: what the caller has cut.
         """
         results: list[DataProto | BatchAndMetrics[Any]] = [output.result() for output in outputs]
-        batches = [one.batch if isinstance(one, BatchAndMetrics) else one for one in results]
+        batches = [result.batch if isinstance(result, BatchAndMetrics) else result for result in results]
         rows = DataProto.concat(batches)
         order = None if partition is None else partition.order_of_results([len(batch) for batch in batches])
         return rows if order is None else rows.take(order)
@@ -153,59 +153,64 @@ class WorkerGroup(ABC, Generic[W]):
 
     def _run(self, method_name: str, registration: Registration, /, *args: Any, **kwargs: Any) -> Any:
         mode, size = registration.mode, self.world_size
-        every: list[tuple[Sequence[Any], Mapping[str, Any]]] = [(args, kwargs)] * size
+        per_rank: list[tuple[Sequence[Any], Mapping[str, Any]]] = [(args, kwargs)] * size
         if mode.dispatch_fn is not None:
-            positional, named = mode.dispatch_fn(self, *args, **kwargs)
-            self._check_entries(method_name, mode, [*enumerate(positional), *named.items()])
-            every = [
+            positional, keywords = mode.dispatch_fn(self, *args, **kwargs)
+            self._check_entries(method_name, mode, [*enumerate(positional), *keywords.items()])
+            per_rank = [
                 (
                     [entries[rank] for entries in positional],
-                    {key: entries[rank] for key, entries in named.items()},
+                    {key: entries[rank] for key, entries in keywords.items()},
                 )
                 for rank in range(size)
             ]
-        for name, arg in (one for given, named in every for one in [*enumerate(given), *named.items()]):
+        arguments = [
+            entry for args_of, kwargs_of in per_rank for entry in [*enumerate(args_of), *kwargs_of.items()]
+        ]
+        for name, arg in arguments:
             if isinstance(arg, Partition):
                 raise TypeError(
                     f"argument {name!r} of {method_name} is a Partition, but dispatch mode {mode.name!r} does not "
                     f"cut batches over the data-parallel groups; pass the batch itself"
                 )
         alone = registration.execute_mode is Execute.RANK_ZERO or mode.name == "RANK_ZERO"
-        started = heard = list(range(1 if alone else size))
+        started = reporting = list(range(1 if alone else size))
         if not alone and (mode.joins_rows or mode.reporters_only):
-            heard = self.mesh.reporters()
-        wanted = Returns.ROWS if mode.joins_rows else Returns.VALUE
-        wanted = Returns.ROWS_AND_METRICS if mode.has_metrics else wanted
+            reporting = self.mesh.reporters()
+        returns = Returns.ROWS if mode.joins_rows else Returns.VALUE
+        returns = Returns.ROWS_AND_METRICS if mode.has_metrics else returns
         pending = self.submit(
             [
                 WorkerCall(
                     rank=rank,
                     method=method_name,
-                    args=every[rank][0],
-                    kwargs=every[rank][1],
+                    args=per_rank[rank][0],
+                    kwargs=per_rank[rank][1],
                     materialize=registration.materialize_futures,
-                    returns=wanted if rank in heard else Returns.NOTHING,
+                    returns=returns if rank in reporting else Returns.NOTHING,
                 )
                 for rank in started
             ]
         )
-        outputs = [pending[rank] for rank in heard]
-        others = [pending[rank] for rank in started if rank not in heard]  # may fail, and say nothing else
+        outputs = [pending[rank] for rank in reporting]
+        silent = [
+            pending[rank] for rank in started if rank not in reporting
+        ]  # may fail, and say nothing else
         if mode.collect_fn is not None:
             collect = _first if alone else partial(mode.collect_fn, self)
-            future = ResultFuture(outputs, collect, others)
+            future = ResultFuture(outputs, collect, silent)
             return future.get() if registration.blocking else future
         joined = self.joined(outputs, partition_among([*args, *kwargs.values()]))
         if mode.has_metrics:
-            metrics = tuple(one for output in outputs for one in self.metrics(output))
-            for other in others:
-                other.result()
+            metrics = tuple(metric for output in outputs for metric in self.metrics(output))
+            for call in silent:
+                call.result()
             return BatchAndMetrics(batch=joined, metrics=metrics)
         if not registration.blocking:
             return joined
         joined.wait()
-        for other in others:
-            other.result()
+        for call in silent:
+            call.result()
         return joined.get()
 
     def _check_entries(

@@ -36,9 +36,9 @@ class InlineWorkerGroup(WorkerGroup[W]):
         """Run the methods now; an error is raised here, not when the result is asked for."""
         started: list[Pending[Any]] = []
         for call in calls:
-            done: Future[Any] = Future()
-            done.set_result(call.run(self.workers[call.rank]))
-            started.append(done)
+            future: Future[Any] = Future()
+            future.set_result(call.run(self.workers[call.rank]))
+            started.append(future)
         return started
 
 
@@ -61,16 +61,16 @@ class InlineRuntime(Runtime):
         """
         sizes = {spec.mesh.world_size for spec in roles.values() if spec.mesh is not None} or {1}
         meshes = meshes_on(pool, max(sizes), roles)
-        made: dict[str, list[Worker]] = {name: [] for name in roles}
+        workers_of_role: dict[str, list[Worker]] = {name: [] for name in roles}
         for rank in range(max(sizes)):
             process: dict[str, Worker] = {}
             self._processes.append(process)
             for name, spec in roles.items():
-                place = Placement(
+                placement = Placement(
                     rank=rank, mesh=meshes[name], local_rank=rank, local_world_size=max(sizes), role=name
                 )
-                made[name].append(spec.make(place, process))
-        return {name: InlineWorkerGroup(workers, meshes[name]) for name, workers in made.items()}
+                workers_of_role[name].append(spec.make(placement, process))
+        return {name: InlineWorkerGroup(workers, meshes[name]) for name, workers in workers_of_role.items()}
 
     def close(self) -> None:
         """Close all workers, last made first; an error of one is raised after all were closed."""

@@ -1,4 +1,4 @@
-"""How the workers of a group are laid out: which of them get the same rows, and which one reports."""
+"""Mesh of a worker group: its parallel axes, which workers get the same rows, and which one reports."""
 
 from __future__ import annotations
 

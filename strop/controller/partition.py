@@ -1,4 +1,4 @@
-"""Which rows go to which data-parallel group, where the caller decides it himself."""
+"""Assignment of rows to data-parallel groups by the caller."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ class Partition:
         return sum(len(part) for part in self.parts)
 
     def same_parts(self, other: Partition) -> bool:
-        """Whether another batch is cut into the same parts."""
+        """True where another batch is cut into the same parts."""
         return len(self.parts) == len(other.parts) and all(map(np.array_equal, self.parts, other.parts))
 
     def order_of_results(self, lengths: Sequence[int]) -> NDArray[np.int64] | None:
-        """Where the rows of the batch are among what was made of the parts, laid end to end; None where nothing has
-        rows.
+        """Positions of the batch's rows in the results of the parts, laid end to end; None where no result has rows.
 
         Args:
             lengths: how many rows were made of each part.

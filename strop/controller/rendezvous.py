@@ -1,12 +1,12 @@
-"""Where the processes of a group find each other: the runtime that starts them hands it to each of them."""
+"""Rendezvous of torch.distributed process groups; the runtime that starts the processes hands it to each of them."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
 
-class Meeting(Protocol):
-    """A place that the processes of one group know, and nobody else; plain data."""
+class Rendezvous(Protocol):
+    """Rendezvous that only the processes of one group know; plain data."""
 
     def join(self, *, timeout_s: float) -> Any:
         """A `torch.distributed` store for the next group of these processes, until its `close()`.

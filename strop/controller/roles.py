@@ -1,4 +1,4 @@
-"""What to make: the worker class of a role, its arguments and its mesh; for every runtime."""
+"""Specification of a role for every runtime: worker class, its arguments and its mesh."""
 
 from __future__ import annotations
 

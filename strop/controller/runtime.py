@@ -1,4 +1,4 @@
-"""What makes worker groups: the interface of the inline and the Ray runtime."""
+"""Runtime protocol: the interface of the inline and the Ray runtime, which make worker groups."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""Where the processes of a torch.distributed group find each other, behind a gate.
+"""Authenticated rendezvous store for torch.distributed process groups.
 
 torch's own TCPStore listens on every address of the machine unless it is handed a socket, and on any address it lets
 anybody read, change and delete its keys; of a client that died it says nothing before a wait has run out. A
-`MeetingPoint` is bound to one address and serves only who knows the secret of the run; `MeetingStore` is a client of
-it that torch takes for a store. A few hundred bytes per process and group go through it, once.
+`RendezvousServer` is bound to one address and serves only clients that know the secret of the run; `RendezvousStore` is
+a client of it that torch takes for a store. A few hundred bytes per process and group go through it, once.
 
 Messages are those of strop.utils.json_messages; values travel as base64. Both sides have proved themselves before.
 
-Concurrency: the meeting point has a thread per connection, so that one client may wait for a key while others set it. A
-store has one connection per thread that uses it, because torch's own threads look into it while others wait. Every wait
-has a deadline, that of the store or of the call.
+Concurrency: the server has a thread per connection, so that one client may wait for a key while others set it. A store
+has one connection per thread that uses it, because torch's own threads look into it while others wait. Every wait has a
+deadline, that of the store or of the call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from strop.controller.auth_listener import Gate, knock, new_secret
+from strop.controller.auth_listener import AuthListener, connect_authenticated, new_secret
 from strop.utils.json_messages import Message, MessageConnection, framed
 from strop.utils.network_interfaces import keep_to_interface
 
@@ -36,18 +36,18 @@ MAX_MESSAGE_BYTES = 64 << 20
 MAX_CONNECTIONS = 16384
 """More processes than this have no business here, even with the secret."""
 _SLACK_S = 10.0
-"""A client gives the meeting point this much longer than the deadline of its call, which the other side keeps."""
+"""A client gives the rendezvous point this much longer than the deadline of its call, which the other side keeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """Where processes meet; plain data, to be handed on over channels that others cannot read."""
+class Rendezvous:
+    """Address and secret of a rendezvous server; plain data, to be handed on over channels that others cannot read."""
 
     host: str
     port: int
     secret: str = field(repr=False)
 
-    def join(self, *, timeout_s: float) -> MeetingStore:
+    def join(self, *, timeout_s: float) -> RendezvousStore:
         """A store for the next group here; gloo and NCCL keep to the interface on the way to it.
 
         All processes join their groups in the same order. What an earlier group has left here would be taken for the
@@ -60,17 +60,17 @@ class Meeting:
             ConnectionError: nobody answers there, or does not know the secret.
         """
         _GROUPS[self] += 1
-        store = MeetingStore(self, timeout_s=timeout_s, group=str(_GROUPS[self]))
+        store = RendezvousStore(self, timeout_s=timeout_s, group=str(_GROUPS[self]))
         keep_to_interface(store.own_host)
         return store
 
 
-_GROUPS: Counter[Meeting] = Counter()
-"""How many groups this process has joined at each place."""
+_GROUPS: Counter[Rendezvous] = Counter()
+"""Number of groups that this process has joined at each rendezvous."""
 
 
-class MeetingPoint:
-    """The place where the keys of a group are kept, in one of its processes."""
+class RendezvousServer:
+    """Server of the keys of a group, in one of its processes."""
 
     def __init__(self, host: str, *, secret: str = "") -> None:
         """Listen on a free port of this address only.
@@ -87,9 +87,9 @@ class MeetingPoint:
         self._changed = threading.Condition()
         self._connections: set[socket.socket] = set()
         self._is_open = True
-        self._gate = Gate(host, secret, purpose=PURPOSE, welcome=self._welcome)
-        self.meeting = Meeting(host=host, port=self._gate.port, secret=secret)
-        """What the others need to know."""
+        self._gate = AuthListener(host, secret, purpose=PURPOSE, welcome=self._welcome)
+        self.rendezvous = Rendezvous(host=host, port=self._gate.port, secret=secret)
+        """Address and secret for the other processes."""
 
     def close(self) -> None:
         """End all connections; more than once does no harm."""
@@ -151,11 +151,11 @@ class MeetingPoint:
     def _wait(self, keys: list[str], timeout_s: float) -> dict[str, Any]:
         """The value of the first key, once all are there."""
         with self._changed:
-            there = self._changed.wait_for(
+            is_complete = self._changed.wait_for(
                 lambda: not self._is_open or all(key in self._values for key in keys), timeout_s
             )
             missing = [key for key in keys if key not in self._values]
-            if missing or not there:
+            if missing or not is_complete:
                 return {"missing": missing}
             return {"value": _text(self._values[keys[0]]) if keys else ""}
 
@@ -175,25 +175,25 @@ class MeetingPoint:
     def _exchange(self, key: str, expected: bytes, value: bytes) -> dict[str, Any]:
         """As torch's stores do: an absent key is set where nothing is expected."""
         with self._changed:
-            held = self._values.get(key)
-            if held == expected or (held is None and not expected):
-                self._values[key] = held = value
+            current = self._values.get(key)
+            if current == expected or (current is None and not expected):
+                self._values[key] = current = value
                 self._changed.notify_all()
-            return {"value": _text(expected if held is None else held)}
+            return {"value": _text(expected if current is None else current)}
 
 
-_OPEN: set[MeetingStore] = set()
+_OPEN: set[RendezvousStore] = set()
 """torch keeps the C++ half of a store alive, not the Python half that does the work; this does, until `close`."""
 
 
-class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does not re-export it for types
-    """The keys at a meeting point, as torch.distributed wants them."""
+class RendezvousStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does not re-export it for types
+    """The keys at a rendezvous point, as torch.distributed wants them."""
 
-    def __init__(self, meeting: Meeting, *, timeout_s: float, group: str = "") -> None:
+    def __init__(self, rendezvous: Rendezvous, *, timeout_s: float, group: str = "") -> None:
         """Connect.
 
         Args:
-            meeting: where.
+            rendezvous: where.
             group: its keys are apart from those of other groups at the same place.
             timeout_s: deadline of the connection, and of each wait for which torch sets no other.
 
@@ -202,11 +202,11 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
         """
         super().__init__()
         self.set_timeout(datetime.timedelta(seconds=timeout_s))
-        self._meeting, self._prefix = meeting, f"{group}/"
+        self._rendezvous, self._prefix = rendezvous, f"{group}/"
         self._connect_s = timeout_s
         self._own = threading.local()
         self.own_host: str = self._messages().connection.getsockname()[0]
-        """The address of this process on the way to the meeting point."""
+        """The address of this process on the way to the rendezvous point."""
         _OPEN.add(self)
 
     def close(self) -> None:
@@ -227,7 +227,7 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
         return int(self._ask("add", [key], value=amount)["value"])
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there."""
+        """True where all keys are set."""
         return bool(self._ask("check", list(keys))["value"])
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
@@ -244,7 +244,7 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
         return bool(self._ask("delete", [key])["value"])
 
     def num_keys(self) -> int:
-        """How many keys there are, of all groups."""
+        """Number of keys of all groups."""
         return int(self._ask("count", [])["value"])
 
     def _wait(self, keys: list[str], timeout: datetime.timedelta) -> str:
@@ -262,8 +262,8 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
         deadline = wait_s + self._connect_s + _SLACK_S
         try:
             messages.connection.settimeout(deadline)
-            asked = {"do": do, "keys": [self._prefix + key for key in keys], **content}
-            messages.connection.sendall(framed(asked))
+            request = {"do": do, "keys": [self._prefix + key for key in keys], **content}
+            messages.connection.sendall(framed(request))
             answer = messages.receive()
         except OSError as error:
             self._forget_connection()
@@ -273,25 +273,30 @@ class MeetingStore(dist.Store):  # type: ignore[misc,name-defined]  # torch does
         return answer
 
     def _forget_connection(self) -> None:
-        held: MessageConnection | None = self._own.__dict__.pop("messages", None)
-        if held is not None:
-            held.connection.close()
+        connection: MessageConnection | None = self._own.__dict__.pop("messages", None)
+        if connection is not None:
+            connection.connection.close()
 
     def _messages(self) -> MessageConnection:
         """This thread's connection."""
-        held: MessageConnection | None = getattr(self._own, "messages", None)
-        if held is None:
-            where = self._meeting
+        messages: MessageConnection | None = getattr(self._own, "messages", None)
+        if messages is None:
+            rendezvous = self._rendezvous
             try:
-                connection = knock(
-                    where.host, where.port, where.secret, purpose=PURPOSE, timeout_s=self._connect_s
+                connection = connect_authenticated(
+                    rendezvous.host,
+                    rendezvous.port,
+                    rendezvous.secret,
+                    purpose=PURPOSE,
+                    timeout_s=self._connect_s,
                 )
             except OSError as error:
                 raise ConnectionError(
-                    f"the rendezvous of the process group at {where.host} port {where.port} cannot be reached ({error})"
+                    f"the rendezvous of the process group at {rendezvous.host} port {rendezvous.port} cannot be "
+                    f"reached ({error})"
                 ) from error
-            held = self._own.messages = MessageConnection(connection, max_bytes=MAX_MESSAGE_BYTES)
-        return held
+            messages = self._own.messages = MessageConnection(connection, max_bytes=MAX_MESSAGE_BYTES)
+        return messages
 
 
 def _raw(value: str | bytes) -> bytes:

@@ -33,14 +33,14 @@ class ColocatedClass:
 
     def __init__(self, roles: Mapping[str, RoleSpec[Any]]) -> None:
         self.roles = dict(roles)
-        """What is made in each process, in this order."""
+        """Workers of each process, in the order of their creation."""
 
 
 def create_colocated_worker_cls(
     class_dict: Mapping[str, RayClassWithInitArgs[Any] | RoleSpec[Any]],
 ) -> ColocatedClass:
     """Worker classes by role, for one group whose processes hold a worker of each; see `spawn`."""
-    return ColocatedClass({name: _spec(one) for name, one in class_dict.items()})
+    return ColocatedClass({name: _spec(spec) for name, spec in class_dict.items()})
 
 
 class RayWorkerGroup(RoleGroup[W]):
@@ -89,7 +89,7 @@ class RayWorkerGroup(RoleGroup[W]):
         except BaseException:
             runtime.close()
             raise
-        self._hold(
+        self._set_groups(
             groups,
             runtime.call_timeout_s,
             close=runtime.leave if detached else runtime.close,
@@ -121,28 +121,30 @@ class RayWorkerGroup(RoleGroup[W]):
             ValueError: there is no such group, it has other roles, or a part of it is gone; then the rest is ended.
             TimeoutError: it has not answered; it goes on.
         """
-        found = Attached(
+        attached = Attached(
             DetachedName(name=name, namespace=namespace), address=address, timeout_s=start_timeout_s
         )
-        roles = list(found.info.meshes)
+        roles = list(attached.info.meshes)
         classes = (
             worker_class if isinstance(worker_class, Mapping) else dict.fromkeys(roles[:1], worker_class)
         )
         if set(classes) != set(roles):
-            found.leave()
+            attached.leave()
             raise ValueError(
                 f"group {name!r} has the roles {', '.join(roles)}; pass the worker class of each, as a dictionary"
             )
         groups = role_groups(
             classes,
-            found.info.meshes,
-            manager=found.manager,
-            members=found.manager.members,
+            attached.info.meshes,
+            manager=attached.manager,
+            members=attached.manager.members,
             call_timeout_s=call_timeout_s,
             traffic=Traffic(),
         )
         group: RayWorkerGroup[W] = cls.__new__(cls)
-        group._hold(groups, call_timeout_s, close=found.leave, destroy=lambda: found.close(CLOSE_S))
+        group._set_groups(
+            groups, call_timeout_s, close=attached.leave, destroy=lambda: attached.close(CLOSE_S)
+        )
         return group
 
     def spawn(self, prefix_set: Collection[str]) -> dict[str, RoleGroup[Any]]:
@@ -176,7 +178,7 @@ class RayWorkerGroup(RoleGroup[W]):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _hold(
+    def _set_groups(
         self,
         groups: Mapping[str, Any],
         call_timeout_s: float,
@@ -201,22 +203,24 @@ class RayWorkerGroup(RoleGroup[W]):
 
 
 def _roles(
-    made: RayClassWithInitArgs[Any] | RoleSpec[Any] | ColocatedClass, label: str
+    worker_classes: RayClassWithInitArgs[Any] | RoleSpec[Any] | ColocatedClass, label: str
 ) -> dict[str, RoleSpec[Any]]:
-    return made.roles if isinstance(made, ColocatedClass) else {label: _spec(made)}
+    return (
+        worker_classes.roles if isinstance(worker_classes, ColocatedClass) else {label: _spec(worker_classes)}
+    )
 
 
-def _spec(one: RayClassWithInitArgs[Any] | RoleSpec[Any]) -> RoleSpec[Any]:
-    return one.spec if isinstance(one, RayClassWithInitArgs) else one
+def _spec(worker_class: RayClassWithInitArgs[Any] | RoleSpec[Any]) -> RoleSpec[Any]:
+    return worker_class.spec if isinstance(worker_class, RayClassWithInitArgs) else worker_class
 
 
-def named_roles(prefix_set: Collection[str], found: Mapping[str, T]) -> dict[str, T]:
-    """What belongs to the named roles of a colocated group, in the order of creation (as `spawn` does).
+def named_roles(prefix_set: Collection[str], entries: Mapping[str, T]) -> dict[str, T]:
+    """Entries of the named roles of a colocated group, in the order of creation (as `spawn` does).
 
     Raises:
         ValueError: a name is no role of the group; the message has the roles.
     """
-    unknown = sorted(set(prefix_set) - set(found))
+    unknown = sorted(set(prefix_set) - set(entries))
     if unknown:
-        raise ValueError(f"no role {unknown[0]!r} in this group; its roles: {', '.join(found) or 'none'}")
-    return {name: one for name, one in found.items() if name in prefix_set}
+        raise ValueError(f"no role {unknown[0]!r} in this group; its roles: {', '.join(entries) or 'none'}")
+    return {name: entry for name, entry in entries.items() if name in prefix_set}

@@ -1,4 +1,4 @@
-"""The base class of a role's workers: an ordinary object that knows its place in the group."""
+"""Base class of a role's workers: an ordinary object with its placement in the group."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from strop.controller.mesh import Mesh
-from strop.controller.rendezvous import Meeting
+from strop.controller.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """Where a worker stands in its group; by default, alone."""
+    """Rank and mesh of a worker in its group; by default, alone."""
 
     rank: int = 0
     """Number of the worker in its group."""
@@ -24,9 +24,9 @@ class Placement:
     """Number of the worker's process among those of the group on its node."""
     local_world_size: int = 1
     """Processes of the group on the worker's node."""
-    meeting: Meeting | None = None
-    """Where the processes of the group find each other; None where there is nothing to join, because the workers share
-    a process or there is one."""
+    rendezvous: Rendezvous | None = None
+    """Rendezvous of the group's processes; None where there is nothing to join, because the workers share a process or
+    there is one."""
     master_addr: str = "127.0.0.1"
     """Address of rank 0, for code that makes process groups of its own by address and port."""
     master_port: int = 0
@@ -38,14 +38,14 @@ class Placement:
 
 
 @dataclass(frozen=True)
-class _Scene:
-    """What a worker that is being made finds."""
+class _WorkerContext:
+    """Context in which a worker is constructed."""
 
     placement: Placement
     colocated: Mapping[str, Worker] | None
 
 
-_SCENE: ContextVar[_Scene | None] = ContextVar("strop_worker_scene", default=None)
+_CONTEXT: ContextVar[_WorkerContext | None] = ContextVar("strop_worker_context", default=None)
 
 
 @contextmanager
@@ -55,11 +55,11 @@ def placed(placement: Placement, colocated: Mapping[str, Worker] | None = None) 
     `RoleSpec.make` enters a worker into the neighbours when it is made; without neighbours it has only
     itself.
     """
-    token = _SCENE.set(_Scene(placement, colocated))
+    token = _CONTEXT.set(_WorkerContext(placement, colocated))
     try:
         yield
     finally:
-        _SCENE.reset(token)
+        _CONTEXT.reset(token)
 
 
 class Worker:
@@ -70,15 +70,15 @@ class Worker:
     """
 
     placement: Placement
-    """Where it stands; set before `__init__` runs."""
+    """Rank and mesh in the group; set before `__init__` runs."""
     _neighbours: Mapping[str, Worker] | None
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """An object that has its placement already."""
         worker = super().__new__(cls)
-        scene = _SCENE.get()
-        worker.placement = Placement() if scene is None else scene.placement
-        worker._neighbours = None if scene is None else scene.colocated
+        context = _CONTEXT.get()
+        worker.placement = Placement() if context is None else context.placement
+        worker._neighbours = None if context is None else context.colocated
         return worker
 
     @property
@@ -90,7 +90,7 @@ class Worker:
         return {self.placement.role: self} if self._neighbours is None else self._neighbours
 
     def close(self) -> None:
-        """Give back what outlives the object, such as child processes; the runtime calls it at its end.
+        """Release resources that outlive the object, such as child processes; the runtime calls it at its end.
 
         The base class holds nothing.
         """
@@ -134,9 +134,9 @@ class Worker:
         Raises:
             ValueError: the group has one process.
         """
-        if self.placement.meeting is None:
+        if self.placement.rendezvous is None:
             raise ValueError(f"role {self.placement.role!r} has one process, so there is nobody to meet")
-        return self.placement.meeting.join(timeout_s=timeout_s)
+        return self.placement.rendezvous.join(timeout_s=timeout_s)
 
     @property
     def dp_rank(self) -> int:

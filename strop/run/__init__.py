@@ -3,9 +3,9 @@
     folder.py         RunFolder holds them all; each also works alone
     events.py         the event log; records.py: the form of its records
     ledger.py         every issued sample has one fate
-    digests.py        of what the stages of a step computed; fingerprints.py: a hash chain of them
-    samples/          what the model wrote, as Parquet
-    checkpoints.py    saves that are whole or absent; manifest.py: what one says
+    digests.py        digests of the results of a step's stages; fingerprints.py: a hash chain of them
+    samples/          samples of the model, as Parquet
+    checkpoints.py    atomic checkpoints; manifest.py: their files and facts
     lock.py           one writer per folder
     naming.py         RUN on a command line: the run, the checkpoint of it, and its model folder
     processes.py      processes of a run, from its settings

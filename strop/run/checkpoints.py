@@ -1,4 +1,4 @@
-"""The checkpoint store: saves that are whole or absent, and a choice of the newest one that can be trusted.
+"""Checkpoint store: atomic saves, and the choice of the newest verified one.
 
 A save begins, its files are written by any number of processes that see the folder, and it is sealed. It goes
 through these names, each step after the one before has reached the disk:
@@ -99,7 +99,7 @@ class CheckpointStore:
         if self._in_flight is not None and not self._in_flight.is_over:
             raise RuntimeError(f"checkpoint {self._in_flight.step} was begun, and is not sealed")
         pending = PendingCheckpoint(self, step, score=known_score, facts=plain_facts)
-        with self._whole_or_absent(pending):
+        with self._removed_on_error(pending):
             self.root.mkdir(parents=True, exist_ok=True)
             self._clear_leftovers()
             pending.folder.mkdir()
@@ -113,7 +113,7 @@ class CheckpointStore:
         for candidate in self._candidates():
             name = f"ckpt {candidate.step}"
             if candidate.state == _SAVING:
-                skipped.append(f"{name} {_unfinished(candidate.path)}")
+                skipped.append(f"{name} {_unfinished_reason(candidate.path)}")
                 continue
             try:
                 chosen = self._verified(candidate)
@@ -130,8 +130,12 @@ class CheckpointStore:
         Raises:
             CheckpointError: there is none, or it is damaged; the message lists the others.
         """
-        others = [one for one in self.steps() if one != step]
-        have = f"checkpoints: {', '.join(map(str, others))}" if others else "there is no other checkpoint"
+        other_steps = [other_step for other_step in self.steps() if other_step != step]
+        have = (
+            f"checkpoints: {', '.join(map(str, other_steps))}"
+            if other_steps
+            else "there is no other checkpoint"
+        )
         reasons = []
         for candidate in self._candidates():
             if candidate.step == step and candidate.state != _SAVING:
@@ -148,7 +152,11 @@ class CheckpointStore:
     def best(self) -> tuple[int, float] | None:
         """Step and score of the complete checkpoint with the highest score, of equal ones the latest; None where none
         has a score."""
-        scored = [(one.score, candidate.step) for candidate, one in self._complete() if one.score is not None]
+        scored = [
+            (manifest.score, candidate.step)
+            for candidate, manifest in self._complete()
+            if manifest.score is not None
+        ]
         if not scored:
             return None
         score, step = max(scored)
@@ -178,7 +186,7 @@ class CheckpointStore:
             self._remove(candidate.path)
 
     @contextlib.contextmanager
-    def _whole_or_absent(self, pending: PendingCheckpoint) -> Iterator[None]:
+    def _removed_on_error(self, pending: PendingCheckpoint) -> Iterator[None]:
         """Remove what was written when something fails, and say what a refusal of the disk means."""
         try:
             yield
@@ -188,7 +196,7 @@ class CheckpointStore:
             if reason is None:
                 raise
             raise CheckpointError(
-                f"checkpoint {pending.step} could not be saved to {self.root}: {reason}; {self._what_stays()}. Free "
+                f"checkpoint {pending.step} could not be saved to {self.root}: {reason}; {self._fallback_text()}. Free "
                 f"space or check the disk, then continue with --resume."
             ) from error
         except BaseException:
@@ -198,7 +206,7 @@ class CheckpointStore:
     def _seal(self, pending: PendingCheckpoint) -> Checkpoint:
         """Manifest, rename, verification, and only then retention."""
         final = self.root / f"global_step_{pending.step}"
-        with self._whole_or_absent(pending):
+        with self._removed_on_error(pending):
             manifest = seal(pending.folder, step=pending.step, score=pending.score, facts=pending.facts)
             self._put_in_place(pending.folder, final)
             self._verify_saved(final, manifest)
@@ -215,13 +223,16 @@ class CheckpointStore:
             return []
         except OSError as error:
             raise CheckpointError(f"cannot read the checkpoints in {self.root}: {error.strerror}") from error
-        found = []
+        candidates = []
         for path in paths:
             match = _NAME.fullmatch(path.name)
             # A link could lead to the checkpoint of another run, which retention would then remove.
             if match and path.is_dir() and not path.is_symlink():
-                found.append(_Candidate(int(match["step"]), path, match["state"] or ""))
-        return sorted(found, key=lambda one: (-one.step, ["", _REPLACED, _SAVING].index(one.state)))
+                candidates.append(_Candidate(int(match["step"]), path, match["state"] or ""))
+        return sorted(
+            candidates,
+            key=lambda candidate: (-candidate.step, ["", _REPLACED, _SAVING].index(candidate.state)),
+        )
 
     def _complete(self) -> list[tuple[_Candidate, Manifest]]:
         """Candidates with a sound manifest and files of the right sizes, newest first."""
@@ -291,13 +302,17 @@ class CheckpointStore:
 
     def _retain(self, newest: Checkpoint) -> None:
         """Remove what retention does not keep. `newest` was verified, so something valid always stays."""
-        complete = [(one, manifest) for one, manifest in self._complete() if one.step <= newest.step]
-        in_place = [(one, manifest) for one, manifest in complete if one.state == ""]
-        scored = [(manifest.score, one.step) for one, manifest in in_place if manifest.score is not None]
-        kept = {one.step for one, _ in in_place[: self.keep_last]}
-        kept |= {step for _, step in sorted(scored, reverse=True)[: self.keep_best]}
-        kept.add(newest.step)
-        keepers = {one.path for one, _ in in_place if one.step in kept}
+        complete = [
+            (candidate, manifest) for candidate, manifest in self._complete() if candidate.step <= newest.step
+        ]
+        in_place = [(candidate, manifest) for candidate, manifest in complete if candidate.state == ""]
+        scored = [
+            (manifest.score, candidate.step) for candidate, manifest in in_place if manifest.score is not None
+        ]
+        kept_steps = {candidate.step for candidate, _ in in_place[: self.keep_last]}
+        kept_steps |= {step for _, step in sorted(scored, reverse=True)[: self.keep_best]}
+        kept_steps.add(newest.step)
+        keepers = {candidate.path for candidate, _ in in_place if candidate.step in kept_steps}
         for candidate in self._candidates():
             if candidate.path not in keepers:
                 self._remove(candidate.path)
@@ -307,17 +322,17 @@ class CheckpointStore:
         (path / "manifest.json").unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
 
-    def _what_stays(self) -> str:
+    def _fallback_text(self) -> str:
         chosen, _ = self.latest_valid()
         return f"checkpoint {chosen.step} stays valid" if chosen else "there is no earlier valid checkpoint"
 
     def _disk_reason(self, error: Exception) -> str | None:
-        """What the operating system said, also where a library put it into an error of its own; else None."""
+        """Error text of the operating system, also from within a library's error; else None."""
         if isinstance(error, OSError):
             return error.strerror or str(error)
-        named = _OS_ERROR_IN_TEXT.search(str(error))
-        if named and int(named[1]) in _OF_DISKS:
-            return os.strerror(int(named[1]))
+        match = _OS_ERROR_IN_TEXT.search(str(error))
+        if match and int(match[1]) in _OF_DISKS:
+            return os.strerror(int(match[1]))
         if self.root.is_dir() and shutil.disk_usage(self.root).free < _FULL_DISK_BYTES:
             return os.strerror(errno.ENOSPC)
         return None
@@ -339,7 +354,7 @@ class PendingCheckpoint:
         """
         self.step, self.score, self.facts = step, score, facts
         self.folder = store.root / f"{_SAVING}global_step_{step}"
-        """Where the files go; subfolders are fine."""
+        """Folder of the files; subfolders are fine."""
         self._store = store
         self._is_closed = False
         self.is_over = False
@@ -355,7 +370,7 @@ class PendingCheckpoint:
         """
         self._check_open()
         try:
-            with self._store._whole_or_absent(self):
+            with self._store._removed_on_error(self):
                 yield
         except BaseException:
             self.is_over = True
@@ -380,7 +395,7 @@ class PendingCheckpoint:
             raise RuntimeError(f"checkpoint {self.step} is being sealed, was sealed, or has failed")
 
 
-def _unfinished(saving: Path) -> str:
+def _unfinished_reason(saving: Path) -> str:
     if (saving / "manifest.json").exists():
         return "was not yet in its place (crash during save)"
     return "has no manifest (crash during save)"

@@ -1,4 +1,4 @@
-"""What a user sets about the run folder."""
+"""Settings of the run folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strop.utils.field_types import NonNegativeFloat, NonNegativeInt, PositiveFl
 
 @section("run")
 class RunConfig:
-    """How often a run is saved and how much of it stays on the disk."""
+    """Checkpoint interval, and retention on the disk."""
 
     save_every: Annotated[NonNegativeInt, "0 saves at the end only"] = 20
     """Steps between two checkpoints; 0 saves only at the end."""

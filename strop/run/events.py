@@ -81,8 +81,8 @@ class EventLog:
         Raises:
             RunError: a line in the middle is damaged; the message holds its number.
         """
-        kept = without_taken_back(self._parse()[0])
-        return [record for record in kept if kind is None or record["kind"] == kind]
+        records = without_taken_back(self._parse()[0])
+        return [record for record in records if kind is None or record["kind"] == kind]
 
     def rollback(self, step: int, **fields: object) -> None:
         """Continue from `step`: readers drop the records of later steps written so far."""
@@ -138,12 +138,16 @@ class EventLog:
 
 def without_taken_back(records: Iterable[Event]) -> list[Event]:
     """The records that count: a resume takes back those of later steps, and that the run was finished."""
-    kept: list[Event] = []
+    valid: list[Event] = []
     for record in records:
         if record["kind"] == RESUMED:
-            kept = [one for one in kept if one["step"] <= record["step"] and one["kind"] != FINISHED]
-        kept.append(record)
-    return kept
+            valid = [
+                earlier
+                for earlier in valid
+                if earlier["step"] <= record["step"] and earlier["kind"] != FINISHED
+            ]
+        valid.append(record)
+    return valid
 
 
 def _record(line: bytes) -> Event | None:

@@ -21,7 +21,7 @@ KIND = "fingerprint"
 
 @dataclass(frozen=True, kw_only=True)
 class Fingerprint:
-    """What one step did, as hashes."""
+    """Hashes of the stages of one step."""
 
     step: int
     stages: Mapping[str, str]

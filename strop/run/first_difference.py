@@ -1,4 +1,4 @@
-"""Where two runs part: the first step and stage in which their fingerprints differ."""
+"""First step and stage in which the fingerprints of two runs differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from strop.run.fingerprints import STAGES, Fingerprint
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Where two runs part."""
+    """First difference of two runs."""
 
     step: int
     stage: str
@@ -20,7 +20,7 @@ class Difference:
 
 def common_steps(a: Sequence[Fingerprint], b: Sequence[Fingerprint]) -> list[int]:
     """Steps that both runs have, in order."""
-    return sorted({one.step for one in a} & {one.step for one in b})
+    return sorted({fingerprint.step for fingerprint in a} & {fingerprint.step for fingerprint in b})
 
 
 def compare(a: Sequence[Fingerprint], b: Sequence[Fingerprint]) -> Difference | None:
@@ -29,7 +29,7 @@ def compare(a: Sequence[Fingerprint], b: Sequence[Fingerprint]) -> Difference | 
     Raises:
         ValueError: the runs have no step in common.
     """
-    first, second = {one.step: one for one in a}, {one.step: one for one in b}
+    first, second = ({fingerprint.step: fingerprint for fingerprint in run} for run in (a, b))
     steps = common_steps(a, b)
     if not steps:
         raise ValueError(

@@ -82,7 +82,7 @@ class RunFolder:
         self.ledger = Ledger(self.events)
         self.fingerprints = FingerprintChain(self.events)
         self.samples = SampleStore(path / SAMPLES)
-        """What the model wrote."""
+        """Samples of the model."""
         self.checkpoints = CheckpointStore(
             path / "checkpoints", keep_last=settings.keep_last, keep_best=settings.keep_best
         )
@@ -179,7 +179,7 @@ class RunFolder:
         self.fingerprints.reload()
 
     def seconds_of_steps(self) -> float:
-        """How long the steps recorded so far took, in all processes that continued the run."""
+        """Seconds of the steps recorded so far, in all processes that continued the run."""
         return sum(float(event["seconds"]) for event in self.events.read("step"))
 
     def link_model(self) -> None:
@@ -196,8 +196,8 @@ class RunFolder:
             link.symlink_to(target)
 
     def remove_unbegun(self, error: Exception) -> bool:
-        """Where the run has done nothing yet, remove what was put into its folder, and the folder where nothing else
-        holds it; whether it was so. One that the disk refused stays, and goes on with --resume.
+        """Remove the folder of a run that has done nothing yet (its entries only, where something else holds the
+        folder), and return True if it was removed. One that the disk refused stays, and goes on with --resume.
 
         Args:
             error: that ended the run.
@@ -252,15 +252,16 @@ def _refuse_taken(path: Path) -> None:
         )
     foreign = [name for name in names if name not in _OURS]
     if foreign:
-        shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
+        names_text = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise RunError(
-            f"{path} exists and is no run folder (it holds {shown}): choose an empty or absent folder with "
+            f"{path} exists and is no run folder (it holds {names_text}): choose an empty or absent folder with "
             f"--out"
         )
 
 
 def _refuse_links(path: Path) -> None:
-    """What is written, rolled back or removed here must not lie elsewhere: a link may lead to another run."""
+    """Refuse links inside the run folder: what is written, rolled back or removed must not lie elsewhere, such as in
+    another run."""
     for name in sorted(_WRITTEN):
         if (path / name).is_symlink():
             raise RunError(
@@ -273,8 +274,8 @@ def _read_info(path: Path) -> dict[str, Any]:
     try:
         info = read_json(path / RUN_FILE)
     except (FileNotFoundError, NotADirectoryError):
-        what = "does not exist" if not path.exists() else f"is no run folder (it has no {RUN_FILE})"
-        raise RunError(f"{path} {what}; give the folder that --out named when the run started") from None
+        problem = "does not exist" if not path.exists() else f"is no run folder (it has no {RUN_FILE})"
+        raise RunError(f"{path} {problem}; give the folder that --out named when the run started") from None
     except OSError as error:
         reason = f"cannot read {path / RUN_FILE}: {error.strerror}"
         raise RunError(f"{reason}; check the rights on the folder") from error

@@ -1,4 +1,4 @@
-"""What a process does, written down every second, so that a run that died or hangs can be looked into.
+"""Heartbeat of a process: its activity, written to a file every second, for the diagnosis of a run that died or hangs.
 
 A thread of its own writes what the process does, and what it waits for (strop.utils.activity), into a file beside the
 logs, which `strop incident` reads. A file that is not written any more says when the process died, or stopped
@@ -23,8 +23,8 @@ PERIOD_S = 1.0
 
 
 @contextlib.contextmanager
-def beating(log: Path) -> Iterator[None]:
-    """Write into a file beside the log of a process what it does, now, every second, and at the end."""
+def heartbeat(log: Path) -> Iterator[None]:
+    """Write the activity of a process into a file beside its log: now, every second, and at the end."""
     file = log.with_suffix(SUFFIX)
     _write(file)
     try:
@@ -37,7 +37,7 @@ def beating(log: Path) -> Iterator[None]:
 def _write(file: Path) -> None:
     now = time.monotonic()
     steps, items = list(activity.steps), list(activity.items.values())
-    name, what, since = min(items, key=lambda one: one[2], default=("", "", now))
+    name, what, since = min(items, key=lambda item: item[2], default=("", "", now))
     beat = {
         "pid": os.getpid(),
         "host": socket.gethostname(),

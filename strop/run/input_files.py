@@ -1,6 +1,6 @@
-"""The files of one input of a run, and how each is known again.
+"""Files of one input of a run, and the facts by which each is recognized.
 
-A file is known again by its size and time; where these differ, by its content. Of large files, and of many, evenly
+A file is recognized by its size and time; where these differ, by its content. Of large files, and of many, evenly
 spaced pieces are read, so that a model of any size takes a moment: weights that were trained differ everywhere.
 """
 
@@ -18,9 +18,9 @@ import yaml
 from strop.run.paths import split_path
 
 MAX_BYTES = 1 << 28
-"""What is read of one input, shared by its files."""
+"""Bytes to read of one input, shared by its files."""
 MIN_BYTES, PIECES = 1 << 16, 64
-"""What is read of a file at least, and in how many pieces where that is not all of it."""
+"""Least number of bytes to read of a file, and the number of pieces where that is not all of it."""
 MAX_FILES = 4096
 """Of a folder with more files, names and sizes are compared, not contents."""
 UNREADABLE = "cannot be read"
@@ -31,17 +31,17 @@ Facts = Mapping[str, Any]
 """Size, time, digest, and of how many bytes at most the digest is."""
 
 
-def facts_of(path: Path, known: Mapping[str, Facts] | None = None) -> dict[str, Facts]:
+def facts_of(path: Path, before: Mapping[str, Facts] | None = None) -> dict[str, Facts]:
     """Facts of the files of an input, by their place in it.
 
     Args:
         path: a file or a folder.
-        known: facts from before, which hold for files of the same size and time.
+        before: earlier facts, which hold for files of the same size and time.
     """
     files = files_of(path)
     if len(files) > MAX_FILES:
         return {LISTING: _facts_of_listing(files)}
-    share, before = _share(len(files)), known or {}
+    share, before = _bytes_per_file(len(files)), before or {}
     return {
         at: before[at] if "read" in before.get(at, {}) and _is_same(file, before[at]) else _facts(file, share)
         for at, file in files.items()
@@ -60,20 +60,20 @@ def differences(path: Path, before: Mapping[str, Facts]) -> Iterator[str]:
         return
     is_first = any("read" not in facts for facts in before.values())
     for at, facts in before.items():
-        share = facts.get("read", _share(len(before)))
-        where = f"{at} " if at else ""
+        share = facts.get("read", _bytes_per_file(len(before)))
+        prefix = f"{at} " if at else ""
         if at not in now:
-            yield f"{where}is gone"
+            yield f"{prefix}is gone"
         elif not _is_same(now[at], facts) and _facts(now[at], share)["digest"] != facts["digest"]:
-            yield f"{where}has another content"
+            yield f"{prefix}has another content"
     if is_first and not path.is_dir():
         return
     for at in sorted(now.keys() - before.keys()):
         yield f"{at} is new"
 
 
-def _share(num_files: int) -> int:
-    """What is read of each of so many files."""
+def _bytes_per_file(num_files: int) -> int:
+    """Bytes to read of each of so many files."""
     return max(MIN_BYTES, MAX_BYTES // max(1, num_files))
 
 
@@ -85,20 +85,20 @@ def files_of(path: Path) -> dict[str, Path]:
     """
     if not path.is_file():
         return dict(_in_folder(path))
-    found, waiting = {"": path}, [path]
+    files, waiting = {"": path}, [path]
     while waiting:
-        for file in _named_in(waiting.pop()):
+        for file in _referenced_files(waiting.pop()):
             at = os.path.relpath(file, path.parent)
-            if at not in found and file != path:
-                found[at] = file
+            if at not in files and file != path:
+                files[at] = file
                 waiting.append(file)
-    return found
+    return files
 
 
 def _in_folder(folder: Path) -> Iterator[tuple[str, Path]]:
     seen = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
+    for directory, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(directory)
         folders[:] = sorted(
             name
             for name in folders
@@ -108,23 +108,23 @@ def _in_folder(folder: Path) -> Iterator[tuple[str, Path]]:
             continue  # a link that leads to a folder above it
         seen.add(real)
         for name in sorted(names):
-            file = Path(place, name)
+            file = Path(directory, name)
             if not name.startswith(".") and file.is_file():
                 yield file.relative_to(folder).as_posix(), file
 
 
-def _named_in(file: Path) -> Iterator[Path]:
+def _referenced_files(file: Path) -> Iterator[Path]:
     """Files of the user that a Python or YAML file takes in; none of one that cannot be read as such."""
     try:
         if file.suffix == ".py":
-            yield from _imported(ast.parse(file.read_bytes()), file.parent)
+            yield from _imported_modules(ast.parse(file.read_bytes()), file.parent)
         elif file.suffix in (".yaml", ".yml"):
             yield from _in_yaml(yaml.safe_load(file.read_text(encoding="utf-8")), file.parent)
     except (OSError, SyntaxError, ValueError, yaml.YAMLError, RecursionError):
         return  # whoever loads it says what is wrong
 
 
-def _imported(tree: ast.Module, folder: Path) -> Iterator[Path]:
+def _imported_modules(tree: ast.Module, folder: Path) -> Iterator[Path]:
     """Modules in the same folder that a module imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -152,15 +152,15 @@ def _in_yaml(value: Any, folder: Path) -> Iterator[Path]:
         for entry in value:
             yield from _in_yaml(entry, folder)
     elif isinstance(value, str) and ("/" in value or "." in value):
-        found = split_path(str(folder / value)) or split_path(value)
-        if found is not None and found[0].is_file():
-            yield found[0]
+        parts = split_path(str(folder / value)) or split_path(value)
+        if parts is not None and parts[0].is_file():
+            yield parts[0]
         elif value.replace(".", "").isidentifier():
             yield from _module(value, folder)
 
 
 def _is_same(file: Path, facts: Facts) -> bool:
-    """Whether size and time are those of before."""
+    """True where size and time are unchanged."""
     try:
         status = file.stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run reads from outside its folder: digested when it begins, compared whenever something goes on from it."""
+"""Inputs of a run from outside its folder: digested when it begins, compared whenever something goes on from it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Inputs = Mapping[str, Mapping[str, Any]]
 """By key (and place in a list): what the setting says, and facts of each file."""
 
 
-def inputs_of(settings: Mapping[str, Any], *, known: Inputs | None = None) -> dict[str, dict[str, Any]]:
+def inputs_of(settings: Mapping[str, Any], *, earlier: Inputs | None = None) -> dict[str, dict[str, Any]]:
     """The files and folders that settings name, as they are now.
 
     Args:
         settings: full key to value.
-        known: the inputs of before; what has not been written since is not read again.
+        earlier: the inputs of before; what has not been written since is not read again.
     """
-    found = {}
-    for name, given, path in _named(settings):
-        before = (known or {}).get(name, {})
-        files = facts_of(path, before["files"] if before.get("given") == given else None)
-        found[name] = {"given": given, "files": files}
-    return found
+    inputs = {}
+    for name, text, path in _input_settings(settings):
+        before = (earlier or {}).get(name, {})
+        files = facts_of(path, before["files"] if before.get("given") == text else None)
+        inputs[name] = {"given": text, "files": files}
+    return inputs
 
 
 def write_inputs(run: Path, inputs: Inputs) -> None:
@@ -52,17 +52,17 @@ def changes_since(run: Path, settings: Mapping[str, Any], *, only: tuple[str, ..
     if not file.is_file():
         return []
     try:
-        known: Inputs = read_json(file)["inputs"]
-        found = []
-        for name, given, path in _named(settings):
-            if name not in known or known[name]["given"] != given or not name.startswith(only):
+        inputs: Inputs = read_json(file)["inputs"]
+        changes = []
+        for name, text, path in _input_settings(settings):
+            if name not in inputs or inputs[name]["given"] != text or not name.startswith(only):
                 continue
-            found += [f"{name}={given}: {what}" for what in differences(path, known[name]["files"])]
+            changes += [f"{name}={text}: {clause}" for clause in differences(path, inputs[name]["files"])]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{file} is damaged ({type(error).__name__}: {error}); without it, what the run reads is not compared"
         ) from error
-    return found
+    return changes
 
 
 def kept_inputs(run: Path, settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -74,8 +74,8 @@ def kept_inputs(run: Path, settings: Mapping[str, Any]) -> dict[str, Mapping[str
     """
     file, texts = run / INPUTS_FILE, dict(read_paths(settings))
     before: Inputs = read_json(file)["inputs"] if file.is_file() else {}
-    still = {name: one for name, one in before.items() if texts.get(name) == one["given"]}
-    return {**still, **inputs_of(settings, known=before)}
+    still = {name: entry for name, entry in before.items() if texts.get(name) == entry["given"]}
+    return {**still, **inputs_of(settings, earlier=before)}
 
 
 def check_inputs(
@@ -95,8 +95,8 @@ def check_inputs(
     return [f"changed since the run began: {change}" for change in changed]
 
 
-def _named(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Path]]:
+def _input_settings(settings: Mapping[str, Any]) -> Iterator[tuple[str, str, Path]]:
     """Name, text and path of every setting that names something on this machine."""
     for name, text in read_paths(settings):
-        if (found := split_path(text)) is not None:
-            yield name, text, found[0]
+        if (parts := split_path(text)) is not None:
+            yield name, text, parts[0]

@@ -30,11 +30,11 @@ class LedgerError(RunError):
 
 @dataclass(frozen=True)
 class Fate:
-    """What became of a sample."""
+    """Final status of a sample."""
 
     name: FateName
     reason: str = ""
-    """Which rule filtered it, why it failed; empty when the name says all."""
+    """Rule that filtered it, or cause of its failure; empty when the name says all."""
 
     def __post_init__(self) -> None:
         if self.name not in get_args(FateName):
@@ -42,7 +42,7 @@ class Fate:
 
 
 class Ledger:
-    """Which samples were issued and what became of each; the position of a run in its data."""
+    """Ledger of the issued samples and their fates; the position of a run in its data."""
 
     def __init__(self, events: EventLog) -> None:
         self._events = events
@@ -54,12 +54,12 @@ class Ledger:
         Raises:
             LedgerError: an id was issued before, or is given twice.
         """
-        wanted = _by_prompt(ids)
-        if not wanted:
+        samples = _by_prompt(ids)
+        if not samples:
             return
-        self._tally.check_issue(wanted)
-        self._events.append(ISSUED, step, samples=_to_ranges(wanted))
-        self._tally.issue(wanted)
+        self._tally.check_issue(samples)
+        self._events.append(ISSUED, step, samples=_to_ranges(samples))
+        self._tally.issue(samples)
 
     def settle(self, step: int, fates: Mapping[str, Fate]) -> None:
         """Record the final fate of samples. Samples left out stay in flight.
@@ -144,27 +144,27 @@ class _Tally:
     settled: dict[str, int] = field(default_factory=dict)
     fates: Counter[str] = field(default_factory=Counter)
 
-    def check_issue(self, wanted: Mapping[str, int]) -> None:
-        again = {uid: mask & self.issued.get(uid, 0) for uid, mask in wanted.items()}
+    def check_issue(self, samples: Mapping[str, int]) -> None:
+        again = {uid: mask & self.issued.get(uid, 0) for uid, mask in samples.items()}
         if any(again.values()):
             raise LedgerError(f"already issued: {_named(again)}; a sample id is issued once per run")
 
-    def issue(self, wanted: Mapping[str, int]) -> None:
-        self.check_issue(wanted)
-        for uid, mask in wanted.items():
+    def issue(self, samples: Mapping[str, int]) -> None:
+        self.check_issue(samples)
+        for uid, mask in samples.items():
             self.issued[uid] = self.issued.get(uid, 0) | mask
 
-    def check_settle(self, wanted: Mapping[str, int]) -> None:
-        unknown = {uid: mask & ~self.issued.get(uid, 0) for uid, mask in wanted.items()}
+    def check_settle(self, samples: Mapping[str, int]) -> None:
+        unknown = {uid: mask & ~self.issued.get(uid, 0) for uid, mask in samples.items()}
         if any(unknown.values()):
             raise LedgerError(f"never issued: {_named(unknown)}; issue samples before their fate is recorded")
-        again = {uid: mask & self.settled.get(uid, 0) for uid, mask in wanted.items()}
+        again = {uid: mask & self.settled.get(uid, 0) for uid, mask in samples.items()}
         if any(again.values()):
             raise LedgerError(f"already has a fate: {_named(again)}; a sample is trained or dropped once")
 
-    def settle(self, name: str, wanted: Mapping[str, int]) -> None:
-        self.check_settle(wanted)
-        for uid, mask in wanted.items():
+    def settle(self, name: str, samples: Mapping[str, int]) -> None:
+        self.check_settle(samples)
+        for uid, mask in samples.items():
             self.settled[uid] = self.settled.get(uid, 0) | mask
             self.fates[name] += mask.bit_count()
 

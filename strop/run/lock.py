@@ -78,10 +78,10 @@ class RunLock:
 
     def _refusal(self, owner: dict[str, Any]) -> RunError:
         pid, host = owner.get("pid", "(unknown)"), owner.get("host", socket.gethostname())
-        where = "" if host == socket.gethostname() else f" on {host}"
-        who = "this process" if pid == os.getpid() and not where else f"process {pid}{where}"
+        on_host = "" if host == socket.gethostname() else f" on {host}"
+        writer = "this process" if pid == os.getpid() and not on_host else f"process {pid}{on_host}"
         return RunError(
-            f"the run {self.path.parent} is being written by {who}: wait until it ends or stop it. "
+            f"the run {self.path.parent} is being written by {writer}: wait until it ends or stop it. "
             f"If no such process exists any more, remove {self.path}."
         )
 

@@ -43,7 +43,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds."""
+    """Files and facts of a checkpoint."""
 
     step: int
     score: float | None
@@ -88,8 +88,8 @@ def seal(folder: Path, *, step: int, score: float | None, facts: Mapping[str, An
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         entries = list(pool.map(_entry_on_disk, paths))
     files = {path.relative_to(folder).as_posix(): entry for path, entry in zip(paths, entries, strict=True)}
-    for one in reversed(folders):
-        sync_folder(one)
+    for subfolder in reversed(folders):
+        sync_folder(subfolder)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     manifest = Manifest(step=step, score=score, created=created, facts=facts, files=files)
     write_durable(folder / MANIFEST, _to_text(manifest))
@@ -121,14 +121,14 @@ def read_manifest(folder: Path) -> Manifest:
     if _hash(body) != stated:
         raise CheckpointError("has a damaged manifest (its content differs from its own hash)")
     if not isinstance(body, dict) or body.get("format") != FORMAT:
-        found = body.get("format") if isinstance(body, dict) else None
+        format_of_file = body.get("format") if isinstance(body, dict) else None
         raise CheckpointError(
-            f"has format {found!s:.20}, this strop reads format {FORMAT}: use the strop that wrote it"
+            f"has format {format_of_file!s:.20}, this strop reads format {FORMAT}: use the strop that wrote it"
         )
-    return _checked(body)
+    return _parse_manifest(body)
 
 
-def _checked(body: Mapping[str, Any]) -> Manifest:
+def _parse_manifest(body: Mapping[str, Any]) -> Manifest:
     """The manifest of a document whose hash is right, which anybody can compute."""
     step, score, facts, files = (body.get(name) for name in ("step", "score", "facts", "files"))
     if not (
@@ -193,7 +193,7 @@ def _to_text(manifest: Manifest) -> str:
         "score": manifest.score,
         "created": manifest.created,
         "files": {
-            name: {"bytes": one.num_bytes, "sha256": one.sha256} for name, one in manifest.files.items()
+            name: {"bytes": entry.num_bytes, "sha256": entry.sha256} for name, entry in manifest.files.items()
         },
         "facts": manifest.facts,
     }
@@ -204,7 +204,7 @@ def _hash(body: object) -> str:
     return hashlib.sha256(canonical_json(body)).hexdigest()
 
 
-def jsonable(value: object, where: str) -> Any:
+def jsonable(value: object, name: str) -> Any:
     """`value` as plain JSON types: tuples become lists, NumPy numbers become Python numbers.
 
     JSON has no NaN and no infinity, and many readers refuse the words Python writes for them, so these
@@ -212,7 +212,7 @@ def jsonable(value: object, where: str) -> Any:
 
     Args:
         value: numbers, strings, None, mappings with string keys and sequences of these.
-        where: what the value is, for the error.
+        name: of the value, for the error.
 
     Raises:
         TypeError: a value or key of another type; the message holds the path to it.
@@ -227,14 +227,14 @@ def jsonable(value: object, where: str) -> Any:
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise TypeError(f"{where} has the key {key!r}, but JSON keys are strings")
-        return {key: jsonable(item, f"{where}.{key}") for key, item in value.items()}
+                raise TypeError(f"{name} has the key {key!r}, but JSON keys are strings")
+        return {key: jsonable(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        return [jsonable(item, f"{where}[{position}]") for position, item in enumerate(value)]
+        return [jsonable(item, f"{name}[{position}]") for position, item in enumerate(value)]
     scalar = getattr(value, "tolist", None)  # NumPy arrays, and numpy.bool_, which is no number
     if callable(scalar):
-        return jsonable(scalar(), where)
-    raise TypeError(f"{where} is a {type(value).__name__}, which JSON cannot hold; convert it first")
+        return jsonable(scalar(), name)
+    raise TypeError(f"{name} is a {type(value).__name__}, which JSON cannot hold; convert it first")
 
 
 def canonical_json(value: object) -> bytes:

@@ -39,8 +39,8 @@ def _texts(name: str, value: Any) -> Iterator[tuple[str, str]]:
         for key, entry in value.items():
             yield from _texts(f"{name}.{key}", entry)
     elif isinstance(value, (list, tuple)):
-        for place, entry in enumerate(value):
-            yield from _texts(f"{name}[{place}]", entry)
+        for index, entry in enumerate(value):
+            yield from _texts(f"{name}[{index}]", entry)
     elif isinstance(value, str) and value and _last_word(name) in READ:
         yield name, value
 
@@ -65,19 +65,19 @@ def split_path(text: str) -> tuple[Path, str] | None:
     return None
 
 
-def with_absolute_paths(config: T, *, known: T | None = None) -> T:
+def with_absolute_paths(config: T, *, base: T | None = None) -> T:
     """Settings whose relative paths are absolute ones, so that they mean the same from every directory.
 
     A relative path that is read is one only if something is there; folders that a run writes need not be.
 
     Args:
         config: a section, with sections in it.
-        known: the same section as it was; values that it has stay as they are.
+        base: the same section as it was; values that it has stay as they are.
     """
     changes = {}
     for setting in dataclasses.fields(config):  # type: ignore[arg-type]
         value = getattr(config, setting.name)
-        was = getattr(known, setting.name, None)
+        was = getattr(base, setting.name, None)
         if value == was:
             continue
         changed = _absolute(setting.name, value, was)
@@ -86,9 +86,9 @@ def with_absolute_paths(config: T, *, known: T | None = None) -> T:
     return dataclasses.replace(config, **changes) if changes else config  # type: ignore[type-var]
 
 
-def _absolute(word: str, value: Any, was: Any = None) -> Any:
+def _absolute(word: str, value: Any, base: Any = None) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return with_absolute_paths(value, known=was)
+        return with_absolute_paths(value, base=base)
     if isinstance(value, tuple):
         entries = tuple(_absolute(word, entry) for entry in value)
         return value if all(a is b for a, b in zip(entries, value, strict=True)) else entries
@@ -96,7 +96,7 @@ def _absolute(word: str, value: Any, was: Any = None) -> Any:
         return value
     if word in _WRITTEN:
         return value if Path(value).is_absolute() else str(Path(value).expanduser().absolute())
-    if word in _USED and (word != "python" or "/" in value) and (found := split_path(value)) is not None:
-        path = f"{found[0]}{found[1]}"
+    if word in _USED and (word != "python" or "/" in value) and (parts := split_path(value)) is not None:
+        path = f"{parts[0]}{parts[1]}"
         return value if path == value else path
     return value

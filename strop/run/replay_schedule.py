@@ -20,7 +20,7 @@ after another it sampled."""
 
 @dataclass(frozen=True, kw_only=True)
 class StepSchedule:
-    """What one step saw."""
+    """Schedule of one step."""
 
     ended: tuple[str, ...]
     """Uids of the groups that ended for it, in the order in which it looked at them; some wait for a later step."""
@@ -30,11 +30,11 @@ class StepSchedule:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleDifference:
-    """Where two schedules part."""
+    """First difference of two schedules."""
 
     step: int
     text: str
-    """How, in words."""
+    """The difference, in words."""
 
 
 def write_schedule(events: EventLog, step: int, schedule: StepSchedule) -> None:
@@ -74,17 +74,17 @@ def compare_schedules(
 
 def _difference(a: StepSchedule, b: StepSchedule) -> str:
     if set(a.spans) != set(b.spans):
-        first, second = (sorted(set(one.spans) - set(other.spans)) for one, other in ((a, b), (b, a)))
+        first, second = (sorted(set(left.spans) - set(right.spans)) for left, right in ((a, b), (b, a)))
         return f"took other prompts: {', '.join(first[:3]) or 'none'} and {', '.join(second[:3]) or 'none'}"
     for uid, spans in a.spans.items():
         for name in sorted(spans.keys() & b.spans[uid].keys()):
-            mine, theirs = ([list(span) for span in one[name]] for one in (spans, b.spans[uid]))
+            mine, theirs = ([list(span) for span in side[name]] for side in (spans, b.spans[uid]))
             if [version for version, _ in mine] != [version for version, _ in theirs] or mine[:-1] != theirs[
                 :-1
             ]:
-                return f"{uid}/{name} was sampled by {_in_words(mine)} and by {_in_words(theirs)}"
+                return f"{uid}/{name} was sampled by {_spans_text(mine)} and by {_spans_text(theirs)}"
     return ""
 
 
-def _in_words(spans: Sequence[Sequence[int]]) -> str:
+def _spans_text(spans: Sequence[Sequence[int]]) -> str:
     return ", then ".join(f"version {version} ({count} tokens)" for version, count in spans) or "none"

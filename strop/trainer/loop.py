@@ -25,7 +25,7 @@ from strop.observability.health import HealthMonitor
 from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import METRICS_FILE, TrackerSetup, read_metrics
 from strop.run import Checkpoint, RunFolder
-from strop.run.heartbeat import beating
+from strop.run.heartbeat import heartbeat
 from strop.trainer.callbacks import Listeners, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.recording import check_recording
@@ -123,7 +123,7 @@ class Trainer:
         start = time.perf_counter() - self._run.seconds_of_steps()
         try_reward(self.config, self.data, self._run, self._say, costs=self._costs)
         with ExitStack() as stack:
-            stack.enter_context(beating(self._run.path / "logs" / "controller.log"))
+            stack.enter_context(heartbeat(self._run.path / "logs" / "controller.log"))
             with doing("the start of the roles"):
                 self._start_roles(stack)
             stack.enter_context(settled())

@@ -193,8 +193,8 @@ def settings_to_continue(
     if not overrides:
         return Continuation(config=before)
     was = to_flat_dict(before)
-    given = load(file, text=text, overrides=overrides, in_shell=in_shell, aliases=aliases)
-    config = with_absolute_paths(given, known=before)
+    settings = load(file, text=text, overrides=overrides, in_shell=in_shell, aliases=aliases)
+    config = with_absolute_paths(settings, base=before)
     after = {key: value for key, value in to_flat_dict(config).items() if was[key] != value}
     for key, value in after.items():
         if not is_changeable(key):

@@ -50,7 +50,7 @@ class ModelWorker(Worker):
         return join_ranks(
             rank=placement.rank,
             world_size=mesh.world_size,
-            meeting=placement.meeting,
+            rendezvous=placement.rendezvous,
             device=device,
             sp_size=engine.sequence_parallel,
             shard_size=engine.shard_size,

@@ -30,7 +30,7 @@ from strop.controller import (
     register_dispatch_mode,
 )
 from strop.controller import dispatch_modes as dispatch_module
-from strop.controller.ray.future import Contents, DataProtoFuture
+from strop.controller.ray.future import BatchSummary, DataProtoFuture
 from strop.protocol import BatchError, DataProto, jagged, rows
 
 
@@ -133,9 +133,9 @@ class Answer:
             self.log.append(f"{self.name} moved")
         return value
 
-    def contents(self) -> Contents:
+    def contents(self) -> BatchSummary:
         assert self.returns is Returns.ROWS, "only a batch has rows"
-        return Contents.of(self._compute())
+        return BatchSummary.of(self._compute())
 
     def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
         rows: DataProto = self.result()
@@ -212,7 +212,7 @@ def test_all_batches_of_a_call_are_cut_alike() -> None:
     partition = Partition(left, [[3, 0, 1], [2]])
     assert ns(workers.call.score(partition, other=right), "squares") == [0, 1, 4, 9]
     assert [worker.seen for worker in workers.workers] == [[[3, 0, 1], [13, 10, 11]], [[2], [12]]]
-    again = Partition(DataProtoFuture.at_hand(right), [[3, 0, 1], [2]])
+    again = Partition(DataProtoFuture.from_local(right), [[3, 0, 1], [2]])
     assert ns(workers.call.score(partition, other=again), "squares") == [0, 1, 4, 9]
     with pytest.raises(ValueError, match="two arguments of one call are cut into different parts"):
         workers.call.score(partition, other=Partition(right, [[0, 1, 3], [2]]))
@@ -240,7 +240,7 @@ def test_a_cut_goes_with_functions_and_metrics_too() -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "hold", [numbered(range(4)), DataProtoFuture.at_hand(numbered(range(4)))], ids=["batch", "future"]
+    "hold", [numbered(range(4)), DataProtoFuture.from_local(numbered(range(4)))], ids=["batch", "future"]
 )
 def test_a_cut_has_each_row_once(hold: DataProto, parts: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -300,7 +300,7 @@ def test_a_chain_of_calls_moves_rows_from_worker_to_worker_only() -> None:
 
 def test_ranks_of_one_data_parallel_group_are_given_the_same_object() -> None:
     group = LateGroup(Mesh(dp=2, tp=2))
-    for data in (numbered(range(4)), DataProtoFuture.at_hand(numbered(range(4)))):
+    for data in (numbered(range(4)), DataProtoFuture.from_local(numbered(range(4)))):
         group.arguments.clear()
         group.call.start_score(data)
         given = [args[0] for args in group.arguments]
@@ -402,7 +402,7 @@ def test_batches_that_arise_in_the_workers_are_gathered_in_the_order_of_the_grou
 
 def test_a_worker_may_be_given_a_batch_each() -> None:
     workers = inline(2)
-    each: Any = [numbered(range(2)), DataProtoFuture.at_hand(numbered(range(5)))]
+    each: Any = [numbered(range(2)), DataProtoFuture.from_local(numbered(range(5)))]
     assert as_list(workers.call.own(each)) == [2, 5]
 
 

@@ -255,7 +255,7 @@ def test_a_non_blocking_call_gives_a_batch_that_the_next_call_takes() -> None:
 
 
 def test_a_method_may_ask_for_the_future_itself() -> None:
-    kinds = group(2).call.kind(DataProtoFuture.at_hand(batch(2)))
+    kinds = group(2).call.kind(DataProtoFuture.from_local(batch(2)))
     assert kinds.non_tensor_batch["kind"].tolist() == ["DataProtoFuture"] * 2
 
 

@@ -18,8 +18,8 @@ from ray_workers import CPUS, Doubler, Faulty, batch, shared_cluster
 from strop.controller import Failure, GroupStopped, NotEnoughDevices, WorkerCall, role
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.ray import RayRuntime, manager
-from strop.controller.ray.failures import Observed, first_failure, is_secondary
-from strop.controller.ray.launcher import End, end_of
+from strop.controller.ray.failures import ObservedFailure, first_failure, is_secondary
+from strop.controller.ray.launcher import ProcessEnd, process_end
 from strop.controller.ray.messages import MethodRaised
 from strop.controller.ray.process import WorkerProcess
 
@@ -173,11 +173,11 @@ def test_more_than_there_is_is_refused_at_once() -> None:
 
 def failed(
     at: float, rank: int, kind: str = "", message: str = "", *, is_consequence: bool = False
-) -> Observed:
+) -> ObservedFailure:
     failure = Failure(
         role="actor", rank=rank, node="n", pid=rank, method="m", exception_type=kind, message=message, at=at
     )
-    return Observed(failure=failure, is_consequence=is_consequence)
+    return ObservedFailure(failure=failure, is_consequence=is_consequence)
 
 
 def test_the_cause_is_reported_and_not_what_followed_from_it() -> None:
@@ -202,12 +202,12 @@ def test_the_cause_is_reported_and_not_what_followed_from_it() -> None:
 
 
 def test_the_end_of_a_process_is_read_from_its_log() -> None:
-    killed = End(pid=17, at=12.5, exit_signal="SIGKILL", exit_code=None, peak_memory_bytes=4096)
-    ended = End(pid=18, at=13.0, exit_signal="", exit_code=3, peak_memory_bytes=1)
+    killed = ProcessEnd(pid=17, at=12.5, exit_signal="SIGKILL", exit_code=None, peak_memory_bytes=4096)
+    ended = ProcessEnd(pid=18, at=13.0, exit_signal="", exit_code=3, peak_memory_bytes=1)
     log = f"[strop] process 17 is a liar\n{killed.line()}more\n{ended.line()}"
-    assert end_of(17, log) == killed
-    assert end_of(18, log) == ended
-    assert end_of(1, log) is None
+    assert process_end(17, log) == killed
+    assert process_end(18, log) == ended
+    assert process_end(1, log) is None
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strop.controller import Partition
-from strop.controller.ray.future import AtHand, DataProtoFuture
+from strop.controller.ray.future import DataProtoFuture, LocalBatch
 from strop.protocol import BatchError, DataProto, is_jagged, jagged, rows
 
 
@@ -45,7 +45,7 @@ def with_empty_parts(batch: DataProto, draw: Any) -> DataProtoFuture:
         if start == stop:
             fewer = part.select(list(part.tensors())[:1], [])
             part = draw(st.sampled_from([part, fewer, DataProto()]))
-        parts.append(AtHand(part))
+        parts.append(LocalBatch(part))
     return DataProtoFuture(parts)
 
 
@@ -99,7 +99,7 @@ class Both:
         self.unions += 1
         added = number_column(f"added_{self.unions}", len(self.data))
         pieces = added.chunk(draw(st.integers(1, 3)))
-        other = DataProtoFuture([AtHand(piece) for piece in pieces])
+        other = DataProtoFuture([LocalBatch(piece) for piece in pieces])
         self.data = self.data.union(added)
         self.future = self.future.union(draw(st.sampled_from([other, added])))
 
@@ -143,7 +143,7 @@ def test_any_operations_on_a_future_give_what_they_give_on_its_batch(
 @given(model=MODEL, held=st.integers(1, 4), chunks=st.integers(1, 12))
 def test_a_future_joins_and_cuts_like_its_batch(model: list[Row], held: int, chunks: int) -> None:
     batch = batch_of(model)
-    future = DataProtoFuture([AtHand(part) for part in batch.chunk(held)])
+    future = DataProtoFuture([LocalBatch(part) for part in batch.chunk(held)])
     assert content(future.get()) == content(batch)
     got = [content(piece.get()) for piece in future.chunk(chunks)]
     assert got == [content(piece) for piece in batch.chunk(chunks)]
@@ -156,7 +156,7 @@ def test_rows_computed_in_parts_come_back_in_the_callers_order(model: list[Row],
     numbers = data.draw(st.permutations(range(len(model))))
     at = data.draw(st.integers(0, len(model)))
     given = [numbers[:at], [], numbers[at:]]
-    future = DataProtoFuture([AtHand(batch.select_idxs(part)) for part in given], Partition(batch, given))
+    future = DataProtoFuture([LocalBatch(batch.select_idxs(part)) for part in given], Partition(batch, given))
     assert content(future.get()) == content(batch)
     assert answers(future.chunk(2)[1]) == answers(batch.chunk(2)[1])
     again = DataProtoFuture.concat([future, future.slice(0, 1)])
@@ -165,24 +165,24 @@ def test_rows_computed_in_parts_come_back_in_the_callers_order(model: list[Row],
 
 def test_a_future_of_no_rows_has_all_columns() -> None:
     # The first part has neither rows nor columns, so the columns must come from another one.
-    future = DataProtoFuture([AtHand(DataProto()), AtHand(small())])
+    future = DataProtoFuture([LocalBatch(DataProto()), LocalBatch(small())])
     for empty in (future.take([]), future.slice(2, 2), future.chunk(9)[8]):
         assert len(empty) == 0
         assert content(empty.get()) == content(small().slice(0, 0))
-    none = DataProtoFuture([AtHand(DataProto()), AtHand(small().slice(0, 0))])
+    none = DataProtoFuture([LocalBatch(DataProto()), LocalBatch(small().slice(0, 0))])
     assert [content(piece.get()) for piece in none.chunk(2)] == [content(small().slice(0, 0))] * 2
     assert none.split(3) == []
 
 
 def test_rows_are_chosen_from_chosen_rows() -> None:
     letters = DataProto.from_dict(non_tensors={"answer": list("abcdefgh")})
-    future = DataProtoFuture.concat(DataProtoFuture.at_hand(letters).chunk(3))  # abc, def, gh
+    future = DataProtoFuture.concat(DataProtoFuture.from_local(letters).chunk(3))  # abc, def, gh
     gaps = future.take([0, 2, 3, 5, 7])
     assert answers(gaps.take([1, 3])) == ["c", "f"]
     assert answers(gaps.take([4, 0]).take([1])) == ["a"]
     assert [answers(piece) for piece in gaps.slice(1, 4).split(2)] == [["c", "d"], ["f"]]
     assert answers(future.slice(2, 7).take([3, 0])) == ["f", "c"]
-    assert answers(DataProtoFuture.at_hand(letters).take([3, 3, 5])) == [
+    assert answers(DataProtoFuture.from_local(letters).take([3, 3, 5])) == [
         "d",
         "d",
         "f",
@@ -191,7 +191,7 @@ def test_rows_are_chosen_from_chosen_rows() -> None:
 
 
 def test_rows_are_chosen_by_masks_and_arrays_too() -> None:
-    future = DataProtoFuture.at_hand(small())
+    future = DataProtoFuture.from_local(small())
     assert answers(future.take(np.array([True, False, True]))) == ["a", "c"]
     assert answers(future.take(torch.tensor([2, 0]))) == ["c", "a"] == answers(future.select_idxs([-1, 0]))
     with pytest.raises(IndexError, match="rows 3 to 3 were asked of a batch that has 3 rows"):
@@ -204,13 +204,13 @@ def test_rows_are_chosen_by_masks_and_arrays_too() -> None:
 
 def test_what_get_returns_belongs_to_the_caller() -> None:
     batch = small()
-    got = DataProtoFuture.at_hand(batch).get()
+    got = DataProtoFuture.from_local(batch).get()
     got.pop(["pair"])
     got.meta_info["temperature"] = 0.0
     assert set(batch.tensors()) == {"responses", "pair"}
     assert batch.meta_info == {"temperature": 0.7}
     assert (
-        DataProtoFuture.at_hand(DataProtoFuture.at_hand(batch)).get().tensors()["pair"].data_ptr()
+        DataProtoFuture.from_local(DataProtoFuture.from_local(batch)).get().tensors()["pair"].data_ptr()
         == batch.tensors()["pair"].data_ptr()
     )
 
@@ -221,11 +221,11 @@ def test_a_future_prints_without_waiting() -> None:
         columns: Any = None
 
     assert repr(DataProtoFuture([Unready(), Unready()])) == "DataProtoFuture(? rows of 2 sources)"
-    assert repr(DataProtoFuture.at_hand(small())) == "DataProtoFuture(3 rows; responses, pair, answer)"
+    assert repr(DataProtoFuture.from_local(small())) == "DataProtoFuture(3 rows; responses, pair, answer)"
 
 
 def test_whoever_looks_at_a_column_gets_it() -> None:
-    future = DataProtoFuture.at_hand(small())
+    future = DataProtoFuture.from_local(small())
     assert content(DataProto.concat([future, small()])) == content(DataProto.concat([small(), small()]))
     assert content(small().select(["pair"]).union(future.select(["responses"]))) == content(
         small().select(["pair", "responses"])
@@ -245,14 +245,14 @@ def with_metrics(number: float) -> DataProto:
 
 
 def test_metrics_of_all_sources_and_sides_are_joined() -> None:
-    future = DataProtoFuture([AtHand(with_metrics(1.0)), AtHand(with_metrics(2.0))])
+    future = DataProtoFuture([LocalBatch(with_metrics(1.0)), LocalBatch(with_metrics(2.0))])
     assert future.get().meta_info == {"version": 3, "metrics": {"loss": [1.0, 2.0]}}
     assert future.select(["x"]).get().meta_info == {"version": 3, "metrics": {"loss": [1.0, 2.0]}}
     # One source alone is joined too, so that a group of one worker gives what a group of two gives.
-    one = DataProtoFuture([AtHand(with_metrics(2.0))])
+    one = DataProtoFuture([LocalBatch(with_metrics(2.0))])
     assert one.get().meta_info == {"version": 3, "metrics": {"loss": [2.0]}}
     facts = {"metrics": {"loss": 3.0, "kl": 0.5}}
-    other = DataProtoFuture([AtHand(DataProto.from_dict({"y": torch.ones(2)}, meta_info=facts))])
+    other = DataProtoFuture([LocalBatch(DataProto.from_dict({"y": torch.ones(2)}, meta_info=facts))])
     joined = {"version": 3, "metrics": {"loss": [[1.0, 2.0], [3.0]], "kl": [[0.5]]}}
     assert future.union(other).get().meta_info == joined
     assert future.get().union(other.get()).meta_info == joined
@@ -265,25 +265,28 @@ def test_metrics_of_all_sources_and_sides_are_joined() -> None:
 def test_a_batch_at_hand_keeps_its_facts_as_they_are() -> None:
     joined = DataProto.concat([with_metrics(1.0), with_metrics(2.0)])
     for future in (
-        DataProtoFuture.at_hand(joined),
-        DataProtoFuture.at_hand(joined).chunk(2)[0],
-        DataProtoFuture.at_hand(joined).select(["x"]).take([1]),
+        DataProtoFuture.from_local(joined),
+        DataProtoFuture.from_local(joined).chunk(2)[0],
+        DataProtoFuture.from_local(joined).select(["x"]).take([1]),
     ):
         assert future.get().meta_info == {"version": 3, "metrics": {"loss": [1.0, 2.0]}}
 
 
 def test_a_batch_without_columns_adds_its_facts() -> None:
-    future = DataProtoFuture.at_hand(small()).union(DataProto(meta_info={"step": 4}))
+    future = DataProtoFuture.from_local(small()).union(DataProto(meta_info={"step": 4}))
     assert future.get().meta_info == {"temperature": 0.7, "step": 4}
     halves = future.chunk(2)
     assert halves[1].get().meta_info == {"temperature": 0.7, "step": 4}
     assert DataProtoFuture.concat(halves).get().meta_info == {"temperature": 0.7, "step": 4}
-    both = future.select(["pair"], []).union(DataProtoFuture.at_hand(small()).select(["responses"], []))
+    both = future.select(["pair"], []).union(DataProtoFuture.from_local(small()).select(["responses"], []))
     assert content(both.get()) == {
         **content(small().select(None, [])),
         "facts": {"temperature": 0.7, "step": 4},
     }
-    assert DataProtoFuture.at_hand(small()).union(future).get().meta_info == {"temperature": 0.7, "step": 4}
+    assert DataProtoFuture.from_local(small()).union(future).get().meta_info == {
+        "temperature": 0.7,
+        "step": 4,
+    }
     with pytest.raises(BatchError, match="Conflicting values for meta_info key 'step'"):
         future.union(DataProto(meta_info={"step": 5}))
     with pytest.raises(BatchError, match="Conflicting values for meta_info key 'temperature'"):
@@ -296,12 +299,12 @@ def test_rows_stay_where_no_column_is_chosen(names: list[str]) -> None:
     plain, extra = small().select([], None), DataProto.from_dict({"extra": torch.arange(3.0)})
     untensored = DataProto(non_tensor_batch=plain.non_tensor_batch, meta_info=plain.meta_info)
     for data in (untensored, plain):
-        both = DataProtoFuture.at_hand(data).union(extra).select(names, [])
+        both = DataProtoFuture.from_local(data).union(extra).select(names, [])
         expected = data.union(extra).select(names, [])
         assert (len(both), len(both.get()), len(expected)) == (3, 3, 3)
         again = both.union(DataProto.from_dict({"more": torch.ones(3)}))
         assert content(again.get()) == content(expected.union(DataProto.from_dict({"more": torch.ones(3)})))
-        assert len(data.select([], [])) == len(DataProtoFuture.at_hand(data).select([], [])) == 3
+        assert len(data.select([], [])) == len(DataProtoFuture.from_local(data).select([], [])) == 3
 
 
 # ---- what cannot be
@@ -309,17 +312,17 @@ def test_rows_stay_where_no_column_is_chosen(names: list[str]) -> None:
 
 def test_sides_that_do_not_fit_are_refused() -> None:
     with pytest.raises(BatchError, match="a union needs equal rows, got 3 and 2"):
-        DataProtoFuture.at_hand(small()).union(small().slice(0, 2))
+        DataProtoFuture.from_local(small()).union(small().slice(0, 2))
     changed = small().select(["pair"], [])
     changed.tensors()["pair"][0, 0] = 9.0
     with pytest.raises(ValueError, match="column 'pair' is on both sides of a union with different values"):
-        DataProtoFuture.at_hand(small()).union(DataProto.from_dict({"pair": torch.zeros(3, 2)}))
-    same = DataProtoFuture.at_hand(small()).union(small().select(["pair"], []))
+        DataProtoFuture.from_local(small()).union(DataProto.from_dict({"pair": torch.zeros(3, 2)}))
+    same = DataProtoFuture.from_local(small()).union(small().select(["pair"], []))
     assert content(same.get()) == content(small())
 
 
 def test_columns_that_are_not_there_are_named() -> None:
-    future = DataProtoFuture.at_hand(small())
+    future = DataProtoFuture.from_local(small())
     with pytest.raises(BatchError, match="batch has no 'resposes'; it has pair, responses"):
         future.select(["resposes"])
     narrow = future.select(["pair"], [])
@@ -340,15 +343,15 @@ def test_a_future_has_sources() -> None:
 
 def test_a_part_that_has_not_the_rows_it_was_given_cannot_be_put_in_order() -> None:
     future = DataProtoFuture(
-        [AtHand(small()), AtHand(small().slice(0, 1))], Partition(small(), [[1, 0], [2]])
+        [LocalBatch(small()), LocalBatch(small().slice(0, 1))], Partition(small(), [[1, 0], [2]])
     )
     message = "part 0 of a result has 3 rows, but 2 rows were asked of it"
     with pytest.raises(BatchError, match=message):
         len(future)
     with pytest.raises(BatchError, match=message):
         future.get()
-    facts = [AtHand(with_metrics(1.0).select([])), AtHand(DataProto(meta_info={"version": 3}))]
-    only_facts = [AtHand(DataProto(meta_info=done.data.meta_info)) for done in facts]
+    facts = [LocalBatch(with_metrics(1.0).select([])), LocalBatch(DataProto(meta_info={"version": 3}))]
+    only_facts = [LocalBatch(DataProto(meta_info=done.data.meta_info)) for done in facts]
     reported = DataProtoFuture(only_facts, Partition(small(), [[1, 0], [2]]))
     assert len(reported) == 0
     assert reported.get().meta_info == {"version": 3, "metrics": {"loss": [1.0]}}
@@ -356,11 +359,11 @@ def test_a_part_that_has_not_the_rows_it_was_given_cannot_be_put_in_order() -> N
 
 def test_a_side_that_was_cut_down_needs_only_the_columns_it_was_asked_for() -> None:
     # The made side keeps one tensor and every other column, of which it has none: the names come from the first side.
-    made = DataProtoFuture.at_hand(
+    made = DataProtoFuture.from_local(
         DataProto.from_dict({"made": torch.arange(3.0), "spare": torch.zeros(3)})
     ).select(["made"])
-    both = DataProtoFuture.at_hand(small()).union(made).select(["made"], ["answer"]).get()
+    both = DataProtoFuture.from_local(small()).union(made).select(["made"], ["answer"]).get()
     assert set(both.tensors()) == {"made"}
     assert set(both.non_tensor_batch) == {"answer"}
     with pytest.raises(BatchError, match="non_tensor_batch has no 'answr'"):
-        DataProtoFuture.at_hand(small()).union(made).select(["made"], ["answr"])
+        DataProtoFuture.from_local(small()).union(made).select(["made"], ["answr"])

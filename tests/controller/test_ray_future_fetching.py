@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from strop.controller import Partition
-from strop.controller.ray.future import AtHand, Contents, DataProtoFuture
+from strop.controller.ray.future import BatchSummary, DataProtoFuture, LocalBatch
 from strop.protocol import BatchError, DataProto, jagged
 
 
@@ -20,9 +20,9 @@ class Part:
     def __init__(self, name: str, data: DataProto, log: list[str]) -> None:
         self.name, self.data, self.log = name, data, log
 
-    def contents(self) -> Contents:
+    def contents(self) -> BatchSummary:
         self.log.append(f"{self.name} computed")
-        return Contents.of(self.data)
+        return BatchSummary.of(self.data)
 
     def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
         self.log.append(f"{self.name}: {' '.join([*batch_keys, *non_tensor_batch_keys])}")
@@ -32,7 +32,7 @@ class Part:
 class Lost:
     """A pending batch that was not computed."""
 
-    def contents(self) -> Contents:
+    def contents(self) -> BatchSummary:
         raise RuntimeError("worker 1 died")
 
     columns: Any = contents
@@ -41,7 +41,7 @@ class Lost:
 class Unready:
     """A pending batch that nobody may wait for yet."""
 
-    def contents(self) -> Contents:
+    def contents(self) -> BatchSummary:
         raise AssertionError("waited for")
 
     columns: Any = contents
@@ -167,7 +167,7 @@ def test_rows_that_do_not_fit_are_found_before_any_is_moved() -> None:
 
 
 def test_an_error_of_a_computation_comes_up_in_every_wait() -> None:
-    future = DataProtoFuture([AtHand(numbered(0, 2)), Lost()])
+    future = DataProtoFuture([LocalBatch(numbered(0, 2)), Lost()])
     for wait in (future.wait, future.get, future.__len__, lambda: future.chunk(2)):
         with pytest.raises(RuntimeError, match="worker 1 died"):
             wait()
@@ -175,12 +175,12 @@ def test_an_error_of_a_computation_comes_up_in_every_wait() -> None:
 
 def test_only_wanted_rows_of_a_batch_at_hand_travel() -> None:
     wide = DataProto.from_dict({"x": torch.zeros(1000, 100), "y": torch.arange(1000)})
-    whole = len(pickle.dumps(DataProtoFuture.at_hand(wide)))
+    whole = len(pickle.dumps(DataProtoFuture.from_local(wide)))
     assert whole > 400_000
-    chunk = pickle.dumps(DataProtoFuture.at_hand(wide).chunk(100)[3])
+    chunk = pickle.dumps(DataProtoFuture.from_local(wide).chunk(100)[3])
     assert len(chunk) < whole / 50
     assert pickle.loads(chunk).get().tensors()["y"].tolist() == list(range(30, 40))
-    column = pickle.dumps(DataProtoFuture.at_hand(wide).union(numbered(0, 1000)).select(["y", "n"]))
+    column = pickle.dumps(DataProtoFuture.from_local(wide).union(numbered(0, 1000)).select(["y", "n"]))
     assert len(column) < whole / 10
     assert pickle.loads(column).get().tensors()["y"].tolist() == list(range(1000))
 

@@ -64,7 +64,9 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
         yield Stage(runtime, groups, folder)
         # An unanswered sign of life is no call: the workers are closed.
         for member in runtime._manager.members:
-            runtime._manager.give(member, lambda handle: handle.presence.remote(), method="", timeout_s=60)
+            runtime._manager.give(
+                member, lambda handle: handle.process_info.remote(), method="", timeout_s=60
+            )
     closed = sorted(path.name for path in folder.glob("note-*"))
     assert closed == [f"note-{name}-{rank}" for name in ("actor", "critic") for rank in range(3)]
 

@@ -13,7 +13,7 @@ import ray
 import torch
 from ray_workers import batch, shared_cluster
 
-from strop.controller.ray.future import AtHand, DataProtoFuture
+from strop.controller.ray.future import DataProtoFuture, LocalBatch
 from strop.controller.ray.transport import HEAVY_BYTES, BatchRefs, detached_from_store, payload_bytes
 from strop.protocol import DataProto, is_jagged, jagged, rows
 
@@ -148,9 +148,9 @@ def test_content_is_counted_and_references_are_not() -> None:
     assert payload_bytes(np.array(["ab", "c"], dtype=object)) == 3
     assert payload_bytes(lambda: 1) == 0
     data = batch(4)
-    chunks = DataProtoFuture.at_hand(data).chunk(2)
+    chunks = DataProtoFuture.from_local(data).chunk(2)
     assert payload_bytes(chunks[0]) < payload_bytes(data)
-    elsewhere = DataProtoFuture([AtHand(data)])
+    elsewhere = DataProtoFuture([LocalBatch(data)])
     assert payload_bytes(data) <= payload_bytes(elsewhere) <= payload_bytes(data) + 8
 
 

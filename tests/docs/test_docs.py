@@ -491,7 +491,7 @@ def turned_away() -> list[str]:
     log = logging.getLogger(auth_listener.__name__)
     log.addHandler(handler)
     try:
-        auth_listener._Complaints("weight sync").add("it does not know the secret")
+        auth_listener._RefusalLog("weight sync").add("it does not know the secret")
     finally:
         log.removeHandler(handler)
     return [record.getMessage() for record in handler.buffer]

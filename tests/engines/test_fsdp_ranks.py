@@ -12,7 +12,7 @@ from references.rank_processes import RankFailed, Ranks, run_ranks
 from strop.engines.parallel.process_group import join_ranks
 from strop.engines.parallel.ranks import alone
 
-GIVEN = {"meeting": None, "device": "cpu"}
+GIVEN = {"rendezvous": None, "device": "cpu"}
 
 
 def test_one_process_is_alone_and_talks_to_nobody() -> None:
@@ -86,7 +86,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, int], sentence: str)
 def join_as_another(ranks: Ranks) -> str:
     ranks.join()
     try:
-        Ranks(1 - ranks.rank, 2, ranks.meeting).join()
+        Ranks(1 - ranks.rank, 2, ranks.rendezvous).join()
     except ValueError as error:
         return str(error)
     return ""

@@ -31,7 +31,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from strop.controller.store_server import MeetingPoint
+from strop.controller.store_server import RendezvousServer
 
 _SPAWN = multiprocessing.get_context("spawn")
 _START_TIMEOUT_S = 240.0
@@ -48,8 +48,8 @@ class Ranks:
 
     rank: int
     world_size: int
-    meeting: Any
-    """A strop.controller.store_server.Meeting."""
+    rendezvous: Any
+    """A strop.controller.store_server.Rendezvous."""
 
     def join(self, *, sp_size: int = 1, shard_size: int = 0, timeout_s: float = 60.0) -> Any:
         """This process as `strop.engines.parallel.ranks.Parallel`, on the CPU; again for another mesh."""
@@ -58,7 +58,7 @@ class Ranks:
         return join_ranks(
             rank=self.rank,
             world_size=self.world_size,
-            meeting=self.meeting,
+            rendezvous=self.rendezvous,
             device="cpu",
             sp_size=sp_size,
             shard_size=shard_size,
@@ -87,10 +87,10 @@ def run_ranks(
     try:
         for child in used:
             child.wait_until_ready()
-        place = MeetingPoint("127.0.0.1")
+        place = RendezvousServer("127.0.0.1")
         try:
             for rank, child in enumerate(used):
-                child.connection.send((sys.path, name, Ranks(rank, world_size, place.meeting), args))
+                child.connection.send((sys.path, name, Ranks(rank, world_size, place.rendezvous), args))
             return _collect(used, name, time.monotonic() + timeout_s)
         finally:
             place.close()

@@ -205,7 +205,7 @@ def send_shards(ranks: Ranks, file: Path) -> list[tuple[str, str, int, dict[str,
     parallel = join_ranks(
         rank=ranks.rank,
         world_size=2,
-        meeting=ranks.meeting,
+        rendezvous=ranks.rendezvous,
         device="cpu",
         timeout_s=60.0,
     )

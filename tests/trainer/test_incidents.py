@@ -18,7 +18,7 @@ from tiny_runs import Project, train_in
 from strop.cli.main import main
 from strop.config import save_config
 from strop.observability.viewer.postmortem import _tail, read_beats
-from strop.run.heartbeat import SUFFIX, beating
+from strop.run.heartbeat import SUFFIX, heartbeat
 from strop.utils.activity import doing, item
 
 STUCK = """
@@ -38,7 +38,7 @@ def told(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_process_writes_what_it_does_and_waits_for(tmp_path: Path) -> None:
     file = tmp_path / f"controller{SUFFIX}"
-    with beating(file):
+    with heartbeat(file):
         (start,) = read_beats(tmp_path)
         assert (start.pid, start.doing, start.num_items, start.item) == (os.getpid(), "", 0, "")
         with doing("step 3"), doing("gen"), item("e0-1/0"), item("e0-1/1") as now:

@@ -68,7 +68,7 @@ def standing(ranks: Ranks, sp: int = 1) -> Iterator[int]:
     placement = Placement(
         rank=ranks.rank,
         mesh=Mesh(dp=ranks.world_size // sp, sp=sp),
-        meeting=ranks.meeting,
+        rendezvous=ranks.rendezvous,
     )
     with placed(placement):
         yield placement.mesh.dp_rank(ranks.rank)

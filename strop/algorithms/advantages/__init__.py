@@ -1,7 +1,7 @@
 """Advantage estimators: from rewards to the credit of each token.
 
     registration.py     the registry, and the one way to call an estimator
-    groups.py           what estimators share: groups, checks, one number per sample onto its tokens
+    groups.py           helpers of the estimators: groups, checks, one number per sample spread over its tokens
     group_relative.py   grpo, dr_grpo: samples of a prompt compared
 
 An estimator is a pure function of padded tensors. It is registered with the columns and settings that it

@@ -1,4 +1,4 @@
-"""Which answers to a prompt were given in the same state: the anchor groups of GiGPO (torch-free)."""
+"""Anchor groups of GiGPO (torch-free): answers to a prompt that were given in the same state."""
 
 from __future__ import annotations
 
@@ -22,29 +22,34 @@ def anchor_ids(states: Sequence[str], prompts: Sequence[Hashable], *, similarity
     texts: dict[Hashable, set[str]] = {}
     for state, prompt in zip(states, prompts, strict=True):
         texts.setdefault(prompt, set()).add(state)
-    numbers = {prompt: _numbered(sorted(found - {""}), similarity) for prompt, found in texts.items()}
+    numbers = {
+        prompt: _state_numbers(sorted(states_of_prompt - {""}), similarity)
+        for prompt, states_of_prompt in texts.items()
+    }
     return [
         numbers[prompt][state] if state else UNKNOWN for state, prompt in zip(states, prompts, strict=True)
     ]
 
 
-def _numbered(texts: Sequence[str], similarity: float) -> dict[str, int]:
+def _state_numbers(texts: Sequence[str], similarity: float) -> dict[str, int]:
     """The state of each text, by number; the texts are distinct and in order."""
     if similarity == 1:
         return {text: number for number, text in enumerate(texts)}
     first: list[str] = []
     numbers = {}
     for text in texts:
-        found = next((n for n, other in enumerate(first) if _are_alike(text, other, similarity)), len(first))
-        if found == len(first):
+        number = next(
+            (n for n, known_text in enumerate(first) if _are_alike(text, known_text, similarity)), len(first)
+        )
+        if number == len(first):
             first.append(text)
-        numbers[text] = found
+        numbers[text] = number
     return numbers
 
 
-def _are_alike(text: str, other: str, similarity: float) -> bool:
+def _are_alike(left: str, right: str, similarity: float) -> bool:
     """Upper bounds of the share first, which are quick."""
-    matcher = SequenceMatcher(None, text, other, autojunk=False)
+    matcher = SequenceMatcher(None, left, right, autojunk=False)
     return (
         matcher.real_quick_ratio() >= similarity
         and matcher.quick_ratio() >= similarity

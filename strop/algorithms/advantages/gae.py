@@ -46,14 +46,14 @@ def gae_advantages(
     next_value, next_advantage, pending = zero, zero, zero
     advantages = torch.zeros_like(token_level_rewards)  # [B, R]
     for t in reversed(range(token_level_rewards.shape[1])):
-        here = sampled[:, t]
+        is_sampled = sampled[:, t]
         reward = token_level_rewards[:, t] + pending
         delta = reward + gamma * next_value - values[:, t]
         advantage = delta + gamma * lam * next_advantage
-        advantages[:, t] = torch.where(here, advantage, zero)
-        next_advantage = torch.where(here, advantage, next_advantage)
-        next_value = torch.where(here, values[:, t], next_value)
-        pending = torch.where(here, zero, reward)
+        advantages[:, t] = torch.where(is_sampled, advantage, zero)
+        next_advantage = torch.where(is_sampled, advantage, next_advantage)
+        next_value = torch.where(is_sampled, values[:, t], next_value)
+        pending = torch.where(is_sampled, zero, reward)
     return advantages
 
 

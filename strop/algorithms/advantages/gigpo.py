@@ -54,8 +54,8 @@ def gigpo_advantages(
     """
     require_finite(turn_rewards)
     episode = _numbered(group_ids, sample_index)  # [B]
-    totals = _to_go(turn_rewards, episode, turn_index, gamma=1.0)[1]  # [E]
-    returns, _ = _to_go(turn_rewards, episode, turn_index, gamma=gamma)  # [B]
+    totals = _returns(turn_rewards, episode, turn_index, gamma=1.0)[1]  # [E]
+    returns, _ = _returns(turn_rewards, episode, turn_index, gamma=gamma)  # [B]
     group_of_episode = torch.zeros(len(totals), dtype=group_ids.dtype, device=group_ids.device)
     group_of_episode[episode] = group_ids  # [E]
     alone = -1 - torch.arange(len(anchor_ids), device=anchor_ids.device)  # no two are equal
@@ -72,15 +72,15 @@ def _numbered(first: Tensor, second: Tensor) -> Tensor:
     return number
 
 
-def _to_go(rewards: Tensor, episode: Tensor, turn: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
-    """Of each answer what its episode earned from it on [B], and from its first answer on [E].
+def _returns(rewards: Tensor, episode: Tensor, turn: Tensor, *, gamma: float) -> tuple[Tensor, Tensor]:
+    """Discounted return of each answer [B] and of each episode from its first answer on [E].
 
     A row that stands in the batch twice counts once in its episode.
     """
     future = rewards.new_zeros(int(episode.max()) + 1 if len(episode) else 0)  # [E]
     returns = torch.zeros_like(rewards)
-    for number in reversed(torch.unique(turn).tolist()):
-        here = turn == number
-        returns[here] = rewards[here] + gamma * future[episode[here]]
-        future[episode[here]] = returns[here]
+    for turn_index in reversed(torch.unique(turn).tolist()):
+        in_turn = turn == turn_index
+        returns[in_turn] = rewards[in_turn] + gamma * future[episode[in_turn]]
+        future[episode[in_turn]] = returns[in_turn]
     return returns, future

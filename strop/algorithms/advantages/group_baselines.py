@@ -137,7 +137,7 @@ def maxrl_advantages(rewards: Tensor, group_ids: Tensor, response_mask: Tensor) 
 
 
 def lead_of_the_best(values: Tensor, group: Tensor, num_groups: int) -> tuple[Tensor, Tensor]:
-    """Whether a sample alone has the largest value of its group [B] bool, and the second-largest value [G].
+    """Mask of the samples that alone have the largest value of their group [B] bool, and the second-largest value [G].
 
     Of a group of one, the second-largest is -inf. Two samples that share the largest value: neither is alone.
     """
@@ -145,6 +145,6 @@ def lead_of_the_best(values: Tensor, group: Tensor, num_groups: int) -> tuple[Te
     highest = nothing.scatter_reduce(0, group, values, "amax")  # [G]
     is_best = values == highest[group]  # [B]
     num_best = torch.zeros_like(nothing).index_add(0, group, is_best.to(values.dtype))  # [G]
-    others = torch.where(is_best, nothing[group], values)  # [B]
-    second = nothing.scatter_reduce(0, group, others, "amax")  # [G]
+    rest = torch.where(is_best, nothing[group], values)  # [B]
+    second = nothing.scatter_reduce(0, group, rest, "amax")  # [G]
     return is_best & (num_best == 1)[group], second

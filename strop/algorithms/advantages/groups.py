@@ -1,4 +1,4 @@
-"""What the estimators share: checks, groups of samples, and the way from one number per sample to tokens."""
+"""Helpers shared by the estimators: checks, groups of samples, and one number per sample spread over its tokens."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def spread(per_sample: Tensor, response_mask: Tensor) -> Tensor:
     return torch.where(response_mask.bool(), per_sample[:, None], zero)
 
 
-def require_finite(rewards: Tensor, what: str = "rewards", look_at: str = "the reward function") -> None:
+def require_finite(rewards: Tensor, label: str = "rewards", look_at: str = "the reward function") -> None:
     """ValueError that names the rows whose numbers are NaN or infinite; rows come first in the shape."""
     if not rewards.is_floating_point():
-        raise ValueError(f"{what} have dtype {rewards.dtype}: convert them with {what}.float()")
+        raise ValueError(f"{label} have dtype {rewards.dtype}: convert them with {label}.float()")
     if not torch.isfinite(rewards).all():
         bad = sorted(set((~torch.isfinite(rewards)).nonzero()[:, 0].tolist()))
-        raise ValueError(f"{what} must be finite, but those of rows {bad[:8]} are not; check {look_at}")
+        raise ValueError(f"{label} must be finite, but those of rows {bad[:8]} are not; check {look_at}")

@@ -29,14 +29,21 @@ def prime_metrics(columns: Mapping[str, Tensor], settings: Mapping[str, Any]) ->
         columns: as `prime_advantages` takes them.
         settings: gamma, and the settings of the estimator.
     """
-    mask, given = columns["response_mask"], columns["process_rewards"]
+    mask, process_rewards = columns["response_mask"], columns["process_rewards"]
     rewards, groups = columns["rewards"], columns["group_ids"]
     process, outcome = process_and_outcome(
-        rewards, given, groups, mask, gamma=settings["gamma"], process_norm=bool(settings["process_norm"])
+        rewards,
+        process_rewards,
+        groups,
+        mask,
+        gamma=settings["gamma"],
+        process_norm=bool(settings["process_norm"]),
     )
     weighted = float(settings["process_weight"]) * process, float(settings["outcome_weight"]) * outcome
     metrics = {PROCESS.of("advantage_share"): process_share(*weighted, mask)}
-    accuracy = pair_accuracy(torch.where(mask, given, torch.zeros_like(given)).sum(dim=-1), rewards, groups)
+    accuracy = pair_accuracy(
+        torch.where(mask, process_rewards, torch.zeros_like(process_rewards)).sum(dim=-1), rewards, groups
+    )
     return metrics if math.isnan(accuracy) else {**metrics, PROCESS.of("pair_acc"): accuracy}
 
 
@@ -105,12 +112,12 @@ def process_and_outcome(
 ) -> tuple[Tensor, Tensor]:
     """The two parts of R, [B, R] each, before their weights; arguments as of `prime_advantages`."""
     sampled = response_mask.bool()
-    shown = torch.where(sampled, process_rewards, torch.zeros_like(process_rewards))
-    require_finite(shown, "process_rewards", "the loss of the process reward model")
-    if process_norm and shown.numel():
-        largest = reward_to_go(shown, sampled, gamma=1.0).abs().max()
-        shown = shown / (largest + NORM_EPS)
-    relative = _less_the_others_mean(shown, group_ids, sampled)
+    valid_rewards = torch.where(sampled, process_rewards, torch.zeros_like(process_rewards))
+    require_finite(valid_rewards, "process_rewards", "the loss of the process reward model")
+    if process_norm and valid_rewards.numel():
+        largest = reward_to_go(valid_rewards, sampled, gamma=1.0).abs().max()
+        valid_rewards = valid_rewards / (largest + NORM_EPS)
+    relative = _minus_mean_of_others(valid_rewards, group_ids, sampled)
     process = reward_to_go(relative, sampled, gamma=gamma).to(rewards.dtype)
     return process, rloo_advantages(rewards, group_ids, response_mask)
 
@@ -129,7 +136,7 @@ def _has_peers(group_ids: Tensor) -> Tensor:
     return peers
 
 
-def _less_the_others_mean(rewards: Tensor, group_ids: Tensor, sampled: Tensor) -> Tensor:
+def _minus_mean_of_others(rewards: Tensor, group_ids: Tensor, sampled: Tensor) -> Tensor:
     """Rewards [B, R] minus the mean over the other samples of the group of their token means; 0 outside the mask, and
     where no other sample of the group has a token."""
     _, group = torch.unique(group_ids, return_inverse=True)  # [B]
@@ -142,7 +149,7 @@ def _less_the_others_mean(rewards: Tensor, group_ids: Tensor, sampled: Tensor) -
     count = sampled.sum(dim=-1)  # [B]
     means = shifted.sum(dim=-1) / count.clamp(min=1)  # [B]
     zero = torch.zeros_like(infinite)
-    others = zero.index_add(0, group, means)[group] - means  # [B]
+    other_means = zero.index_add(0, group, means)[group] - means  # [B]
     num_others = zero.index_add(0, group, (count > 0).to(means.dtype))[group] - (count > 0).to(means.dtype)
-    relative = shifted - (others / num_others.clamp(min=1))[:, None]
+    relative = shifted - (other_means / num_others.clamp(min=1))[:, None]
     return torch.where(sampled & (num_others > 0)[:, None], relative, torch.zeros_like(relative))

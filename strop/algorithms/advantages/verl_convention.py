@@ -51,7 +51,7 @@ def estimate(
             gamma=cast(float, settings.get("gamma", 1.0)),
             lam=cast(float, settings.get("lam", 1.0)),
         )
-    own = {key: value for key, value in settings.items() if key not in ADV_SHARED_SETTINGS}
+    own_settings = {key: value for key, value in settings.items() if key not in ADV_SHARED_SETTINGS}
     given_by_name = {"token_level_rewards", "rewards", "response_mask", "group_ids"} - declaration.needs
     index = np.array(columns["group_ids"].tolist() if uids is None else list(uids), dtype=object)
     return call_advantage_estimator(
@@ -59,7 +59,7 @@ def estimate(
         token_level_rewards=columns["token_level_rewards"],
         response_mask=columns["response_mask"],
         index=index,
-        config=adv_config(algorithm, settings=own),
+        config=adv_config(algorithm, settings=own_settings),
         extra={key: column for key, column in columns.items() if key not in given_by_name},
     )
 
@@ -95,15 +95,15 @@ def call_advantage_estimator(
     }
     with torch.no_grad():
         result = call_with_known(function, parameters_of(function), offered)
-    wanted = tuple(token_level_rewards.shape)
+    expected_shape = tuple(token_level_rewards.shape)
     if not (
         isinstance(result, tuple)
         and len(result) == 2
-        and all(isinstance(part, Tensor) and tuple(part.shape) == wanted for part in result)
+        and all(isinstance(part, Tensor) and tuple(part.shape) == expected_shape for part in result)
     ):
         raise ValueError(
             f"{dotted(function)} returned {describe(result)}, but an advantage estimator returns (advantages, "
-            f"returns), two tensors of the shape of the rewards, {wanted}"
+            f"returns), two tensors of the shape of the rewards, {expected_shape}"
         )
     valid = response_mask.bool()
     advantages, returns = (torch.where(valid, part, torch.zeros_like(part)) for part in result)

@@ -1,7 +1,7 @@
 """Functions of a user's own on the samples of a prompt: filters of dynamic sampling, and shaping of rewards.
 
 calls.py    Filters and reward shaping of a user's own, called
-config.py   What a user sets about rewards that are changed
+config.py   Checks of reward shaping
 shaping.py  Reward shaping
 
     filter:   keep(group) -> True, False, or a string: why the group is left out
@@ -30,17 +30,17 @@ class SampleGroup:
     data_source: str
     """Of the prompt."""
     rewards: tuple[float, ...]
-    """What the scorer gave."""
+    """Rewards of the scorer."""
     accuracies: tuple[float, ...]
     """The scorer's `acc`, else the reward."""
     parts: tuple[Mapping[str, float | str | bool], ...]
-    """What else the scorer returned."""
+    """Further results of the scorer."""
     response_lengths: tuple[int, ...]
     """Tokens after the prompt."""
     num_turns: tuple[int, ...]
     """Generations."""
     stop_reasons: tuple[str, ...]
-    """Why each sample ended: `length` at the limit."""
+    """Stop reason of each sample: `length` at the limit."""
 
 
 RewardShaping = Callable[..., object]
@@ -56,7 +56,7 @@ SHAPING_COLUMNS = (
     "data_source",
     "max_response_tokens",
 )
-"""What a shaping function is given, by keyword, where it has a parameter of the name."""
+"""Keyword arguments of a shaping function, where it has a parameter of the name."""
 
 register_filter = FILTERS.register
 """Decorator: `@register_filter(name)`."""

@@ -15,7 +15,7 @@ from strop.utils.registry import dotted
 
 
 def filter_cause(name: str, group: SampleGroup) -> str:
-    """Why the filter leaves a group out; empty where it keeps it.
+    """Reason for which the filter leaves a group out; empty where it keeps it.
 
     Raises:
         ValueError: it returned something else than True, False or a reason.

@@ -1,11 +1,14 @@
-"""What a user sets about rewards that are changed: the penalty on long responses, and a function of his own."""
+"""Checks of reward shaping: the penalty on long responses, and a function of the user's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from strop.algorithms.registry import REWARD_SHAPINGS, check_settings
+
+if TYPE_CHECKING:
+    from strop.algorithms.config import AlgorithmConfig
 
 
 def check_overlong(reward: Any) -> None:
@@ -17,7 +20,7 @@ def check_overlong(reward: Any) -> None:
         )
 
 
-def check_shaping(algorithm: Any) -> None:
+def check_shaping(algorithm: AlgorithmConfig) -> None:
     """Refuse settings of a shaping function that is not named, as a ValueError."""
     if algorithm.shaping_settings and not algorithm.reward_shaping:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Policy losses as per-token terms; how terms become one number is the business of aggregation.py.
 
-    terms.py          what a loss is: PolicyLossTerms, the registry, and calling a loss by its name
+    terms.py          PolicyLossTerms, the registry of losses, and the call of a loss by its name
     clipped.py        vanilla: PPO's clipped surrogate
     spec.py           the losses of a run, resolved from its configuration
     policy.py         the whole loss of some tokens: the policy's term, entropy, KL and teacher together

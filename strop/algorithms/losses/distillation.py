@@ -22,18 +22,18 @@ TAIL_EPS = 1e-8
 def distance(
     spec: LossSpec,
     log_probs: Tensor,
-    here: Mapping[str, Tensor],
+    columns: Mapping[str, Tensor],
     chosen_log_probs: Tensor | None,
     is_likely: Tensor | None,
 ) -> PolicyLossTerms:
-    """How far the policy is from the teacher at each of these tokens; arguments as of `policy_loss`."""
+    """Distance of the policy to the teacher at each of these tokens; arguments as of `policy_loss`."""
     distillation = spec.algorithm.distillation
     if distillation.kind == "reverse_kl":
-        return reverse_kl_terms(log_probs, here["teacher_log_prob"], kind=distillation.kl_kind)
+        return reverse_kl_terms(log_probs, columns["teacher_log_prob"], kind=distillation.kl_kind)
     assert chosen_log_probs is not None, "asked for where spec.takes_chosen_tokens"
     return topk_forward_kl(
         chosen_log_probs,
-        here["teacher_logprobs"].to(chosen_log_probs),
+        columns["teacher_logprobs"].to(chosen_log_probs),
         with_tail=distillation.with_tail,
         is_likely=is_likely,
     )

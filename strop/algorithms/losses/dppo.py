@@ -83,8 +83,8 @@ def dppo_kl_loss(
     with torch.no_grad():
         # Rounding may leave a log-prob a little above 0.
         p, p_old = log_probs.exp().clamp(max=1), old_log_probs.exp().clamp(max=1)
-        others = torch.log((1 - p_old + BINARY_KL_EPS) / (1 - p + BINARY_KL_EPS))
-        kl = p_old * (old_log_probs - log_probs) + (1 - p_old) * others
+        log_ratio_of_rest = torch.log((1 - p_old + BINARY_KL_EPS) / (1 - p + BINARY_KL_EPS))
+        kl = p_old * (old_log_probs - log_probs) + (1 - p_old) * log_ratio_of_rest
         inside = torch.where(
             advantages > 0, (kl <= clip_high) | (p <= p_old), (kl <= clip_low) | (p >= p_old)
         )

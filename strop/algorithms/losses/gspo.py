@@ -41,10 +41,10 @@ def row_means(values: Tensor, response_mask: Tensor, row_ids: Tensor) -> Tensor:
     order = rows.argsort(stable=True)
     starts = F.pad(rows[order].diff() != 0, (1, 0))
     row = starts.cumsum(0)  # [M], of each token in this order
-    kept = torch.where(valid, values.reshape(-1), torch.zeros_like(values.reshape(-1)))[order]
+    masked = torch.where(valid, values.reshape(-1), torch.zeros_like(values.reshape(-1)))[order]
     zeros = torch.zeros_like(row)
     lengths, count = zeros.index_add(0, row, zeros + 1), zeros.index_add(0, row, valid[order].to(row))
-    total = torch.segment_reduce(kept, "sum", lengths=lengths, initial=0.0, unsafe=True)
+    total = torch.segment_reduce(masked, "sum", lengths=lengths, initial=0.0, unsafe=True)
     means = (total / count.clamp(min=1))[row]
     return torch.empty_like(means).index_put((order,), means).reshape(values.shape)
 

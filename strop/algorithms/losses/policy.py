@@ -41,7 +41,7 @@ DISTILLATION_EXTREME = Metric(
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyLoss:
-    """The loss of some tokens, and what is seen on the way, without gradient and on the device."""
+    """The loss of some tokens and its statistics, without gradient and on the device."""
 
     loss: Tensor
     """Scalar, with gradient."""
@@ -58,7 +58,7 @@ class PolicyLoss:
 
 
 def rows_with_gradient(spec: LossSpec, columns: Mapping[str, Tensor], row_lengths: Tensor) -> list[bool]:
-    """[B]: which rows have a term that depends on the policy.
+    """[B]: rows with a term that depends on the policy.
 
     Args:
         spec: of the loss.
@@ -96,25 +96,25 @@ def policy_loss(
         chosen_log_probs: [M, K], with gradient: of `teacher_ids`, where the loss takes them.
         is_likely: [M, K] bool: which of those are among the policy's own K most likely tokens.
     """
-    here = {
+    arguments = {
         name: column.to(log_probs) if column.is_floating_point() else column
         for name, column in columns.items()
     }
-    weights = here.pop("weights")
-    here["log_probs"] = log_probs
+    weights = arguments.pop("weights")
+    arguments["log_probs"] = log_probs
     if "row_ids" in spec.declaration.needs:
-        here["row_ids"] = row_ids.to(log_probs.device, non_blocking=True)
-    here.setdefault("old_log_probs", log_probs.detach())
+        arguments["row_ids"] = row_ids.to(log_probs.device, non_blocking=True)
+    arguments.setdefault("old_log_probs", log_probs.detach())
     trained = weights != 0
-    seen: dict[str, Tensor] = {ENTROPY.last: entropies}
+    statistics_by_name: dict[str, Tensor] = {ENTROPY.last: entropies}
     own_means: Mapping[str, Tensor] = {}
     if spec.declaration.is_user_convention and len(
         log_probs
     ):  # such a loss need not expect a rank without rows
-        loss, own_means = verl_convention.loss_of_tokens(spec, here, trained, row_ids, totals)
+        loss, own_means = verl_convention.loss_of_tokens(spec, arguments, trained, row_ids, totals)
     else:
-        loss, statistics = _policy_term(spec, here, weights)
-        seen |= statistics
+        loss, statistics = _policy_term(spec, arguments, weights)
+        statistics_by_name |= statistics
     shares: dict[str, Tensor] = {PG_LOSS: loss.detach()}
     algorithm = spec.algorithm
     if spec.policy_coef != 1:
@@ -122,13 +122,13 @@ def policy_loss(
     if algorithm.entropy_coeff != 0:
         loss = loss - algorithm.entropy_coeff * weighted_sum(entropies, weights)
     if algorithm.use_kl_loss:
-        kl = kl_penalty(log_probs, here["ref_log_prob"], algorithm.kl_loss_type)
+        kl = kl_penalty(log_probs, arguments["ref_log_prob"], algorithm.kl_loss_type)
         loss = loss + algorithm.kl_loss_coef * weighted_sum(kl, weights)
-        seen[KL_LOSS.last] = kl
-    means = {STATISTIC.of(name): values.detach() for name, values in seen.items()}
+        statistics_by_name[KL_LOSS.last] = kl
+    means = {STATISTIC.of(name): values.detach() for name, values in statistics_by_name.items()}
     distances: Tensor | None = None
     if spec.distillation is not None:
-        taught = distillation.distance(spec, log_probs, here, chosen_log_probs, is_likely)
+        taught = distillation.distance(spec, log_probs, arguments, chosen_log_probs, is_likely)
         distance = weighted_sum(taught.terms, weights)
         loss = loss + spec.distillation.coef * distance
         shares[DISTILLATION_LOSS], distances = distance.detach(), taught.terms.detach()
@@ -141,33 +141,33 @@ def policy_loss(
     )
 
 
-def record_loss(metrics: TensorMetrics, seen: PolicyLoss, *, num_trained: int, share: float) -> None:
-    """Add what was seen on some tokens to the metrics of their optimizer batch, under the names that people chart.
+def record_loss(metrics: TensorMetrics, outputs: PolicyLoss, *, num_trained: int, share: float) -> None:
+    """Add the outputs of some tokens to the metrics of their optimizer batch, under the names that people chart.
 
     Args:
         metrics: of the optimizer batch.
-        seen: on some of its tokens.
+        outputs: of some of its tokens.
         num_trained: all tokens of it that are trained on and that this rank has.
         share: weight of this rank in the mean of losses: 1 where it counts, 0 where another rank has the same rows.
     """
-    for name, total in seen.shares.items():
+    for name, total in outputs.shares.items():
         metrics.add_mean(name, total, share)
-    for name, values in seen.tokens.items():
-        metrics.add_tokens(name, values, seen.trained, count=num_trained)
-    if seen.distances is not None:
+    for name, values in outputs.tokens.items():
+        metrics.add_tokens(name, values, outputs.trained, count=num_trained)
+    if outputs.distances is not None:
         metrics.add_extremes(
-            DISTILLATION_EXTREME.of("min"), DISTILLATION_EXTREME.of("max"), seen.distances, seen.trained
+            DISTILLATION_EXTREME.of("min"), DISTILLATION_EXTREME.of("max"), outputs.distances, outputs.trained
         )
-    count = seen.trained.sum()
-    for name, mean in seen.own_means.items():
+    count = outputs.trained.sum()
+    for name, mean in outputs.own_means.items():
         metrics.add_mean(name, mean.to(count.device) * count, count)
 
 
 def _policy_term(
-    spec: LossSpec, here: Mapping[str, Tensor], weights: Tensor
+    spec: LossSpec, columns: Mapping[str, Tensor], weights: Tensor
 ) -> tuple[Tensor, Mapping[str, Tensor]]:
-    """The policy's term of the loss of these tokens, and what is seen of each."""
+    """The policy's term of the loss of these tokens, and its per-token statistics."""
     if not len(weights):  # of a rank without rows
-        return 0.0 * here["log_probs"].sum(), {}
-    policy = policy_loss_terms(spec.name, mask=weights != 0, columns=here, settings=spec.settings)
-    return weighted_sum(policy.terms, weights * here.get("rollout_is_weights", 1.0)), policy.statistics
+        return 0.0 * columns["log_probs"].sum(), {}
+    policy = policy_loss_terms(spec.name, mask=weights != 0, columns=columns, settings=spec.settings)
+    return weighted_sum(policy.terms, weights * columns.get("rollout_is_weights", 1.0)), policy.statistics

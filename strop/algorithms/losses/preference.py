@@ -19,7 +19,7 @@ from strop.algorithms.preference_loss_config import PreferenceLossConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """What is known of n examples of two conversations each; float64."""
+    """n examples of two conversations each; float64."""
 
     numbers: Tensor
     """[n, 2]: log-probs of the answers under the policy, or scores."""
@@ -58,19 +58,19 @@ def _terms(config: PreferenceLossConfig, numbers: Tensor, batch: Batch) -> tuple
     if config.loss == "reward":
         margins = numbers[:, 0] - numbers[:, 1]
         terms = -F.logsigmoid(margins - batch.margins) + config.center_coef * numbers.sum(1).square()
-        return terms, _seen(numbers.detach())
+        return terms, _reward_metrics(numbers.detach())
     means = numbers / batch.lengths
     ratios = means if config.loss in ("orpo", "simpo") else numbers - batch.reference
     if config.loss == "kto":
         return _kto(config, ratios, batch)
     logps = numbers.detach().mean(0)
-    seen = _seen(config.beta * ratios.detach())
-    seen |= {"logps/chosen": float(logps[0]), "logps/rejected": float(logps[1])}
+    metrics = _reward_metrics(config.beta * ratios.detach())
+    metrics |= {"logps/chosen": float(logps[0]), "logps/rejected": float(logps[1])}
     imitation = -(1.0 if config.loss == "orpo" else config.nll_coef) * means[:, 0]
-    return _of_margins(config, ratios, batch.lengths) + imitation, seen
+    return _margin_loss(config, ratios, batch.lengths) + imitation, metrics
 
 
-def _of_margins(config: PreferenceLossConfig, ratios: Tensor, lengths: Tensor) -> Tensor:
+def _margin_loss(config: PreferenceLossConfig, ratios: Tensor, lengths: Tensor) -> Tensor:
     """The loss of each comparison [n], of log-ratios to the starting model; with orpo and simpo of mean log-probs."""
     margins = config.beta * (ratios[:, 0] - ratios[:, 1])
     if config.loss == "simpo":
@@ -82,8 +82,8 @@ def _of_margins(config: PreferenceLossConfig, ratios: Tensor, lengths: Tensor) -
     if config.loss == "ipo":
         means = ratios / lengths
         return (means[:, 0] - means[:, 1] - 1 / (2 * config.beta)).square()
-    wrong = config.label_smoothing
-    return -(1 - wrong) * F.logsigmoid(margins) - wrong * F.logsigmoid(-margins)
+    flip_prob = config.label_smoothing
+    return -(1 - flip_prob) * F.logsigmoid(margins) - flip_prob * F.logsigmoid(-margins)
 
 
 def _log_odds(means: Tensor) -> Tensor:
@@ -100,17 +100,17 @@ def _kto(config: PreferenceLossConfig, ratios: Tensor, batch: Batch) -> tuple[Te
     good = config.desirable_weight * (1 - torch.sigmoid(above))
     bad = config.undesirable_weight * (1 - torch.sigmoid(-above))
     rewards = config.beta * ratios[:, 0].detach()
-    seen = {"kl": float(distance)}
+    metrics = {"kl": float(distance)}
     for name, of_kind in (("chosen", batch.is_good), ("rejected", ~batch.is_good)):
         if bool(of_kind.any()):
-            seen[f"rewards/{name}"] = float(rewards[of_kind].mean())
-            seen[f"logps/{name}"] = float(batch.numbers.detach()[of_kind, 0].mean())
-    if {"rewards/chosen", "rewards/rejected"} <= seen.keys():
-        seen["rewards/margins"] = seen["rewards/chosen"] - seen["rewards/rejected"]
-    return torch.where(batch.is_good, good, bad), seen
+            metrics[f"rewards/{name}"] = float(rewards[of_kind].mean())
+            metrics[f"logps/{name}"] = float(batch.numbers.detach()[of_kind, 0].mean())
+    if {"rewards/chosen", "rewards/rejected"} <= metrics.keys():
+        metrics["rewards/margins"] = metrics["rewards/chosen"] - metrics["rewards/rejected"]
+    return torch.where(batch.is_good, good, bad), metrics
 
 
-def _seen(rewards: Tensor) -> dict[str, float]:
+def _reward_metrics(rewards: Tensor) -> dict[str, float]:
     margins = rewards[:, 0] - rewards[:, 1]
     return {
         "rewards/chosen": float(rewards[:, 0].mean()),

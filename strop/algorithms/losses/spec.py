@@ -1,4 +1,4 @@
-"""The losses of a run, resolved: what a configuration leaves open is settled here, once, for policy and critic."""
+"""The losses of a run, resolved once from its configuration, for policy and critic."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class LossSpec:
     name: str
     """Of the policy's term."""
     declaration: Declaration
-    """What that term takes."""
+    """Columns and settings that the term takes."""
     settings: Mapping[str, object]
     """Its numbers by name: clip ranges in force, and the user's own."""
     aggregation: Aggregation
-    """Where w_t comes from; the critic's too."""
+    """Aggregation that gives w_t; the critic's too."""
     old_log_probs: str
     """Column of the denominator of the ratio."""
     algorithm: AlgorithmConfig
@@ -50,7 +50,7 @@ class LossSpec:
 
     @property
     def teacher_columns(self) -> tuple[str, ...]:
-        """What a teacher must have said; none without distillation."""
+        """Columns that a teacher computes; none without distillation."""
         return () if self.distillation is None else tuple(self.distillation.columns)
 
     @property
@@ -86,10 +86,10 @@ class LossSpec:
                 f"algorithm.old_log_probs=rollout needs the column rollout_log_probs, but the batch has "
                 f"{', '.join(sorted(names))}"
             )
-        taken = {name: name for name in (*OPTIONAL_COLUMNS, *self.teacher_columns) if name in names}
+        columns = {name: name for name in (*OPTIONAL_COLUMNS, *self.teacher_columns) if name in names}
         if self.old_log_probs in names:
-            taken["old_log_probs"] = self.old_log_probs
-        return taken
+            columns["old_log_probs"] = self.old_log_probs
+        return columns
 
 
 def loss_spec(algorithm: AlgorithmConfig) -> LossSpec:
@@ -109,7 +109,7 @@ def loss_spec(algorithm: AlgorithmConfig) -> LossSpec:
 
 
 def aggregation_of(algorithm: AlgorithmConfig) -> Aggregation:
-    """How terms become a loss, that of the policy and that of the critic beside it."""
+    """Aggregation of the loss of the policy, and of that of the critic beside it."""
     declaration = policy_loss_declaration(algorithm.policy_loss)
     return Aggregation(
         mode=declaration.aggregation_mode(algorithm.loss_agg_mode), scale=algorithm.loss_scale_factor

@@ -1,4 +1,4 @@
-"""What a policy loss is, the registry of losses, and how one is called by its name."""
+"""Policy losses: the type of their result, their registry, and the call by name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def call_loss(
     columns: Mapping[str, Tensor],
     settings: Mapping[str, object],
 ) -> PolicyLossTerms:
-    """What a loss makes of columns as they are, also outside the mask; see `policy_loss_terms`.
+    """Terms of a loss for columns as they are, also outside the mask; see `policy_loss_terms`.
 
     Raises:
         ValueError: a missing column, or a result that is not one value per token.
@@ -102,10 +102,10 @@ def call_loss(
             f"policy loss {name!r} returned a {type(result).__name__}; a loss that declares its columns returns "
             f"PolicyLossTerms(terms=..., statistics=...)"
         )
-    for what, values in {"terms": result.terms, **result.statistics}.items():
+    for label, values in {"terms": result.terms, **result.statistics}.items():
         if values.shape != mask.shape:
             raise ValueError(
-                f"policy loss {name!r} returned {what} of shape {tuple(values.shape)} for columns of shape "
+                f"policy loss {name!r} returned {label} of shape {tuple(values.shape)} for columns of shape "
                 f"{tuple(mask.shape)}: it must be one value per token, not reduced"
             )
     return result
@@ -114,7 +114,7 @@ def call_loss(
 def prepare_columns(
     name: str, *, mask: Tensor, columns: Mapping[str, Tensor], settings: Mapping[str, object]
 ) -> dict[str, Tensor]:
-    """What the loss `name` computes once per optimizer batch from all its tokens, over all ranks.
+    """Columns that the loss `name` computes once per optimizer batch from all its tokens, over all ranks.
 
     The result goes into `columns` of `policy_loss_terms`, cut like the others. It is empty for a loss without
     such statistics, and then nothing is read.

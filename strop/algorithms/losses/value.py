@@ -84,7 +84,7 @@ class ExplainedVariance:
     """Sum of squared distances of the errors from their mean."""
 
     def merge(self, other: ExplainedVariance) -> ExplainedVariance:
-        """That over the tokens of both.
+        """Merge with the sums over other tokens.
 
         Source: Chan, Golub and LeVeque 1979, updating formulae for sample variances.
         """

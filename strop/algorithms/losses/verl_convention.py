@@ -29,12 +29,12 @@ LOSS_COLUMNS = ("log_probs", "old_log_probs", "advantages", "rollout_is_weights"
 """Columns that a loss of verl's convention can get."""
 
 METRICS_OF_FOUR = (PG_CLIPFRAC, PPO_KL, PG_CLIPFRAC_LOWER)
-"""What the last three of the four tensors of an older loss are."""
+"""Meaning of the last three of the four tensors of an older loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserLoss:
-    """What a user's loss returned for some rows of an optimizer batch."""
+    """Result of a user's loss for some rows of an optimizer batch."""
 
     loss: Tensor
     """One number with gradient; the sum over all parts and ranks is the loss of the optimizer batch."""
@@ -62,13 +62,13 @@ def loss_config(
         loss_agg_mode: the mode in force.
         settings: algorithm.loss_settings.
     """
-    own = dict(settings or {})
-    values: dict[str, object] = {**own, **algorithm_fields(algorithm)}
+    own_settings = dict(settings or {})
+    values: dict[str, object] = {**own_settings, **algorithm_fields(algorithm)}
     values.update(
         clip_ratio_low=algorithm.clip_low,
         clip_ratio_high=algorithm.clip_high,
         loss_agg_mode=loss_agg_mode,
-        policy_loss={**own, "loss_mode": name},
+        policy_loss={**own_settings, "loss_mode": name},
         global_batch_info={
             "dp_size": 1,
             "batch_num_tokens": totals.num_tokens,
@@ -94,10 +94,10 @@ def loss_of_tokens(
     Returns:
         The loss, and metrics by full name: means over these tokens.
     """
-    _, own, lengths = torch.unique_consecutive(row_ids, return_inverse=True, return_counts=True)
-    place = torch.arange(len(row_ids)) - (lengths.cumsum(0) - lengths)[own]
+    _, row, lengths = torch.unique_consecutive(row_ids, return_inverse=True, return_counts=True)
+    position = torch.arange(len(row_ids)) - (lengths.cumsum(0) - lengths)[row]
     shape = (len(lengths), int(lengths.max()))
-    at = tuple(part.to(trained.device, non_blocking=True) for part in (own, place))
+    at = tuple(part.to(trained.device, non_blocking=True) for part in (row, position))
     padded = {
         name: column.new_zeros(shape).index_put(at, column)
         for name, column in columns.items()

@@ -1,22 +1,22 @@
-"""Settings of other libraries into ours, every one of them accounted for.
+"""Migration of other libraries' settings into ours, every one of them accounted for.
 
     shell.py                   the commands of a launch script, with its variables filled in
     shell_words.py             its words as they are written
-    shell_parameters.py        what it makes of the text of a variable
-    shell_tests.py             what its tests and the names of its folders give
-    paths.py                  relative paths where it changes the folder
+    shell_parameters.py        its parameter expansions
+    shell_tests.py             results of its tests and of commands that name folders
+    paths.py                   relative paths where it changes the folder
     python_calls.py            the keyword arguments of a Python script's calls, read and never executed
     python_values.py           values that it works out, and copies of its functions
     trl_flags.py               TRL's commands with flags, and its YAML files
     source.py                   one list of settings from either, or from YAML files
-    result.py, rules.py      what can become of a setting, and the rules that say it
-    tables.py                  tables of rows, and how one is applied
+    result.py, rules.py        outcomes of the migration of a setting, and the rules that give them
+    tables.py                  tables of rows, and their application to settings
     flags.py                   the flags of a launch script
     engines.py                 settings of vLLM and SGLang, of every library
     variables.py               variables of the environment that a script gives to its processes
     openrlhf_names.py          flags with dots under the names that their rows have
     verl.toml, verl_sft.toml, trl.toml, openrlhf*.toml     the rows
-    verl*.py, trl*.py, openrlhf.py                         what follows from several settings
+    verl*.py, trl*.py, openrlhf.py                         rules that depend on several settings
 
 Whether the keys that the tables produce exist, and the values fit, is for the command to check.
 """

@@ -26,40 +26,42 @@ _GONE = ("swap_space", "disable_mm_preprocessor_cache", "num_scheduler_steps", "
 """Arguments that vLLM had in 2025."""
 
 
-def engine_of(theirs: Any, given: Any) -> str:
+def engine_of(theirs: Any, chosen: Any) -> str:
     """The engine that generates.
 
     Args:
         theirs: what the script names.
-        given: rollout.engine beside the script; None: nothing.
+        chosen: rollout.engine beside the script; None: nothing.
     """
-    if given is not None:
-        return str(given)
+    if chosen is not None:
+        return str(chosen)
     return str(theirs) if theirs in _ARGUMENTS and _is_installed(str(theirs)) else NATIVE
 
 
 def _is_installed(name: str) -> bool:
-    own = RolloutConfig(engine=name).own_processes
+    processes = RolloutConfig(engine=name).own_processes
     with contextlib.suppress(ValueError):
-        return own is not None and own.installed().is_file()
+        return processes is not None and processes.installed().is_file()
     return False
 
 
-def _ours(facts: Facts) -> str:
+def _engine(facts: Facts) -> str:
     return str(facts.get(ENGINE) or NATIVE)
 
 
 def engine(key: str, value: Any, facts: Facts, *, name: str = "") -> Outcome:
-    """Which engine generates."""
+    """Engine that generates."""
     theirs = name or value
     if not value:
         return skip("off there too")
-    if _ours(facts) != NATIVE:
-        return many({"rollout.engine": _ours(facts)}, "" if _ours(facts) == theirs else "given beside FILE")
+    if _engine(facts) != NATIVE:
+        return many(
+            {"rollout.engine": _engine(facts)}, "" if _engine(facts) == theirs else "given beside FILE"
+        )
     if theirs == "hf":
         return skip("strop's own engine samples with the model itself, too")
-    how = _INSTALL.get(theirs, f"{theirs} is not here: rollout.engine has others")
-    return lack(f"strop's own engine samples, with the trainer's own weights; {how}")
+    install_hint = _INSTALL.get(theirs, f"{theirs} is not here: rollout.engine has others")
+    return lack(f"strop's own engine samples, with the trainer's own weights; {install_hint}")
 
 
 def engine_setting(key: str, value: Any, facts: Facts, *, vllm: str = "", sglang: str = "") -> Outcome:
@@ -67,7 +69,7 @@ def engine_setting(key: str, value: Any, facts: Facts, *, vllm: str = "", sglang
     if value is None or value in ({}, []):
         return skip("not set")
     names = {"vllm": vllm, "sglang": sglang}
-    ours = _ours(facts)
+    ours = _engine(facts)
     if ours not in names:
         theirs = str(facts.get(_NAME))
         would = theirs if names.get(theirs) else "vllm" if vllm else "sglang"
@@ -92,11 +94,11 @@ def engine_argument(key: str, value: Any, facts: Facts, *, of: str = "", section
         return skip(f"vLLM has no argument {first} any more")
     if _is_of_strop(theirs, first):
         return skip(f"{first} follows from other settings here")
-    if _ours(facts) == NATIVE:
+    if _engine(facts) == NATIVE:
         return lack(
             f"strop's own engine has no such setting; with rollout.engine={theirs} it is {_ARGUMENTS[theirs]}.{name}"
         )
-    if _ours(facts) != theirs:
+    if _engine(facts) != theirs:
         return skip(f"read with {theirs} alone")
     return many({f"{_ARGUMENTS[theirs]}.{name}": value})
 
@@ -122,7 +124,7 @@ def engine_devices(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def memory_between(key: str, value: Any, facts: Facts) -> Outcome:
-    """Whether the engine gives its memory back while the trainer works."""
+    """Release of the engine's memory while the trainer works."""
     if value is False:
         return lack("the memory of the engine's cache goes back while the trainer works")
     return skip("the memory of the engine's cache goes back while the trainer works, as here")

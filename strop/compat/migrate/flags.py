@@ -32,7 +32,7 @@ OTHERS: Mapping[str, str] = {
     "train_opd": "write `strop train` with algorithm=on_policy_distillation and teacher.path",
     "train_es_ray": "",
 }
-"""Those that are not translated, and what to write instead; empty where there is no counterpart."""
+"""Programs that are not translated, and the replacement of each; empty where there is no counterpart."""
 _REJECTION = re.compile(r"--post_processor[ =]+rs\b")
 """OpenRLHF's scripts that sample, keep the best and fine-tune, in turns."""
 _PROGRAM = re.compile(rf"(?:^|[./])({'|'.join((*PROGRAMS, *OTHERS))})(?:\.py)?$")
@@ -41,13 +41,13 @@ _FLAG = re.compile(r"^--([A-Za-z][\w.-]*)(?:=(.*))?$", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What a script starts, and with which flags."""
+    """Program that a script starts, and its flags."""
 
     program: str
     """Such as train_ppo_ray."""
     found: tuple[Found, ...]
     folder: Word | None = None
-    """Where the script has changed to before the training; None where it has not."""
+    """Folder that the script has changed to before the training; None where it has not."""
 
 
 def read_openrlhf(path: Path, variables: Mapping[str, str], *, line: int | None = None) -> Flags:
@@ -93,10 +93,10 @@ def read_openrlhf(path: Path, variables: Mapping[str, str], *, line: int | None 
             f"{path} starts {program}, which strop has no counterpart of: it trains with rewards (train_ppo_ray), "
             f"on conversations (train_sft) and on preferences (train_dpo, train_kto, train_rm)"
         )
-    place = f"{path.name}, line {command.line}"
-    around = environment_of(command, command.words[:position], place, path.parent)
-    found = (*around, *flags_of(command, position + 1, path.name))
-    return Flags(program=program, found=found, folder=command.folder)
+    location = f"{path.name}, line {command.line}"
+    around = environment_of(command, command.words[:position], location, path.parent)
+    settings = (*around, *flags_of(command, position + 1, path.name))
+    return Flags(program=program, found=settings, folder=command.folder)
 
 
 def _program(words: Sequence[Word]) -> tuple[int, str]:
@@ -124,11 +124,11 @@ def _flags(command: Command, start: int, name: str) -> Iterator[Found]:
     position = 0
     while position < len(words):
         word = words[position]
-        place = f"{name}, line {word.line}"
+        location = f"{name}, line {word.line}"
         position += 1
         flag = _FLAG.match(word.text)
         if flag is None:
-            yield Found(key=word.text, value="", place=place, problem="is no flag, which begin with --")
+            yield Found(key=word.text, value="", place=location, problem="is no flag, which begin with --")
             continue
         values = [] if flag[2] is None else [word]
         texts = [] if flag[2] is None else [flag[2]]
@@ -136,11 +136,11 @@ def _flags(command: Command, start: int, name: str) -> Iterator[Found]:
             values.append(words[position])
             texts.append(words[position].text)
             position += 1
-        read = [_value(text) for text in texts]
+        parsed = [_value(text) for text in texts]
         yield Found(
             key=flag[1].replace("-", "_"),
-            value=True if not read else read[0] if len(read) == 1 else read,
-            place=place,
+            value=True if not parsed else parsed[0] if len(parsed) == 1 else parsed,
+            place=location,
             unresolved=tuple(part for value in values for part in value.unresolved),
             way_out=_way_out(values),
         )

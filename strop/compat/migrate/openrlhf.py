@@ -48,13 +48,13 @@ def openrlhf_table(program: str = "train_ppo_ray") -> Table:
 
 
 def migrate_openrlhf(flags: Flags, *, engine: Any = None) -> Migration:
-    """What becomes of every flag of a script.
+    """Migration of every flag of a script.
 
     Args:
         flags: of the script.
         engine: rollout.engine, where it is given beside them.
     """
-    table, found = openrlhf_table(flags.program), with_names_of_rows(flags.found, flags.program)
+    table, settings = openrlhf_table(flags.program), with_names_of_rows(flags.found, flags.program)
     defaults, write_out = dict(table.defaults), list(table.written_out)
     critics = ["critic_learning_rate"]
     if have_dots(flags.found):
@@ -62,18 +62,18 @@ def migrate_openrlhf(flags: Flags, *, engine: Any = None) -> Migration:
         defaults |= names.defaults
         write_out = [*(key for key in write_out if key not in names.never), *names.written_out]
         critics += CRITICS
-    given = {one.key: one.value for one in found if not one.unresolved}
-    theirs = "vllm" if given.get("vllm_num_engines") else None
+    values = {setting.key: setting.value for setting in settings if not setting.unresolved}
+    theirs = "vllm" if values.get("vllm_num_engines") else None
     defaults[engines.ENGINE] = engines.engine_of(theirs, engine)
-    if uses_critic(Facts(given, defaults)) and "advantage_estimator" in table.rules:
+    if uses_critic(Facts(values, defaults)) and "advantage_estimator" in table.rules:
         write_out += critics
-    if given.get("lora_rank") not in (None, 0):
+    if values.get("lora_rank") not in (None, 0):
         write_out.append("lora_alpha")
-    if given.get("eval_dataset") and "eval_temperature" in table.rules:
+    if values.get("eval_dataset") and "eval_temperature" in table.rules:
         write_out += ["eval_temperature", "eval_n_samples_per_prompt"]
-    if "use_dynamic_batch" not in given and "micro_train_batch_size" in table.defaults:
+    if "use_dynamic_batch" not in values and "micro_train_batch_size" in table.defaults:
         write_out.append("micro_train_batch_size")
-    return apply_table(found, table, defaults=defaults, write_out=write_out)
+    return apply_table(settings, table, defaults=defaults, write_out=write_out)
 
 
 # Conditions.
@@ -126,9 +126,9 @@ def dataset(key: str, value: Any, facts: Facts, *, ours: str, split: str) -> Out
 
 
 def shares(key: str, value: Any, facts: Facts, *, of: str, split: str) -> Outcome:
-    """How much of what is drawn is from each of several data sets."""
+    """Shares of several data sets in the drawn rows."""
     names = [name.strip() for name in str(facts.get(of) or "").split(",")]
-    numbers = [_share(one) for one in str(value).split(",")]
+    numbers = [_share(share) for share in str(value).split(",")]
     if len(names) != len(numbers):
         raise UnreadableError(f"{len(names)} data sets, and {len(numbers)} shares")
     if len(names) == 1:
@@ -139,7 +139,7 @@ def shares(key: str, value: Any, facts: Facts, *, of: str, split: str) -> Outcom
     return many(
         {
             f"{section}.source_shares": {
-                called[entry]: one for entry, one in zip(entries, numbers, strict=True)
+                called[entry]: share for entry, share in zip(entries, numbers, strict=True)
             }
         }
     )
@@ -248,7 +248,7 @@ def band_of_weights(key: str, value: Any, facts: Facts) -> Outcome:
     kinds = [facts.get(f"algo.advantage.is_correction_{name}") for name in ("mode", "gating")]
     if (value, *kinds) != ("token", "mask", "ratio"):
         return refuse("its band is of single tokens' ratios: algorithm.correction has others")
-    low, high = _two(facts.get("algo.advantage.is_correction_threshold"))
+    low, high = _number_pair(facts.get("algo.advantage.is_correction_threshold"))
     ours = {"weights": "token", "mode": "mask", "lower": low, "upper": high}
     return many({f"algorithm.correction.{name}": value for name, value in ours.items()})
 
@@ -268,21 +268,21 @@ def ranks(key: str, value: Any, facts: Facts) -> Outcome:
 def both(key: str, value: Any, facts: Facts, *, ours: str, whole: bool = False) -> Outcome:
     """A number of the policy, and of the critic where there is one."""
     if isinstance(value, list):
-        read: Any = [number(one) for one in value]
+        converted: Any = [number(entry) for entry in value]
     else:
-        read = integer(value) if whole else number(value)
-    return many({f"{role}.{ours}": read for role in _stepped(facts)})
+        converted = integer(value) if whole else number(value)
+    return many({f"{role}.{ours}": converted for role in _optimized_roles(facts)})
 
 
-def _stepped(facts: Facts) -> list[str]:
+def _optimized_roles(facts: Facts) -> list[str]:
     """Whose optimizer a flag is about: flags with dots name it, others mean all."""
     return ["actor", "critic"] if uses_critic(facts) and not facts.get("today") else ["actor"]
 
 
 def schedule(key: str, value: Any, facts: Facts, *, role: str) -> Outcome:
-    """How the learning rate goes down."""
+    """Schedule of the learning rate."""
     lowest = facts.get("critic.min_lr_ratio" if role == "critic" else "min_lr_ratio")
-    known: dict[str, dict[str, Any]] = {
+    settings_of: dict[str, dict[str, Any]] = {
         "constant": {"schedule": "constant"},
         "constant_with_warmup": {"schedule": "constant"},
         "linear": {"schedule": "linear"},
@@ -293,13 +293,13 @@ def schedule(key: str, value: Any, facts: Facts, *, role: str) -> Outcome:
         },
         "warmup_stable_decay": {"schedule": "wsd"},
     }
-    if str(value) not in known:
+    if str(value) not in settings_of:
         return refuse("use constant, linear, cosine, cosine_with_min_lr or warmup_stable_decay")
-    roles = _stepped(facts) if role == "actor" else [role]
+    roles = _optimized_roles(facts) if role == "actor" else [role]
     is_tenth = value == "cosine_with_min_lr" and lowest in (None, 0.1)
     note = "min_lr is a tenth of the peak there" if is_tenth else ""
-    settings = known[str(value)]
-    return many({f"{at}.optim.{name}": to for at in roles for name, to in settings.items()}, note)
+    chosen = settings_of[str(value)]
+    return many({f"{at}.optim.{name}": to for at in roles for name, to in chosen.items()}, note)
 
 
 def plain_advantages(key: str, value: Any, facts: Facts) -> Outcome:
@@ -315,7 +315,7 @@ def plain_advantages(key: str, value: Any, facts: Facts) -> Outcome:
 
 def clip_range(key: str, value: Any, facts: Facts) -> Outcome:
     """Two clip ranges in place of eps_clip."""
-    low, high = _two(value)
+    low, high = _number_pair(value)
     return many({"algorithm.clip_ratio_low": low, "algorithm.clip_ratio_high": high})
 
 
@@ -353,8 +353,8 @@ def adaptive_kl(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def band(key: str, value: Any, facts: Facts) -> Outcome:
-    """Which mean rewards of a group are trained."""
-    low, high = _two(value)
+    """Band of the mean rewards of the groups that are trained."""
+    low, high = _number_pair(value)
     if facts.get("dynamic_filtering") is not True:
         return skip("read with --dynamic_filtering alone")
     if (low, high) == (0, 1):
@@ -367,7 +367,7 @@ def correction(key: str, value: Any, facts: Facts) -> Outcome:
     if value is not True:
         return skip("off there too")
     kind, bound = str(facts.get("vllm_is_correction_type")), facts.get("vllm_is_truncated_threshold")
-    low, high = _two(bound) if isinstance(bound, list) else (None, number(bound))
+    low, high = _number_pair(bound) if isinstance(bound, list) else (None, number(bound))
     ours: dict[str, Any] = {"algorithm.correction.weights": "token", "algorithm.correction.upper": high}
     if kind == "tis":
         return many(ours)
@@ -388,12 +388,12 @@ def ahead(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def boards(value: Any, facts: Facts) -> Any:
-    """Where metrics go."""
+    """Trackers of the metrics."""
     if not value:
         return skip("not set")
-    wanted = ["wandb"] if facts.get("use_wandb") else []
-    found, missing = tracker_names(wanted, installed_trackers())
-    ours = ["console", "jsonl", *found]
+    names = ["wandb"] if facts.get("use_wandb") else []
+    known_trackers, missing = tracker_names(names, installed_trackers())
+    ours = ["console", "jsonl", *known_trackers]
     if missing or facts.get("use_tensorboard"):
         ours.append("tensorboard")
     note = f"{without_trackers(missing)}; metrics.jsonl and TensorBoard instead" if missing else ""
@@ -401,11 +401,11 @@ def boards(value: Any, facts: Facts) -> Any:
 
 
 def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
-    """What trackers call the run."""
+    """Name of the run for trackers."""
     return shown_as(value, ["wandb"] if facts.get("use_wandb") else [], ours=ours)
 
 
-def _two(value: Any) -> tuple[float, float]:
+def _number_pair(value: Any) -> tuple[float, float]:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != 2:
         raise UnreadableError(f"{value!r} would have to be two numbers")
     return number(value[0]), number(value[1])

@@ -24,12 +24,12 @@ CRITICS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Names:
-    """How the versions with dots differ, for one program."""
+    """Names and defaults of the versions whose flags have dots, for one program."""
 
     before: Mapping[str, str]
-    """What each flag was called before."""
+    """Earlier name of each flag."""
     defaults: Mapping[str, Any]
-    """What is assumed otherwise than before."""
+    """Defaults that differ from the earlier ones."""
     written_out: tuple[str, ...]
     """Rows whose defaults differ from ours, beside those of before."""
     never: tuple[str, ...]
@@ -54,15 +54,17 @@ def names_of(program: str) -> Names:
     )
 
 
-def have_dots(found: Sequence[Found]) -> bool:
-    """Whether a script is written for a version whose flags have dots."""
-    return any("." in one.key and not one.key.startswith("runtime_env") for one in found)
+def have_dots(settings: Sequence[Found]) -> bool:
+    """True where a script is written for a version whose flags have dots."""
+    return any("." in setting.key and not setting.key.startswith("runtime_env") for setting in settings)
 
 
-def with_names_of_rows(found: Sequence[Found], program: str) -> tuple[Found, ...]:
+def with_names_of_rows(settings: Sequence[Found], program: str) -> tuple[Found, ...]:
     """Every flag under the name that its row has."""
     before = names_of(program).before
     return tuple(
-        dataclasses.replace(one, key=before[one.key], written=one.key) if one.key in before else one
-        for one in found
+        dataclasses.replace(setting, key=before[setting.key], written=setting.key)
+        if setting.key in before
+        else setting
+        for setting in settings
     )

@@ -37,16 +37,21 @@ def moved(migration: Migration, folder: Word | None, name: str) -> Migration:
     is_known = not folder.unresolved
     rows, paths = [], []
     for row in migration.rows:
-        ours = {key: _moved(key, value, folder.text) for key, value in row.outcome.ours.items()}
+        ours = {key: _rebased(key, value, folder.text) for key, value in row.outcome.ours.items()}
         changed = [key for key, value in ours.items() if value != row.outcome.ours[key]]
         paths += changed
         outcome = dataclasses.replace(row.outcome, ours=ours) if changed and is_known else row.outcome
         rows.append(dataclasses.replace(row, outcome=outcome))
-    told = Row(key="cd", value=folder.text, outcome=_told(folder, paths), place=f"{name}, line {folder.line}")
-    return dataclasses.replace(migration, rows=(*rows, told))
+    folder_row = Row(
+        key="cd",
+        value=folder.text,
+        outcome=_folder_outcome(folder, paths),
+        place=f"{name}, line {folder.line}",
+    )
+    return dataclasses.replace(migration, rows=(*rows, folder_row))
 
 
-def _told(folder: Word, paths: list[str]) -> Outcome:
+def _folder_outcome(folder: Word, paths: list[str]) -> Outcome:
     if not paths:
         return Outcome(status="not needed", note="no path of the settings is relative")
     listed = ", ".join(dict.fromkeys(paths))
@@ -59,13 +64,15 @@ def _told(folder: Word, paths: list[str]) -> Outcome:
     )
 
 
-def _moved(key: str, value: Any, folder: str) -> Any:
+def _rebased(key: str, value: Any, folder: str) -> Any:
     if key not in (*_FILES, *_MODELS):
         return value
     if isinstance(value, list):
-        return [_moved(key, one, folder) for one in value]
+        return [_rebased(key, entry, folder) for entry in value]
     if isinstance(value, dict):
-        return {name: _moved(key, one, folder) if name == "path" else one for name, one in value.items()}
+        return {
+            name: _rebased(key, entry, folder) if name == "path" else entry for name, entry in value.items()
+        }
     if not isinstance(value, str) or not _is_relative(value):
         return value
     path = posixpath.normpath(posixpath.join(folder, value))

@@ -54,16 +54,16 @@ _LONGEST_CHAIN = 50
 """Steps that are followed from a data set back to where it is loaded."""
 _MODELS = ("model", "ref_model", "reward_model", "value_model", "policy", "ref_policy")
 _PLACED = ("to", "cuda", "cpu", "train", "eval", "half", "float", "bfloat16", "requires_grad_")
-"""What is called on a model that was loaded, and does not make it another one."""
+"""Methods of a loaded model that do not make it another one."""
 _MODEL_NAMES = ("pretrained_model_name_or_path", "model_name")
 _DATA = {"train_dataset": "train_files", "eval_dataset": "val_files"}
-_WHY, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
+_REASON, _WAY_OUT = "is no literal value", "write the number or text itself, or set our key afterwards"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What a script sets."""
+    """Settings of a script."""
 
     found: tuple[Found, ...]
     kind: str
@@ -75,7 +75,7 @@ class Script:
     copied: str = ""
     """Text of the file for its reward functions; empty where they are loaded from where they are."""
     folder: Word | None = None
-    """Where a launch script has changed to before the training; None where it has not."""
+    """Folder that a launch script has changed to before the training; None where it has not."""
 
 
 def read_calls(
@@ -100,14 +100,18 @@ def read_calls(
         raise ValueError(f"{path}{line} is not Python: {getattr(error, 'msg', error)}") from error
     reader = _Reader(tree, text, path, variables or {}, rewards)
     kinds = {name.removesuffix("Trainer").removesuffix("Config") for name, _ in reader.calls}
-    others = sorted(
+    other_trainers = sorted(
         {_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)} & OTHER_TRAINERS.keys()
     )
     if not kinds:
-        known = ", ".join(TRAINERS)
-        why = (OTHER_TRAINERS[others[0]] or "there is no counterpart here") if others else ""
-        instead = f"it uses {others[0]}, which is not translated: {why}; " if others else ""
-        raise ValueError(f"{path} makes no trainer that strop knows: {instead}known are {known}")
+        trainers = ", ".join(TRAINERS)
+        reason = (
+            (OTHER_TRAINERS[other_trainers[0]] or "there is no counterpart here") if other_trainers else ""
+        )
+        instead = (
+            f"it uses {other_trainers[0]}, which is not translated: {reason}; " if other_trainers else ""
+        )
+        raise ValueError(f"{path} makes no trainer that strop knows: {instead}known are {trainers}")
     if len(kinds) > 1:
         raise ValueError(
             f"{path} trains in several ways ({', '.join(sorted(kinds))}): copy the one to migrate into a file of "
@@ -130,7 +134,7 @@ class _Reader:
         self.tree, self.text, self.path = tree, text, path
         self.variables, self.rewards = variables, rewards
         self.copied = ""
-        self.asked: list[str] = []
+        self.rewards_in_script: list[str] = []
         """Names of its reward functions."""
         self.assigned: dict[str, list[ast.expr]] = {}
         self.bodies = {
@@ -146,7 +150,7 @@ class _Reader:
             node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         }
         self.parameters: dict[str, ast.expr] = {}
-        """What the parameters of a function stand for whose call is followed."""
+        """Arguments of the function whose call is followed, by parameter."""
         scopes: dict[str, set[int | None]] = {}
         for node in ast.walk(tree):
             self._note(node)
@@ -168,7 +172,7 @@ class _Reader:
             for node in ast.walk(tree)
             if isinstance(node, ast.Call) and _name(node.func) == "TrainingArguments"
         ]
-        """What trainers of 2023 and 2024 were given in place of a configuration of their own."""
+        """Calls of TrainingArguments, which trainers of 2023 and 2024 take in place of a configuration of their own."""
 
     def settings(self) -> Iterator[Found]:
         """Every argument of the configuration, of the trainer and of an adapter, in the order of their lines."""
@@ -180,13 +184,13 @@ class _Reader:
         kind = next((name.removesuffix("Trainer") for name, _ in self.calls if name in TRAINERS), "")
         older = [(f"{kind}Config", node) for node in self.arguments if kind]
         for _, call in older:
-            yield from self._assumed(f"{kind}Config", call)
+            yield from self._differing_defaults(f"{kind}Config", call)
         for name, call in sorted((*self.calls, *older, *adapters), key=lambda pair: pair[1].lineno):
             for position, node in enumerate([] if name == "LoraConfig" else call.args):
                 names = TRAINERS.get(name, ("output_dir",))
                 argument = names[position] if position < len(names) else f"argument {position + 1}"
                 yield self._setting(name, argument, node)
-                yield from self._how_loaded(name, argument, node)
+                yield from self._loading_arguments(name, argument, node)
             for keyword in call.keywords:
                 if keyword.arg is None:
                     yield Found(
@@ -195,15 +199,15 @@ class _Reader:
                     )  # fmt: skip
                 else:
                     yield self._setting(name, keyword.arg, keyword.value)
-                    yield from self._how_loaded(name, keyword.arg, keyword.value)
+                    yield from self._loading_arguments(name, keyword.arg, keyword.value)
 
-    def _assumed(self, name: str, call: ast.Call) -> Iterator[Found]:
-        """What TrainingArguments assumes otherwise than the configurations of TRL."""
-        given = {keyword.arg for keyword in call.keywords}
+    def _differing_defaults(self, name: str, call: ast.Call) -> Iterator[Found]:
+        """Defaults of TrainingArguments that differ from those of TRL's configurations."""
+        arguments = {keyword.arg for keyword in call.keywords}
         for argument, value in (("learning_rate", 5e-5), ("gradient_checkpointing", False)):
-            if argument not in given:
-                place = f"{self._place(call)}, what TrainingArguments assumes"
-                yield Found(key=f"{name}.{argument}", value=value, place=place)
+            if argument not in arguments:
+                location = f"{self._place(call)}, what TrainingArguments assumes"
+                yield Found(key=f"{name}.{argument}", value=value, place=location)
 
     def _note(self, node: ast.AST) -> None:
         match node:
@@ -220,39 +224,46 @@ class _Reader:
                     self.imported[alias.asname or alias.name] = (module, alias.name)
 
     def _setting(self, name: str, argument: str, node: ast.expr) -> Found:
-        key, place = f"{name}.{argument}", self._place(node)
+        key, location = f"{name}.{argument}", self._place(node)
         if argument == "reward_funcs":
-            return Found(key=key, value=self._rewards(node), place=place)
-        node = self._model(node) if argument in _MODELS else self._followed(node)
+            return Found(key=key, value=self._rewards(node), place=location)
+        node = self._model(node) if argument in _MODELS else self._resolved(node)
         if argument in ("args", "config", "peft_config") and isinstance(node, ast.Call | ast.Name):
-            return Found(key=key, value=ast.unparse(node), place=place)
+            return Found(key=key, value=ast.unparse(node), place=location)
         if argument in _DATA:
             self.parameters = {}
             dataset = self._dataset(node)
             self.parameters = {}
             if dataset is not None:
-                return Found(key=key, value=dataset, place=place)
+                return Found(key=key, value=dataset, place=location)
         if (
             argument in _MODELS
             and isinstance(node, ast.Call)
             and _name(node.func) == "from_pretrained"
-            and (named := [*node.args, *(one.value for one in node.keywords if one.arg in _MODEL_NAMES)])
+            and (
+                models := [
+                    *node.args,
+                    *(keyword.value for keyword in node.keywords if keyword.arg in _MODEL_NAMES),
+                ]
+            )
         ):
-            node = self._followed(named[0])
+            node = self._resolved(models[0])
         try:
-            return Found(key=key, value=self._literal(node), place=place)
+            return Found(key=key, value=self._literal(node), place=location)
         except ValueError:
             text, way_out = ast.unparse(node), _WAY_OUT
             if argument in _DATA:
                 section = COMMANDS.get(name.removesuffix("Trainer"), "")
                 ours = f"{section}.data.{_DATA[argument]}".removeprefix(".")
                 way_out = f"write load_dataset(...) with the values themselves, or set {ours}"
-            return Found(key=key, value=text, place=place, unresolved=(text,), why=_WHY, way_out=way_out)
+            return Found(
+                key=key, value=text, place=location, unresolved=(text,), reason=_REASON, way_out=way_out
+            )
 
     def _model(self, node: ast.expr) -> ast.expr:
         """The expression that loads a model, below what only places it or puts an adapter on it."""
         for _ in range(_LONGEST_CHAIN):
-            match node := self._followed(node):
+            match node := self._resolved(node):
                 case ast.Call(func=ast.Attribute(value=inner, attr=method)) if method in _PLACED:
                     node = inner
                 case ast.Call(args=[inner, *_]) if _name(node.func) in (
@@ -264,30 +275,30 @@ class _Reader:
                     break
         return node
 
-    def _how_loaded(self, name: str, argument: str, node: ast.expr) -> Iterator[Found]:
-        """What `from_pretrained` of the policy is told beside the folder, as arguments of TRL's own loading."""
-        made = self._model(node)
-        if argument != "model" or not isinstance(made, ast.Call) or _name(made.func) != "from_pretrained":
+    def _loading_arguments(self, name: str, argument: str, node: ast.expr) -> Iterator[Found]:
+        """Arguments of the policy's `from_pretrained` beside the folder, as arguments of TRL's own loading."""
+        call = self._model(node)
+        if argument != "model" or not isinstance(call, ast.Call) or _name(call.func) != "from_pretrained":
             return
-        told: dict[str, Any] = {}
-        for keyword in made.keywords:
+        arguments: dict[str, Any] = {}
+        for keyword in call.keywords:
             if keyword.arg is not None and keyword.arg not in (*_MODEL_NAMES, "num_labels"):
                 try:
-                    told[keyword.arg] = self._literal(keyword.value)
+                    arguments[keyword.arg] = self._literal(keyword.value)
                 except ValueError:
-                    told[keyword.arg] = ast.unparse(keyword.value)
-        if told:
+                    arguments[keyword.arg] = ast.unparse(keyword.value)
+        if arguments:
             key = f"{name.removesuffix('Trainer')}Config.model_init_kwargs"
-            yield Found(key=key, value=told, place=self._place(made), written="from_pretrained")
+            yield Found(key=key, value=arguments, place=self._place(call), written="from_pretrained")
 
-    def _followed(self, node: ast.expr) -> ast.expr:
-        """What a name stands for: its one value, or of several, one after the other, the last one above."""
+    def _resolved(self, node: ast.expr) -> ast.expr:
+        """Value of a name: its one value, or of several, one after the other, the last one above."""
         for _ in range(5):
             if isinstance(node, ast.Name) and node.id in self.parameters:
                 node = self.parameters[node.id]
                 continue
-            if isinstance(node, ast.Attribute) and (given := self._argument(node)) is not None:
-                node = given
+            if isinstance(node, ast.Attribute) and (argument := self._argument(node)) is not None:
+                node = argument
                 continue
             if not isinstance(node, ast.Name):
                 break
@@ -306,21 +317,22 @@ class _Reader:
         Raises:
             ValueError: it has none that is known.
         """
-        return literal(node, self._followed, self.variables)
+        return literal(node, self._resolved, self.variables)
 
     def _argument(self, node: ast.Attribute) -> ast.expr | None:
-        """What `args.name` stands for, where args is a configuration that the script makes."""
-        made = self._followed(node.value) if isinstance(node.value, ast.Name) else node.value
-        if not isinstance(made, ast.Call) or _name(made.func) not in CONFIGS:
+        """Value of `args.name`, where args is a configuration that the script makes."""
+        call = self._resolved(node.value) if isinstance(node.value, ast.Name) else node.value
+        if not isinstance(call, ast.Call) or _name(call.func) not in CONFIGS:
             return None
-        return next((keyword.value for keyword in made.keywords if keyword.arg == node.attr), None)
+        return next((keyword.value for keyword in call.keywords if keyword.arg == node.attr), None)
 
     def _dataset(self, node: ast.expr) -> dict[str, Any] | None:
-        """The literal arguments of load_dataset(...), and what is done to its rows afterwards; None for others."""
+        """The literal arguments of load_dataset(...), and the steps that its rows go through afterwards; None for
+        others."""
         steps: list[str] = []
         chosen = None  # of the splits that are loaded together
         for _ in range(_LONGEST_CHAIN):
-            node = self._followed(node)
+            node = self._resolved(node)
             match node:
                 case ast.Subscript(value=inner, slice=which):
                     node, chosen = inner, self._text_of(which) or chosen
@@ -341,21 +353,20 @@ class _Reader:
         if not isinstance(node, ast.Call):
             return None
         try:
-            arguments = [self._literal(argument) for argument in node.args]
-            named = {
+            positional = [self._literal(argument) for argument in node.args]
+            keywords = {
                 keyword.arg: self._literal(keyword.value)
                 for keyword in node.keywords
                 if keyword.arg in ("path", "name", "data_files", "split")
             }
         except ValueError:
             return None
-        positional = dict(zip(("path", "name"), arguments, strict=False))
-        named = {**positional, **named}
+        arguments = {**dict(zip(("path", "name"), positional, strict=False)), **keywords}
         return {
-            "path": named.get("path"),
-            "name": named.get("name"),
-            "data_files": named.get("data_files"),
-            "split": named.get("split") or chosen,
+            "path": arguments.get("path"),
+            "name": arguments.get("name"),
+            "data_files": arguments.get("data_files"),
+            "split": arguments.get("split") or chosen,
             "steps": steps,
         }
 
@@ -367,39 +378,45 @@ class _Reader:
         return value if isinstance(value, str) else None
 
     def _returned(self, name: str, call: ast.Call) -> ast.expr | None:
-        """What a function of the script returns, where it has one `return`; its parameters stand for what the call
-        gives them."""
+        """Value that a function of the script returns, where it has one `return`; its parameters have the arguments of
+        the call."""
         function = self.functions[name]
         returns = [node for node in ast.walk(function) if isinstance(node, ast.Return)]
-        names = [one.arg for one in function.args.args]
+        names = [parameter.arg for parameter in function.args.args]
         defaults = function.args.defaults
         if len(returns) != 1 or returns[0].value is None or len(call.args) > len(names):
             return None
         self.parameters |= dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
         self.parameters |= dict(zip(names, call.args, strict=False))
-        self.parameters |= {one.arg: one.value for one in call.keywords if one.arg is not None}
+        self.parameters |= {
+            keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None
+        }
         return returns[0].value
 
     def _joined(self, node: ast.Call, parts: ast.expr, steps: list[str]) -> dict[str, Any] | None:
         """Several data sets in one: put one behind the other, or drawn from with probabilities; None for others."""
-        parts = self._followed(parts)
+        parts = self._resolved(parts)
         if isinstance(parts, ast.Call) and _name(parts.func) == "DatasetMixtureConfig":
-            given = [one.value for one in parts.keywords if one.arg == "datasets"] or parts.args[:1]
-            parts = self._followed(given[0]) if given else parts
+            datasets = [entry.value for entry in parts.keywords if entry.arg == "datasets"] or parts.args[:1]
+            parts = self._resolved(datasets[0]) if datasets else parts
         if not isinstance(parts, ast.List | ast.Tuple):
             return None
-        sets = [self._part(self._followed(part)) for part in parts.elts]
-        if any(one is None or "parts" in one for one in sets):
+        sets = [self._part(self._resolved(part)) for part in parts.elts]
+        if any(entry is None or "parts" in entry for entry in sets):
             return None
-        found = [{**one, "steps": [*one["steps"], *steps]} for one in sets if one is not None]
+        parts_with_steps = [
+            {**entry, "steps": [*entry["steps"], *steps]} for entry in sets if entry is not None
+        ]
         if _name(node.func) != "interleave_datasets":
-            return {"parts": found}
-        named = [one.value for one in node.keywords if one.arg == "probabilities"] or node.args[1:2]
+            return {"parts": parts_with_steps}
+        probabilities = [entry.value for entry in node.keywords if entry.arg == "probabilities"] or node.args[
+            1:2
+        ]
         try:
-            shares = self._literal(named[0]) if named else None
+            shares = self._literal(probabilities[0]) if probabilities else None
         except ValueError:
             return None
-        return {"parts": found, "shares": list(shares or [1.0] * len(found))}
+        return {"parts": parts_with_steps, "shares": list(shares or [1.0] * len(parts_with_steps))}
 
     def _part(self, node: ast.expr) -> dict[str, Any] | None:
         """One of several data sets: as another one, or TRL's DatasetConfig(path=..., ...)."""
@@ -407,37 +424,42 @@ class _Reader:
             return self._dataset(node)
         names = ("path", "name", "data_dir", "data_files", "split")
         try:
-            given = dict(zip(names, (self._literal(one) for one in node.args), strict=False))
-            given |= {one.arg: self._literal(one.value) for one in node.keywords if one.arg in names}
+            arguments = dict(zip(names, (self._literal(entry) for entry in node.args), strict=False))
+            arguments |= {
+                entry.arg: self._literal(entry.value) for entry in node.keywords if entry.arg in names
+            }
         except ValueError:
             return None
-        return {"name": None, "data_files": None, "split": "train", **given, "steps": []}
+        return {"name": None, "data_files": None, "split": "train", **arguments, "steps": []}
 
     def _rewards(self, node: ast.expr) -> list[dict[str, Any]]:
-        node = self._followed(node)
+        node = self._resolved(node)
         items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
-        self.asked = [one.id for one in items if isinstance(one, ast.Name) and one.id in self.functions]
+        self.rewards_in_script = [
+            item.id for item in items if isinstance(item, ast.Name) and item.id in self.functions
+        ]
         return [self._reward(item) for item in items]
 
     def _reward(self, node: ast.expr) -> dict[str, Any]:
-        """Where a reward comes from."""
+        """Source of a reward."""
         if isinstance(node, ast.Name) and node.id in self.imported:
             module, name = self.imported[node.id]
             return {"from": "module", "module": module, "name": name, "folder": str(self.path.parent)}
         if isinstance(node, ast.Name) and node.id in self.functions:
-            why_not = self._why_not_loaded()
+            why_not = self._load_obstacle()
             if why_not and self.rewards is not None:
-                self.copied = copied_functions(self.tree, self.text, self.asked)
+                self.copied = copied_functions(self.tree, self.text, self.rewards_in_script)
             if self.copied:
                 return {"from": "copy", "path": str(self.rewards), "name": node.id}
             return {"from": "script", "path": str(self.path), "name": node.id, "why_not": why_not}
-        followed = self._followed(node)
+        followed = self._resolved(node)
         if isinstance(followed, ast.Constant) and isinstance(followed.value, str):
             return {"from": "model", "path": followed.value}
         return {"from": "expression", "text": ast.unparse(node)}
 
-    def _why_not_loaded(self) -> str:
-        """Why the script cannot be loaded for a function in it: it would start the training, or needs TRL."""
+    def _load_obstacle(self) -> str:
+        """Reason for which the script cannot be loaded for a function in it: it would start the training, or needs
+        TRL."""
         run = [
             node
             for node in self.tree.body
@@ -467,7 +489,9 @@ def _assigned(node: ast.Assign) -> str:
 def _is_adapter(node: ast.Call) -> bool:
     """LoraConfig(...), or what has its arguments: FastLanguageModel.get_peft_model(model, r=...)."""
     name = _name(node.func)
-    return name == "LoraConfig" or (name == "get_peft_model" and any(one.arg == "r" for one in node.keywords))
+    return name == "LoraConfig" or (
+        name == "get_peft_model" and any(keyword.arg == "r" for keyword in node.keywords)
+    )
 
 
 def _name(node: ast.expr) -> str:

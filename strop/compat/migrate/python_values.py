@@ -54,8 +54,8 @@ def literal(node: ast.expr, follow: Callable[[ast.expr], ast.expr], variables: M
                 value=ast.Name(id="torch"), attr=("bfloat16" | "float16" | "float32") as dtype
             ):
                 return dtype
-            case ast.Call() | ast.Subscript() as asked:
-                return _from_environment(asked, value, variables)
+            case ast.Call() | ast.Subscript() as lookup:
+                return _from_environment(lookup, value, variables)
         raise ValueError("its value is not known")
 
     return value(node)
@@ -80,16 +80,16 @@ def _combined(kind: type[ast.operator], left: Any, right: Any) -> Any:
 
 
 def _from_environment(
-    asked: ast.Call | ast.Subscript, value: Callable[[ast.expr], Any], variables: Mapping[str, str]
+    node: ast.Call | ast.Subscript, value: Callable[[ast.expr], Any], variables: Mapping[str, str]
 ) -> Any:
     """os.environ["NAME"], os.environ.get("NAME", default) or os.getenv("NAME", default); int(...) and float(...)."""
-    if isinstance(asked, ast.Subscript):
-        if ast.unparse(asked.value) in ("os.environ", "environ") and value(asked.slice) in variables:
-            return variables[value(asked.slice)]
+    if isinstance(node, ast.Subscript):
+        if ast.unparse(node.value) in ("os.environ", "environ") and value(node.slice) in variables:
+            return variables[value(node.slice)]
         raise ValueError("its value is not known")
-    function = ast.unparse(asked.func)
-    arguments = asked.args
-    if function in ("int", "float", "str") and len(arguments) == 1 and not asked.keywords:
+    function = ast.unparse(node.func)
+    arguments = node.args
+    if function in ("int", "float", "str") and len(arguments) == 1 and not node.keywords:
         return {"int": int, "float": float, "str": str}[function](value(arguments[0]))
     if function not in ("os.environ.get", "environ.get", "os.getenv", "getenv") or not arguments:
         raise ValueError("its value is not known")
@@ -112,7 +112,7 @@ def copied_functions(tree: ast.Module, text: str, names: Sequence[str]) -> str:
     """
     makers: dict[str, ast.stmt] = {}
     for node in tree.body:
-        for name in _made(node):
+        for name in _assigned_names(node):
             makers[name] = node
     chosen: dict[int, ast.stmt] = {}
     waiting = list(names)
@@ -145,7 +145,7 @@ def _text(nodes: Sequence[ast.stmt], lines: Sequence[str], between: str) -> str:
     )
 
 
-def _made(node: ast.stmt) -> list[str]:
+def _assigned_names(node: ast.stmt) -> list[str]:
     """Names that a statement gives something to."""
     match node:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):

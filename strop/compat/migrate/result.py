@@ -1,4 +1,4 @@
-"""What can become of a setting of another library, and the facts that decide it."""
+"""Outcomes of the migration of a setting, and the facts that decide them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ ACCOUNTED: frozenset[Status] = frozenset({"translated", "not there", "not needed
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What becomes of one setting."""
+    """Outcome of the migration of one setting."""
 
     status: Status
     ours: Mapping[str, Any] = field(default_factory=dict)
     """Our full keys and their plain values."""
     note: str = ""
-    """Why, or what to know about it."""
+    """Reason, or a remark about it."""
 
 
 class Facts:
     """All settings that were found, over the other library's own defaults."""
 
     def __init__(
-        self, given: Mapping[str, Any], defaults: Mapping[str, Any], unread: Collection[str] = ()
+        self, values: Mapping[str, Any], defaults: Mapping[str, Any], unread: Collection[str] = ()
     ) -> None:
-        self._given, self._defaults, self._unread = given, defaults, unread
+        self._given, self._defaults, self._unread = values, defaults, unread
 
     def is_given(self, key: str) -> bool:
         """The files set the key, whether or not its value could be read."""
@@ -70,7 +70,7 @@ class Facts:
 
 
 class UnreadableError(ValueError):
-    """A value that a rule cannot read; the message says why."""
+    """Error of a value that a rule cannot read; the message has the reason."""
 
 
 Rule = Callable[[str, Any, Facts], Outcome]
@@ -82,19 +82,19 @@ def many(ours: Mapping[str, Any], note: str = "") -> Outcome:
     return Outcome(status="translated", ours=ours, note=note)
 
 
-def skip(why: str) -> Outcome:
+def skip(reason: str) -> Outcome:
     """The outcome of a setting that has nothing to set here."""
-    return Outcome(status="not needed", note=why)
+    return Outcome(status="not needed", note=reason)
 
 
-def lack(why: str) -> Outcome:
+def lack(reason: str) -> Outcome:
     """The outcome of a setting whose matter is not here yet, and the run goes without."""
-    return Outcome(status="not there", note=why)
+    return Outcome(status="not there", note=reason)
 
 
-def refuse(why: str) -> Outcome:
+def refuse(reason: str) -> Outcome:
     """The outcome of a setting that asks for what strop does not do."""
-    return Outcome(status="refused", note=why)
+    return Outcome(status="refused", note=reason)
 
 
 def number(value: Any) -> int | float:

@@ -1,4 +1,4 @@
-"""The rules that rows of a table may name: what becomes of a setting, from its value and all facts.
+"""Rules that rows of a table may name: the outcome of a setting, from its value and all facts.
 
 A row is one of these, with the words it takes:
 
@@ -44,7 +44,7 @@ from strop.compat.migrate.source import MODELSCOPE
 from strop.observability.trackers.group import check_trackers
 
 Functions = Mapping[str, Callable[..., Any]]
-"""What `by`, `as` and `only_if` name beside the conversions here: rules, conversions (value, facts), conditions."""
+"""Functions that `by`, `as` and `only_if` name beside the conversions here: rules, conversions, conditions."""
 
 _VALUE = "<value>"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -55,12 +55,12 @@ _KINDS = (
 
 
 def functions_of(*modules: Mapping[str, Any]) -> Functions:
-    """What rows may name: the functions of these modules (`vars(module)`), and those here, by their own names."""
+    """Functions that rows may name: those of these modules (`vars(module)`), and those here, by their own names."""
     return {
-        name: one
+        name: function
         for module in (globals(), *modules)
-        for name, one in module.items()
-        if isfunction(one) and one.__module__ == module["__name__"]
+        for name, function in module.items()
+        if isfunction(function) and function.__module__ == module["__name__"]
     }
 
 
@@ -78,40 +78,42 @@ def rule_of(row: Mapping[str, Any], functions: Functions) -> Rule:
     if row.get("optional"):
         rule = _if_set(rule)
     if "only_if" in row:
-        told = row["only_if"]
-        for condition, why_not in reversed(list(zip(told[::2], told[1::2], strict=True))):
+        conditions = row["only_if"]
+        for condition, why_not in reversed(list(zip(conditions[::2], conditions[1::2], strict=True))):
             rule = _only_if(condition, why_not, rule, functions)
     return rule
 
 
-def _plain(kind: str, what: Any, rest: Mapping[str, Any], functions: Functions) -> Rule:
+def _plain(kind: str, content: Any, rest: Mapping[str, Any], functions: Functions) -> Rule:
     match kind:
         case "to":
-            return _sets({what: _VALUE}, rest, functions)
+            return _sets({content: _VALUE}, rest, functions)
         case "sets":
-            return _sets(what, rest, functions)
+            return _sets(content, rest, functions)
         case "cases":
             otherwise = rule_of(rest["otherwise"], functions)
-            rules = {name: rule_of(one, functions) for names, one in what.items() for name in names.split()}
+            rules = {
+                name: rule_of(row, functions) for names, row in content.items() for name in names.split()
+            }
             return lambda key, value, facts: rules.get(_name_of(value), otherwise)(key, value, facts)
         case "not_needed":
-            return lambda key, value, facts: skip(what)
+            return lambda key, value, facts: skip(content)
         case "not_there":
-            return lambda key, value, facts: lack(what)
+            return lambda key, value, facts: lack(content)
         case "refused":
-            return lambda key, value, facts: refuse(what)
+            return lambda key, value, facts: refuse(content)
         case "noted":
-            return lambda key, value, facts: many({}, what)
+            return lambda key, value, facts: many({}, content)
         case "unless":
-            return _unless(what, **rest)
+            return _unless(content, **rest)
         case "when_true":
-            yes, no = many(what, rest.get("note", "")), skip(rest["else"])
+            yes, no = many(content, rest.get("note", "")), skip(rest["else"])
             return lambda key, value, facts: yes if value is True else no
         case "below":
             return lambda key, value, facts: many(
-                {f"{what}.{key.removeprefix(rest['section'] + '.')}": value}
+                {f"{content}.{key.removeprefix(rest['section'] + '.')}": value}
             )
-    function = functions[what]
+    function = functions[content]
     return lambda key, value, facts: function(key, value, facts, **rest)
 
 
@@ -124,7 +126,7 @@ def _sets(ours: Mapping[str, Any], rest: Mapping[str, Any], functions: Functions
         converted = value if convert is None else convert(value, facts)
         if isinstance(converted, Outcome):
             return converted
-        return many({name: _filled(one, converted) for name, one in ours.items()}, rest.get("note", ""))
+        return many({name: _filled(target, converted) for name, target in ours.items()}, rest.get("note", ""))
 
     return rule
 
@@ -132,12 +134,12 @@ def _sets(ours: Mapping[str, Any], rest: Mapping[str, Any], functions: Functions
 def _filled(ours: Any, value: Any) -> Any:
     """A value of ours, with theirs in its place."""
     if isinstance(ours, list):
-        return [_filled(one, value) for one in ours]
+        return [_filled(entry, value) for entry in ours]
     return value if ours == _VALUE else ours
 
 
 def _name_of(value: Any) -> str:
-    """What a table calls a value; empty for lists and the like."""
+    """Name of a value in a table; empty for lists and the like."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return f"{value:g}" if isinstance(value, int | float) else value if isinstance(value, str) else ""
@@ -148,16 +150,16 @@ def _unless(harmless: list[Any], **words: str) -> Rule:
     yes = skip(words.get("else", "that is how strop works"))
 
     def rule(key: str, value: Any, facts: Facts) -> Outcome:
-        return yes if value is None or any(_is_same(value, one) for one in harmless) else no
+        return yes if value is None or any(_is_same(value, entry) for entry in harmless) else no
 
     return rule
 
 
 def _if_set(rule: Rule) -> Rule:
-    def asked(key: str, value: Any, facts: Facts) -> Outcome:
+    def conditional(key: str, value: Any, facts: Facts) -> Outcome:
         return skip("not set") if value is None or value == "" else rule(key, value, facts)
 
-    return asked
+    return conditional
 
 
 def _only_if(condition: str, why_not: str, rule: Rule, functions: Functions) -> Rule:
@@ -179,15 +181,15 @@ def _choice(ours: Mapping[str, Any] | list[str], instead: str) -> Callable[[Any,
             return skip("not set")
         if isinstance(value, int) and value in (0, 1):
             value = "true" if value else "false"
-        known = names.get(value) if isinstance(value, str) else None
-        return refuse(f"strop does not have it; {instead}") if known is None else known
+        choice = names.get(value) if isinstance(value, str) else None
+        return refuse(f"strop does not have it; {instead}") if choice is None else choice
 
     return convert
 
 
-def _is_same(value: Any, other: Any) -> bool:
+def _is_same(value: Any, expected: Any) -> bool:
     """Equal, and True is not 1."""
-    return bool(value == other) and isinstance(value, bool) == isinstance(other, bool)
+    return bool(value == expected) and isinstance(value, bool) == isinstance(expected, bool)
 
 
 def one_or_more(value: Any) -> list[Any] | Outcome:
@@ -266,14 +268,14 @@ def shown_as(value: Any, trackers: Any, *, ours: str) -> Outcome:
 
 
 def installed_trackers() -> dict[str, str]:
-    """Those of TRACKERS that a run on this machine can use."""
+    """Trackers of TRACKERS that a run on this machine can use."""
     return {name: ours for name, ours in TRACKERS.items() if _is_installed(ours)}
 
 
 def without_trackers(names: Sequence[str]) -> str:
-    """Why these are left out, and what to do."""
-    known = [TRACKERS[name] for name in names if name in TRACKERS]
-    install = f" (pip install 'strop[{','.join(known)}]', then add to trainer.trackers)" if known else ""
+    """Reason for which these are left out, and the remedy."""
+    extras = [TRACKERS[name] for name in names if name in TRACKERS]
+    install = f" (pip install 'strop[{','.join(extras)}]', then add to trainer.trackers)" if extras else ""
     return f"no tracker here for {', '.join(names)}{install}"
 
 
@@ -286,7 +288,7 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def tracker_names(value: Any, known: Mapping[str, str]) -> tuple[list[str], list[str]]:
+def tracker_names(value: Any, ours: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """(our trackers, names that have none here) of one name or a list of names."""
     names = [value] if isinstance(value, str) else list(value or [])
-    return [known[name] for name in names if name in known], [name for name in names if name not in known]
+    return [ours[name] for name in names if name in ours], [name for name in names if name not in ours]

@@ -36,7 +36,7 @@ _DECLARING = {"export", "local", "declare", "readonly", "typeset"}
 
 @dataclass(frozen=True)
 class _Value:
-    """What a piece stands for: one text, or the entries of an array."""
+    """Value of a piece: one text, or the entries of an array."""
 
     words: tuple[Word, ...]
     is_array: bool = False
@@ -84,9 +84,9 @@ class _Shell:
         """Variables of `for` loops, with the values that they take."""
         self.branches: list[_Branch] = []
         self.status: bool | None = True
-        """Whether the last command succeeded; None where that is not known."""
+        """Success of the last command; None where that is not known."""
         self.folder: Word | None = None
-        """Where `cd` has led to; None: where the script began."""
+        """Folder that `cd` has led to; None: the one in which the script began."""
         self.outside: list[Word | None] = []
         """The same around each open parenthesis."""
 
@@ -154,7 +154,7 @@ class _Shell:
         self.values.pop(rest[0][0], None)
 
     def _parentheses(self, joint: str) -> None:
-        """What is in parentheses changes the folder for itself alone."""
+        """A subshell in parentheses changes the folder for itself alone."""
         for character in joint:
             if character == "(":
                 self.outside.append(self.folder)
@@ -163,10 +163,10 @@ class _Shell:
 
     def _change(self, words: Sequence[Word], condition: int) -> None:
         """`cd FOLDER`; one on a condition that is not known leads nobody knows where."""
-        named = [word for word in words[1:] if word.text not in ("--", "-P", "-L")]
-        if not named or named[0].text == "-":
+        folders = [word for word in words[1:] if word.text not in ("--", "-P", "-L")]
+        if not folders or folders[0].text == "-":
             return
-        target, before = named[0], self.folder.text if self.folder is not None else ""
+        target, before = folders[0], self.folder.text if self.folder is not None else ""
         unknown = target.unresolved or ((f"the condition in line {condition}",) if condition else ())
         if self.folder is not None and not posixpath.isabs(target.text):
             unknown = (*self.folder.unresolved, *unknown)
@@ -174,7 +174,7 @@ class _Shell:
             posixpath.normpath(posixpath.join(before, target.text)), target.line, unknown, target.variables
         )
 
-    def _here(self) -> str | None:
+    def _current_folder(self) -> str | None:
         """The folder that commands run in; None where that is not known."""
         start = self.fixed.get("PWD")
         if self.folder is None:
@@ -183,7 +183,7 @@ class _Shell:
         return None if self.folder.unresolved or not posixpath.isabs(path) else posixpath.normpath(path)
 
     def _runs(self, joint: str) -> bool | None:
-        """Whether a command is reached; None where that is not known."""
+        """True where a command is reached; None where that is not known."""
         tests = [branch.test for branch in self.branches]
         if joint in ("&&", "||"):
             tests.append(self.status if joint == "&&" else None if self.status is None else not self.status)
@@ -192,7 +192,7 @@ class _Shell:
         return None if None in tests else True
 
     def _test(self, rest: Sequence[tuple[str, int]]) -> bool | None:
-        """What a test such as `[ -n "$X" ]` of known values gives; None for others and for other commands."""
+        """Result of a test of known values, such as `[ -n "$X" ]`; None for others and for other commands."""
         if not rest or rest[0][0] not in ("[", "[[", "test", "true", "false"):
             return None
         words = [word for text, line in rest for word in self._words(text, line)]
@@ -201,23 +201,23 @@ class _Shell:
         return holds([word.text for word in words])
 
     def _words(self, text: str, line: int) -> list[Word]:
-        """The words that one written word stands for: none, one, or those of an array or of unquoted text."""
-        done: list[Word] = []
-        now: Word | None = None
+        """Words of the expansion of one written word: none, one, or those of an array or of unquoted text."""
+        words: list[Word] = []
+        current: Word | None = None
         for value in self._values(text):
             for index, part in enumerate(_fields(value)):
-                if index and now is not None:
-                    done.append(now)
-                    now = None
+                if index and current is not None:
+                    words.append(current)
+                    current = None
                 first = replace(part, line=part.line if value.is_array and part.line else line)
-                now = first if now is None else _together((now, part), now.line)
-        return done if now is None else [*done, now]
+                current = first if current is None else _together((current, part), current.line)
+        return words if current is None else [*words, current]
 
     def _assign(self, text: str, line: int, condition: int) -> bool:
-        read = _ASSIGNMENT.fullmatch(text)
-        if read is None:
+        match = _ASSIGNMENT.fullmatch(text)
+        if match is None:
             return False
-        name, adds, right = read.groups()
+        name, adds, right = match.groups()
         if right.startswith("("):
             entries = [word for words, _ in cut(right[1:-1], line) for word in words]
             value = _Value(tuple(word for entry in entries for word in self._words(*entry)), is_array=True)
@@ -242,7 +242,7 @@ class _Shell:
         return _Value((_together(words, line),))
 
     def _values(self, text: str, pattern: regex.Pattern[str] = PIECE) -> Iterator[_Value]:
-        """What the pieces of a written word stand for, in their order."""
+        """Values of the pieces of a written word, in their order."""
         for piece in pattern.finditer(text):
             groups = piece.groupdict()
             if groups["open"] is not None:
@@ -256,42 +256,42 @@ class _Shell:
                 yield _literal("" if groups.get("escaped") == "\n" else literal)
 
     def _expand(self, written: str) -> _Value:
-        """What $NAME, ${...} or $((...)) stands for; itself where nothing says so."""
+        """Expansion of $NAME, ${...} or $((...)); the text itself where its value is unknown."""
         unknown = _Value((Word(written, 0, (written,)),))
         if written.startswith("$(("):
             number = self._arithmetic(written[3:-2])
             return unknown if number is None else _literal(str(number))
         if written.startswith(("$(", "`")):
-            said = self._output(written.strip("`") if written.startswith("`") else written[2:-1])
-            return unknown if said is None else _literal(said)
-        read = _PARAMETER.fullmatch(written[2:-1] if written.startswith("${") else written[1:])
-        if read is None:
+            output = self._output(written.strip("`") if written.startswith("`") else written[2:-1])
+            return unknown if output is None else _literal(output)
+        match = _PARAMETER.fullmatch(written[2:-1] if written.startswith("${") else written[1:])
+        if match is None:
             return unknown
-        name, operator = read["name"], read["operator"]
+        name, operator = match["name"], match["operator"]
         unknown = _Value((Word(written, 0, (written,), (name,), self.loops.get(name, ())),))
         value = self._variable(name)
         if name in self.conditional and name not in self.fixed:
             return unknown
         is_empty = value is None or not any(word.text for word in value.words)
         if (operator in ("-", "=") and value is None) or (operator in (":-", ":=") and is_empty):
-            return self._text(read["operand"], 0)
+            return self._text(match["operand"], 0)
         if operator in ("+", ":+"):
             is_left_out = value is None if operator == "+" else is_empty
-            return _literal("") if is_left_out else self._text(read["operand"], 0)
+            return _literal("") if is_left_out else self._text(match["operand"], 0)
         if value is None:
             return unknown
-        words = self._entries(value, read["entry"])
+        words = self._entries(value, match["entry"])
         if words is None:
             return unknown
-        if read["count"]:
-            all_entries = value.is_array and read["entry"] in ("@", "*")
+        if match["count"]:
+            all_entries = value.is_array and match["entry"] in ("@", "*")
             return _literal(str(len(words) if all_entries else len(words[0].text)))
         if operator is not None and (operator == ":" or operator.strip(":-=+?")):
-            return self._changed(words, operator, read["operand"]) or unknown
-        told = (
+            return self._transformed(words, operator, match["operand"]) or unknown
+        expanded = (
             replace(word, variables=word.variables or (name,)) if word.unresolved else word for word in words
         )
-        return replace(value, words=tuple(told), is_array=value.is_array and read["entry"] in ("@", "*"))
+        return replace(value, words=tuple(expanded), is_array=value.is_array and match["entry"] in ("@", "*"))
 
     def _entries(self, value: _Value, entry: str | None) -> tuple[Word, ...] | None:
         """The words of a variable, or of an array those that an expression asks for; None where that is not known."""
@@ -304,35 +304,35 @@ class _Shell:
             return None if value.words or number is None else (Word("", 0),)
         return (value.words[number],)
 
-    def _changed(self, words: Sequence[Word], operator: str, operand: str) -> _Value | None:
+    def _transformed(self, words: Sequence[Word], operator: str, operand: str) -> _Value | None:
         """Each word as an expression changes it; None where that is not known."""
 
         def fill(written: str) -> str | None:
             word = self._text(written, 0).words[0]
             return None if word.unresolved else word.text
 
-        done = []
+        changed_words = []
         for word in words:
             text = None if word.unresolved else changed(word.text, operator, operand, fill, self._arithmetic)
             if text is None:
                 return None
-            done.append(replace(word, text=text))
-        return _Value(tuple(done), is_array=len(done) > 1)
+            changed_words.append(replace(word, text=text))
+        return _Value(tuple(changed_words), is_array=len(changed_words) > 1)
 
     def _output(self, text: str) -> str | None:
-        """What commands that only name files and folders print; None for others."""
+        """Output of commands that only name files and folders; None for others."""
         commands = []
         for written, _ in cut(text, 0):
             words = [word for piece, line in written for word in self._words(piece, line)]
             if any(word.unresolved for word in words):
                 return None
             commands.append([word.text for word in words])
-        return ran(commands, self._here())
+        return ran(commands, self._current_folder())
 
     def _variable(self, name: str) -> _Value | None:
         if name == "PWD":
-            here = self._here()
-            return None if here is None else _literal(here)
+            folder = self._current_folder()
+            return None if folder is None else _literal(folder)
         return _literal(self.fixed[name]) if name in self.fixed else self.values.get(name)
 
     def _arithmetic(self, text: str) -> int | None:
@@ -362,13 +362,13 @@ class _Shell:
 
 @dataclass(frozen=True)
 class _Branch:
-    """Where the script is inside of a condition."""
+    """Branch of a condition in which the script is."""
 
     test: bool | None
-    """Whether its commands run; None where that is not known."""
+    """True where its commands run; None where that is not known."""
     line: int
     was_taken: bool | None = False
-    """Whether a branch above has run."""
+    """True where a branch above has run."""
 
     def next(self, test: bool | None, line: int) -> _Branch:
         """The branch below, with its own test."""

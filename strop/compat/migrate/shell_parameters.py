@@ -1,4 +1,4 @@
-"""What a shell makes of a variable's text: ${NAME##*/}, ${NAME%.sh}, ${NAME/old/new}, ${NAME:2:3}, ${NAME^^}."""
+"""Parameter expansions of a shell: ${NAME##*/}, ${NAME%.sh}, ${NAME/old/new}, ${NAME:2:3}, ${NAME^^}."""
 
 from __future__ import annotations
 
@@ -72,31 +72,31 @@ def _replaced(text: str, operator: str, operand: str, fill: Callable[[str], str 
     halves = _HALVES.fullmatch(operand)
     if halves is None:
         return None
-    written, place = halves[1], ""
+    written, anchor = halves[1], ""
     if operator == "/" and written[:1] in ("#", "%"):
-        written, place = written[1:], written[0]
+        written, anchor = written[1:], written[0]
     pattern, new = _pattern(written, fill), fill(halves[2] or "")
     if pattern is None or new is None:
         return None
     if not pattern:
-        return text if not place else new + text if place == "#" else text + new
-    done, at = "", 0
+        return text if not anchor else new + text if anchor == "#" else text + new
+    result, at = "", 0
     while at < len(text):
-        end = _longest(text, at, pattern, place)
+        end = _longest(text, at, pattern, anchor)
         if end is None:
-            if place == "#":
+            if anchor == "#":
                 break
-            done += text[at]
+            result += text[at]
             at += 1
             continue
-        done += new
+        result += new
         at = max(end, at + 1)
         if operator == "/":
             break
-    return done + text[at:]
+    return result + text[at:]
 
 
-def _longest(text: str, start: int, pattern: str, place: str) -> int | None:
-    """Where the longest match that begins here ends; with place %, one that ends with the text."""
-    ends = [len(text)] if place == "%" else range(len(text), start, -1)
+def _longest(text: str, start: int, pattern: str, anchor: str) -> int | None:
+    """End of the longest match that begins here; with anchor %, of one that ends with the text."""
+    ends = [len(text)] if anchor == "%" else range(len(text), start, -1)
     return next((end for end in ends if fnmatchcase(text[start:end], pattern)), None)

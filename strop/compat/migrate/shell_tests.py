@@ -1,4 +1,4 @@
-"""What tests and commands of a shell give that ask for nothing but texts and names of folders."""
+"""Results of a shell's tests and commands that need nothing but texts and names of folders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBERS = {
 
 
 def holds(words: Sequence[str]) -> bool | None:
-    """Whether a test holds, such as `[ a = b ]`; None for one that asks for more than texts and numbers.
+    """Result of a test such as `[ a = b ]`; None for one that needs more than texts and numbers.
 
     Args:
         words: of the command, from `[`, `[[`, `test`, `true` or `false` on.
@@ -48,22 +48,22 @@ def holds(words: Sequence[str]) -> bool | None:
     return None
 
 
-def ran(commands: Sequence[Sequence[str]], here: str | None) -> str | None:
-    """What commands print that name files and folders and do nothing else; None for others.
+def ran(commands: Sequence[Sequence[str]], current_folder: str | None) -> str | None:
+    """Output of commands that name files and folders and do nothing else; None for others.
 
     Args:
         commands: with their words.
-        here: the folder in which they run; None where that is not known.
+        current_folder: in which they run; None where that is not known.
     """
     printed = None
     for command in commands:
         match [word for word in command if word != "--"]:
             case ["cd", ("-P" | "-L"), folder] | ["cd", folder]:
-                if here is None:
+                if current_folder is None:
                     return None
-                here = posixpath.normpath(posixpath.join(here, folder))
+                current_folder = posixpath.normpath(posixpath.join(current_folder, folder))
             case ["pwd"] | ["pwd", "-P" | "-L"]:
-                printed = here
+                printed = current_folder
             case ["dirname", path]:
                 printed = posixpath.dirname(path.rstrip("/")) or ("/" if path.startswith("/") else ".")
             case ["basename", path]:
@@ -71,7 +71,11 @@ def ran(commands: Sequence[Sequence[str]], here: str | None) -> str | None:
             case ["basename", path, ending]:
                 printed = posixpath.basename(path.rstrip("/")).removesuffix(ending)
             case ["realpath", path] | ["readlink", "-f", path]:
-                printed = None if here is None else posixpath.normpath(posixpath.join(here, path))
+                printed = (
+                    None
+                    if current_folder is None
+                    else posixpath.normpath(posixpath.join(current_folder, path))
+                )
             case ["echo", *words] if not words or not words[0].startswith("-"):
                 printed = " ".join(words)
             case _:

@@ -49,7 +49,7 @@ class Word:
     text: str
     line: int
     unresolved: tuple[str, ...] = ()
-    """What in the text is still as it was written, because nothing says what it stands for."""
+    """Parts of the text that are still as they were written, because their value is unknown."""
     variables: tuple[str, ...] = ()
     """Variables whose values would say it."""
     choices: tuple[str, ...] = ()
@@ -69,14 +69,14 @@ class Command:
     exported: tuple[str, ...] = ()
     """Names of those that the command gets in its environment."""
     folder: Word | None = None
-    """Where the script has changed to with `cd`, as a path or as it is written; None where it has not."""
+    """Folder that the script has changed to with `cd`, as a path or as it is written; None where it has not."""
 
 
-def _as_assignment(held: regex.Match[str]) -> str:
+def _as_assignment(match: regex.Match[str]) -> str:
     """A here-document that is read into a variable, as an assignment of as many lines."""
-    if held["quote"]:
-        return "{}='{}'\n".format(held["name"], held["body"].replace("'", "'\\''"))
-    return '{}="{}"\n'.format(held["name"], held["body"].replace('"', '\\"'))
+    if match["quote"]:
+        return "{}='{}'\n".format(match["name"], match["body"].replace("'", "'\\''"))
+    return '{}="{}"\n'.format(match["name"], match["body"].replace('"', '\\"'))
 
 
 def cut(text: str, line: int) -> Iterator[tuple[list[tuple[str, int]], str]]:

@@ -39,7 +39,7 @@ _INTERPOLATION = re.compile(r"\$\{[^}]*\}")
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """One setting."""
+    """Setting of a script or a YAML file."""
 
     key: str
     """Full key, with dots."""
@@ -48,16 +48,16 @@ class Found:
     place: str
     """`run.sh, line 12` or the name of a YAML file."""
     written: str = ""
-    """How the key is written there, where its row has another name."""
+    """Key as it is written there, where its row has another name."""
     kind: Literal["set", "reset"] = "set"
     unresolved: tuple[str, ...] = ()
     """Names in the value that nothing says what they stand for."""
-    why: str = "is not set in what was given"
-    """What is the matter with them."""
+    reason: str = "is not set in what was given"
+    """Reason for which they have no value."""
     way_out: str = ""
-    """What a user can do about them."""
+    """Remedy for the user."""
     problem: str = ""
-    """Why the setting could not be read at all."""
+    """Reason for which the setting could not be read at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Source:
     is_sft: bool = False
     """Supervised fine-tuning rather than reinforcement learning."""
     folder: Word | None = None
-    """Where the script has changed to before the training; None where it has not."""
+    """Folder that the script has changed to before the training; None where it has not."""
 
 
 def read_verl(files: Sequence[Path], variables: Mapping[str, str], *, line: int | None = None) -> Source:
@@ -83,7 +83,7 @@ def read_verl(files: Sequence[Path], variables: Mapping[str, str], *, line: int 
         ValueError: a file is no YAML or shell script, or starts no training, or more than one.
         OSError: a file cannot be read.
     """
-    found: list[Found] = []
+    all_settings: list[Found] = []
     is_sft, folder = False, None
     trees = {path.stem for path in files if path.suffix in (".yaml", ".yml")}
     for path in files:
@@ -96,63 +96,71 @@ def read_verl(files: Sequence[Path], variables: Mapping[str, str], *, line: int 
             is_sft = is_sft or (
                 "actor_rollout_ref" not in tree and "partial_pretrain" in (tree.get("model") or {})
             )
-            found.extend(_leaves(tree, "", path.name))
+            all_settings.extend(_leaves(tree, "", path.name))
         else:
             command, start = _training(text, path, variables, line)
             folder = command.folder
             is_sft = is_sft or "sft" in command.words[start].text
             settings = list(_settings(command, start, path))
-            for named in _named_files(settings, path, files):
-                found.extend(_leaves(_tree(named.read_text(encoding="utf-8"), named), "", named.name))
-                trees.add(named.stem)
-            found.extend(settings)
-    given = _interpolated([_with_given(one, trees) for one in found])
-    return Source(found=tuple(given), is_sft=is_sft, folder=folder)
+            for config_file in _named_files(settings, path, files):
+                all_settings.extend(
+                    _leaves(_tree(config_file.read_text(encoding="utf-8"), config_file), "", config_file.name)
+                )
+                trees.add(config_file.stem)
+            all_settings.extend(settings)
+    resolved = _interpolated([_with_given(setting, trees) for setting in all_settings])
+    return Source(found=tuple(resolved), is_sft=is_sft, folder=folder)
 
 
-def _interpolated(found: Sequence[Found]) -> Iterator[Found]:
+def _interpolated(settings: Sequence[Found]) -> Iterator[Found]:
     """Settings with ${other.key} in their values replaced, where that key has a value of its own."""
-    known = {
-        one.key: one.value for one in found if one.kind == "set" and not one.unresolved and not one.problem
+    values = {
+        setting.key: setting.value
+        for setting in settings
+        if setting.kind == "set" and not setting.unresolved and not setting.problem
     }
-    for one in found:
-        names = {name: name[2:-1] for name in one.unresolved}
-        if not one.unresolved or not isinstance(one.value, str) or not set(names.values()) <= known.keys():
-            yield one
+    for setting in settings:
+        names = {name: name[2:-1] for name in setting.unresolved}
+        if (
+            not setting.unresolved
+            or not isinstance(setting.value, str)
+            or not set(names.values()) <= values.keys()
+        ):
+            yield setting
             continue
-        value: Any = one.value
+        value: Any = setting.value
         for name, key in names.items():
-            value = known[key] if value == name else str(value).replace(name, str(known[key]))
-        yield dataclasses.replace(one, value=value, unresolved=())
+            value = values[key] if value == name else str(value).replace(name, str(values[key]))
+        yield dataclasses.replace(setting, value=value, unresolved=())
 
 
-def _with_given(one: Found, trees: Collection[str]) -> Found:
+def _with_given(setting: Found, trees: Collection[str]) -> Found:
     """The name of a configuration file with a mark, where that file is among those that are read."""
-    is_given = one.key == "--config-name" and str(one.value).removesuffix(".yaml") in trees
-    return dataclasses.replace(one, value=f"{one.value}{GIVEN}") if is_given else one
+    is_given = setting.key == "--config-name" and str(setting.value).removesuffix(".yaml") in trees
+    return dataclasses.replace(setting, value=f"{setting.value}{GIVEN}") if is_given else setting
 
 
-def _named_files(settings: Sequence[Found], script: Path, given: Sequence[Path]) -> list[Path]:
+def _named_files(settings: Sequence[Found], script: Path, files: Sequence[Path]) -> list[Path]:
     """Configuration files that a script names by --config-path and --config-name and that are there, those that they
-    build on first; none where one of that name was given."""
-    said = {one.key: str(one.value) for one in settings if one.key.startswith("--config-")}
-    name = said.get("--config-name", "").removesuffix(".yaml")
-    place = said.get("--config-path") or said.get("--config-dir") or "."
-    if not name or any(path.stem == name for path in given):
+    build on first; none where one of that name is among `files`."""
+    options = {setting.key: str(setting.value) for setting in settings if setting.key.startswith("--config-")}
+    name = options.get("--config-name", "").removesuffix(".yaml")
+    folder_name = options.get("--config-path") or options.get("--config-dir") or "."
+    if not name or any(path.stem == name for path in files):
         return []
-    for folder in (Path(place), script.parent / place):
+    for folder in (Path(folder_name), script.parent / folder_name):
         if (folder / f"{name}.yaml").is_file():
             return _with_bases(folder / f"{name}.yaml", [])
     return []
 
 
-def _with_bases(path: Path, seen: Sequence[Path]) -> list[Path]:
+def _with_bases(path: Path, ancestors: Sequence[Path]) -> list[Path]:
     """A configuration file behind those of its folder that its `defaults` name."""
     tree = _tree(path.read_text(encoding="utf-8"), path)
-    names = [one for one in tree.get("defaults") or [] if isinstance(one, str) and one != "_self_"]
+    names = [name for name in tree.get("defaults") or [] if isinstance(name, str) and name != "_self_"]
     bases = [path.with_name(f"{name.removesuffix('.yaml')}.yaml") for name in names]
-    chosen = [base for base in bases if base.is_file() and base not in (*seen, path)]
-    return [*(one for base in chosen for one in _with_bases(base, (*seen, path))), path]
+    chosen = [base for base in bases if base.is_file() and base not in (*ancestors, path)]
+    return [*(name for base in chosen for name in _with_bases(base, (*ancestors, path))), path]
 
 
 def _tree(text: str, path: Path) -> dict[str, Any]:
@@ -162,18 +170,18 @@ def _tree(text: str, path: Path) -> dict[str, Any]:
     return tree
 
 
-def _leaves(tree: Mapping[Any, Any], prefix: str, place: str) -> Iterator[Found]:
+def _leaves(tree: Mapping[Any, Any], prefix: str, location: str) -> Iterator[Found]:
     """Each value of a nested tree under its full key; an empty mapping is a value."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{key}.", place)
+            yield from _leaves(value, f"{key}.", location)
             continue
         names = tuple(_INTERPOLATION.findall(str(value))) if "${" in str(value) else ()
         yield Found(
             key=key,
             value=value,
-            place=place,
+            place=location,
             unresolved=names,
             way_out="write the value itself into the file",
         )
@@ -195,7 +203,7 @@ def _training(text: str, path: Path, variables: Mapping[str, str], line: int | N
 
 
 def the_one(starts: Sequence[Command], path: Path, line: int | None) -> int:
-    """Which of the trainings that a script starts is meant.
+    """Index of the training that is meant among those that a script starts.
 
     Raises:
         ValueError: there are several, or none in that line.
@@ -228,58 +236,58 @@ def _program(command: Command) -> int | None:
 
 def _settings(command: Command, start: int, path: Path) -> Iterator[Found]:
     name = path.name
-    place = f"{name}, line {command.line}"
+    location = f"{name}, line {command.line}"
     if command.environment.get(MODELSCOPE, "").lower() in ("true", "1"):
-        yield Found(key=MODELSCOPE, value=True, place=place)
+        yield Found(key=MODELSCOPE, value=True, place=location)
     if PRIME in command.words[start].text:
-        yield Found(key="program", value=PRIME, place=place)
-    yield from processes_of(command.words[:start], place)
-    yield from environment_of(command, command.words[:start], place, path.parent)
+        yield Found(key="program", value=PRIME, place=location)
+    yield from processes_of(command.words[:start], location)
+    yield from environment_of(command, command.words[:start], location, path.parent)
     words = iter(command.words[start + 1 :])
     for word in words:
-        here = f"{name}, line {word.line}"
+        word_location = f"{name}, line {word.line}"
         if word.text in ("--config-path", "--config-name", "--config-dir", "-cp", "-cn", "-cd"):
             value = next(words, None)
-            yield Found(key=_option_name(word.text), value=value.text if value else "", place=here)
+            yield Found(key=_option_name(word.text), value=value.text if value else "", place=word_location)
         elif word.text.startswith("--config-"):
             option_name, _, text = word.text.partition("=")
-            yield Found(key=_option_name(option_name), value=text, place=here)
+            yield Found(key=_option_name(option_name), value=text, place=word_location)
         else:
-            yield _setting(word, here)
+            yield _setting(word, word_location)
 
 
-def processes_of(words: Sequence[Word], place: str) -> Iterator[Found]:
-    """How many processes torchrun or accelerate is told to start."""
+def processes_of(words: Sequence[Word], location: str) -> Iterator[Found]:
+    """Numbers of processes in the arguments of torchrun or accelerate."""
     for word, behind in zip(words, [*words[1:], None], strict=True):
         option = re.match(
             r"^--(nproc[-_]per[-_]node|nnodes|num[-_]processes|num[-_]gpus)(?:=(.*))?$", word.text
         )
         if option is None or (option[2] is None and behind is None):
             continue
-        said = word if option[2] is not None or behind is None else behind
-        text = said.text if option[2] is None else option[2]
+        number = word if option[2] is not None or behind is None else behind
+        text = number.text if option[2] is None else option[2]
         key = f"torchrun.{option[1].replace('-', '_')}"
         if text.isdigit():
-            yield Found(key=key, value=int(text), place=place)
-        elif not (said.unresolved or text.startswith("$")):
-            yield Found(key=key, value=text, place=place, problem="is no number that is known here")
+            yield Found(key=key, value=int(text), place=location)
+        elif not (number.unresolved or text.startswith("$")):
+            yield Found(key=key, value=text, place=location, problem="is no number that is known here")
         else:
             yield Found(
                 key=key,
                 value=text,
-                place=place,
-                unresolved=said.unresolved or (text,),
-                way_out=way_out(said),
+                place=location,
+                unresolved=number.unresolved or (text,),
+                way_out=way_out(number),
             )
 
 
-def environment_of(command: Command, before: Sequence[Word], place: str, folder: Path) -> Iterator[Found]:
-    """What `ray job submit` is told about the environment of its job, and what libraries read of what is exported.
+def environment_of(command: Command, before: Sequence[Word], location: str, folder: Path) -> Iterator[Found]:
+    """Environment of the job of `ray job submit`, and exported variables that libraries read.
 
     Args:
         command: that starts the training.
         before: its words in front of the program.
-        place: where it stands.
+        location: of the command, for messages.
         folder: of the script, for files that it names.
     """
     for index, word in enumerate(before):
@@ -291,12 +299,14 @@ def environment_of(command: Command, before: Sequence[Word], place: str, folder:
         tree = _runtime_env(text, folder, is_json=name.endswith("json"))
         if isinstance(tree, dict):
             yield from (
-                Found(key=f"runtime_env.{key}", value=value, place=place) for key, value in tree.items()
+                Found(key=f"runtime_env.{key}", value=value, place=location) for key, value in tree.items()
             )
         else:
-            yield Found(key="runtime_env", value=text, place=place)
-    if exported := [one for one in command.exported if _OF_LIBRARIES.match(one)]:
-        yield Found(key="export", value=", ".join(exported), place=place)
+            yield Found(key="runtime_env", value=text, place=location)
+    if exported := [
+        name_exported for name_exported in command.exported if _OF_LIBRARIES.match(name_exported)
+    ]:
+        yield Found(key="export", value=", ".join(exported), place=location)
 
 
 def _runtime_env(text: str, folder: Path, *, is_json: bool) -> Any:
@@ -311,7 +321,7 @@ def _runtime_env(text: str, folder: Path, *, is_json: bool) -> Any:
 
 
 def way_out(word: Word) -> str:
-    """What a user can do about a word that is not known."""
+    """Remedy for a word that is not known."""
     names = list(dict.fromkeys(word.variables))
     if not names:
         return "write the value itself into the script"
@@ -325,31 +335,33 @@ def _option_name(text: str) -> str:
     return {"-cp": "--config-path", "-cn": "--config-name", "-cd": "--config-dir"}.get(text, text)
 
 
-def _setting(word: Word, place: str) -> Found:
+def _setting(word: Word, location: str) -> Found:
     """One word of the command line: key=value, +key=value, ~key, or something else."""
     if word.text in ("$@", "$*", "${@}"):
-        return Found(key="$@", value="", place=place)
-    read = _OVERRIDE.match(word.text)
-    if read is None or (read[3] is None and read[1] != "~"):
+        return Found(key="$@", value="", place=location)
+    match = _OVERRIDE.match(word.text)
+    if match is None or (match[3] is None and match[1] != "~"):
         problem = "it is no key=value, so nothing is known about it"
         if word.unresolved:
             problem = f"nothing says what {', '.join(word.unresolved)} stands for; write --set NAME=VALUE"
-        return Found(key=word.text, value="", place=place, problem=problem)
-    sign, key, rest = read[1], read[2], read[3] or ""
+        return Found(key=word.text, value="", place=location, problem=problem)
+    sign, key, rest = match[1], match[2], match[3] or ""
     key = key.replace("/", ".")
     if sign == "~":
-        return Found(key=key, value=rest[1:], place=place, kind="reset")
+        return Found(key=key, value=rest[1:], place=location, kind="reset")
     text = rest[1:]
     if word.unresolved:
-        return Found(key=key, value=text, place=place, unresolved=word.unresolved, way_out=way_out(word))
+        return Found(key=key, value=text, place=location, unresolved=word.unresolved, way_out=way_out(word))
     if word.condition:
         return Found(
-            key=key, value=text, place=place, unresolved=(f"line {word.condition}",),
-            why="has a condition that is not known here", way_out="set it if it holds",
+            key=key, value=text, place=location, unresolved=(f"line {word.condition}",),
+            reason="has a condition that is not known here", way_out="set it if it holds",
         )  # fmt: skip
     try:
         value = parse_override(f"key={text}").value
     except ValueError as error:
-        return Found(key=key, value=text, place=place, problem=f"the value cannot be read: {error}")
+        return Found(key=key, value=text, place=location, problem=f"the value cannot be read: {error}")
     names_left = tuple(_INTERPOLATION.findall(text))
-    return Found(key=key, value=value, place=place, unresolved=names_left, way_out="write the value itself")
+    return Found(
+        key=key, value=value, place=location, unresolved=names_left, way_out="write the value itself"
+    )

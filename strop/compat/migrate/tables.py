@@ -38,7 +38,7 @@ _SOME_KEY = "Abcdefgh-12345678"
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What a library's keys become."""
+    """Rules of a library's keys, and its defaults."""
 
     rows: Mapping[str, Mapping[str, Any]]
     """By full key. One that ends in `.*` stands for every key below a section that has no row of its own; one that
@@ -46,7 +46,7 @@ class Table:
     rules: Mapping[str, Rule]
     """The rows' rules, by the same keys."""
     defaults: Mapping[str, Any]
-    """What the library assumes."""
+    """Defaults of the library."""
     written_out: tuple[str, ...]
     """Keys whose defaults are translated where the files leave them out, since ours differ."""
 
@@ -89,12 +89,12 @@ def _read(name: str) -> dict[str, Any]:
     """A file, with the templates and the keys in no section of the one that it names as `base`."""
     file = tomllib.loads(Path(__file__).with_name(f"{name}.toml").read_text(encoding="utf-8"))
     base = _read(file.pop("base")) if "base" in file else {}
-    of_base, own = base.get("root", {}), file.get("root", {})
-    sentences = {kind: {**of_base.get(kind, {}), **own.get(kind, {})} for kind in _BY_SENTENCE}
+    of_base, root = base.get("root", {}), file.get("root", {})
+    sentences = {kind: {**of_base.get(kind, {}), **root.get(kind, {})} for kind in _BY_SENTENCE}
     return {
         "template": base.get("template", {}),
         **file,
-        "root": {**of_base, **own, **{kind: rows for kind, rows in sentences.items() if rows}},
+        "root": {**of_base, **root, **{kind: rows for kind, rows in sentences.items() if rows}},
     }
 
 
@@ -113,8 +113,8 @@ def _rows(file: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mapping[str
 def _of_section(prefix: str, entries: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for names, row in entries.items():
         if names in _BY_SENTENCE:
-            for why, keys in row.items():
-                yield from ((f"{prefix}{key}", {names: why}) for key in keys.split())
+            for reason, keys in row.items():
+                yield from ((f"{prefix}{key}", {names: reason}) for key in keys.split())
             continue
         for key in names.split():
             yield f"{prefix}{key}", {"to": row} if isinstance(row, str) else row
@@ -142,7 +142,7 @@ class Row:
     """Its value, as it was found."""
     outcome: Outcome
     place: str = ""
-    """Where it was found; `default` for what the files leave to the other library's defaults."""
+    """Location of the setting; `default` for what the files leave to the other library's defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +163,9 @@ class Migration:
             for key, value in row.outcome.ours.items():
                 entries = value.items() if isinstance(value, Mapping) and value else [("", value)]
                 for name, entry in entries:
-                    _put(nested, [*key.split("."), *([name] if name else [])], copy.deepcopy(entry))
+                    _set_nested(nested, [*key.split("."), *([name] if name else [])], copy.deepcopy(entry))
         for key, value in self.own.items():
-            _put(nested, key.split("."), value)
+            _set_nested(nested, key.split("."), value)
         return nested
 
     @property
@@ -187,35 +187,41 @@ class Migration:
 
 
 def apply_table(
-    found: Sequence[Found], table: Table, *, defaults: Mapping[str, Any], write_out: Sequence[str]
+    settings: Sequence[Found], table: Table, *, defaults: Mapping[str, Any], write_out: Sequence[str]
 ) -> Migration:
-    """Ask the table about every setting.
+    """Migration of every setting by its row of the table.
 
     Args:
-        found: in their order; a later one of the same key replaces an earlier one, which gets a row too.
+        settings: in their order; a later one of the same key replaces an earlier one, which gets a row too.
         table: of the other library.
         defaults: of the other library in the setting at hand, for the facts.
         write_out: keys whose defaults are translated where the files leave them out, since ours differ.
     """
-    last = {one.key: index for index, one in enumerate(found)}
+    last = {setting.key: index for index, setting in enumerate(settings)}
     in_force = {
-        one.key: one for index, one in enumerate(found) if last[one.key] == index and one.kind != "reset"
+        setting.key: setting
+        for index, setting in enumerate(settings)
+        if last[setting.key] == index and setting.kind != "reset"
     }
-    unread = {key for key, one in in_force.items() if one.unresolved or one.problem}
-    facts = Facts({key: one.value for key, one in in_force.items() if key not in unread}, defaults, unread)
+    unread = {key for key, setting in in_force.items() if setting.unresolved or setting.problem}
+    facts = Facts(
+        {key: setting.value for key, setting in in_force.items() if key not in unread}, defaults, unread
+    )
     rows = [
         Row(key=key, value=defaults[key], outcome=_ask(table, key, defaults[key], facts), place="default")
         for key in write_out
         if key not in in_force
     ]
-    for index, one in enumerate(found):
+    for index, setting in enumerate(settings):
         outcome = (
-            _outcome(one, table, facts)
-            if last[one.key] == index
+            _outcome(setting, table, facts)
+            if last[setting.key] == index
             else skip("set again further down, which is what counts")
         )
-        row = Row(key=one.written or one.key, value=one.value, outcome=outcome, place=one.place)
-        rows.append(_without_secrets(row, one.key))
+        row = Row(
+            key=setting.written or setting.key, value=setting.value, outcome=outcome, place=setting.place
+        )
+        rows.append(_without_secrets(row, setting.key))
     return Migration(rows=tuple(rows))
 
 
@@ -224,40 +230,47 @@ def _without_secrets(row: Row, key: str) -> Row:
     settings = {_SECRETS.get(key, key): row.value}
     remember_secrets_in(settings)
     outcome = row.outcome
-    held = {ours for ours, value in outcome.ours.items() for _ in secrets_in(value, ours)}
-    if held:
-        kept = {ours: value for ours, value in outcome.ours.items() if ours not in held}
-        why = f"a secret is not written into a file: leave {', '.join(held)} out, and let your code read a variable"
-        outcome = refuse(why) if not kept else replace(outcome, ours=kept, note=why)
+    secret_keys = {ours for ours, value in outcome.ours.items() for _ in secrets_in(value, ours)}
+    if secret_keys:
+        ours_kept = {ours: value for ours, value in outcome.ours.items() if ours not in secret_keys}
+        keys = ", ".join(secret_keys)
+        reason = f"a secret is not written into a file: leave {keys} out, and let your code read a variable"
+        outcome = refuse(reason) if not ours_kept else replace(outcome, ours=ours_kept, note=reason)
     (value,) = without_secrets(settings).values()
     return replace(row, value=value, outcome=outcome)
 
 
-def _outcome(one: Found, table: Table, facts: Facts) -> Outcome:
-    if one.problem:
-        rule = table.find(one.key)
-        answer = _ask(table, one.key, one.value, facts) if rule is not None and one.value != "" else None
+def _outcome(setting: Found, table: Table, facts: Facts) -> Outcome:
+    if setting.problem:
+        rule = table.find(setting.key)
+        answer = (
+            _ask(table, setting.key, setting.value, facts)
+            if rule is not None and setting.value != ""
+            else None
+        )
         if answer is not None and answer.status == "not needed":
             return answer  # whatever it says
-        return Outcome(status="unknown", note=one.problem)
-    if one.kind == "reset":
+        return Outcome(status="unknown", note=setting.problem)
+    if setting.kind == "reset":
         return skip("takes the key away again, so the default holds")
-    if table.find(one.key) is None:
-        near = nearest(one.key, [key for key in table.rules if "*" not in key])
+    if table.find(setting.key) is None:
+        near = nearest(setting.key, [key for key in table.rules if "*" not in key])
         return Outcome(
             status="unknown", note=f"the nearest known key is {near}" if near else "no known key is near"
         )
-    if not one.unresolved:
-        return _ask(table, one.key, one.value, facts)
-    if is_secret(_SECRETS.get(one.key, one.key), _SOME_KEY):  # whatever it is, it is not asked for
-        return _ask(table, one.key, _SOME_KEY, facts)
-    answers = [_ask(table, one.key, value, facts) for value in (one.value, *_ANY_VALUES)]
+    if not setting.unresolved:
+        return _ask(table, setting.key, setting.value, facts)
+    if is_secret(_SECRETS.get(setting.key, setting.key), _SOME_KEY):  # whatever it is, it is not asked for
+        return _ask(table, setting.key, _SOME_KEY, facts)
+    answers = [_ask(table, setting.key, value, facts) for value in (setting.value, *_ANY_VALUES)]
     statuses = {answer.status for answer in answers}
     if statuses in ({"not needed"}, {"not there"}, {"refused"}):
         return answers[0]  # whatever the value is
-    names = ", ".join(one.unresolved)
+    names = ", ".join(setting.unresolved)
     ours = ", ".join(next((answer.ours for answer in answers if answer.ours), ["what it says"]))
-    return Outcome(status="unresolved", note=f"{names} {one.why}, so {ours} is left out: {one.way_out}")
+    return Outcome(
+        status="unresolved", note=f"{names} {setting.reason}, so {ours} is left out: {setting.way_out}"
+    )
 
 
 def _ask(table: Table, key: str, value: Any, facts: Facts) -> Outcome:
@@ -271,7 +284,7 @@ def _ask(table: Table, key: str, value: Any, facts: Facts) -> Outcome:
         return Outcome(status="unresolved", note=f"{value!r} is of a kind that {key} does not take")
 
 
-def _put(nested: dict[str, Any], parts: Sequence[str], value: Any) -> None:
+def _set_nested(nested: dict[str, Any], parts: Sequence[str], value: Any) -> None:
     for part in parts[:-1]:
         nested = nested.setdefault(part, {})
     nested[parts[-1]] = value

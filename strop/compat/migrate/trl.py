@@ -24,7 +24,7 @@ _PARTS = (engines, trl_loop, trl_ppo, trl_sources)
 
 
 def trainer(key: str, value: Any, facts: Facts) -> Outcome:
-    """What a trainer is, whatever its arguments say."""
+    """Settings that follow from the kind of a trainer, whatever its arguments say."""
     if value == "PPO":
         note = "one answer to each prompt, values from a critic, no dual clip, gradients never clipped"
         return many(trl_ppo.SETTINGS, note)
@@ -42,11 +42,11 @@ def trl_table(kind: str) -> Table:
     return dataclasses.replace(table, rules={key: _for_both(rule) for key, rule in table.rules.items()})
 
 
-def migrate_trl(found: Sequence[Found], kind: str, *, processes: int = 1, engine: Any = None) -> Migration:
-    """What becomes of every argument of a TRL script.
+def migrate_trl(settings: Sequence[Found], kind: str, *, processes: int = 1, engine: Any = None) -> Migration:
+    """Migration of every argument of a TRL script.
 
     Args:
-        found: its arguments.
+        settings: its arguments.
         kind: of KINDS.
         processes: with how many the script was started.
         engine: rollout.engine, where it is given beside them.
@@ -54,38 +54,38 @@ def migrate_trl(found: Sequence[Found], kind: str, *, processes: int = 1, engine
     table = trl_table(kind)
     defaults = {**table.defaults, f"{kind}Config.delta": None, "processes": processes}
     write_out = list(table.written_out)
-    given = {one.key: one.value for one in found if not one.unresolved}
-    theirs = "vllm" if given.get(f"{kind}Config.use_vllm") is True else None
+    values = {setting.key: setting.value for setting in settings if not setting.unresolved}
+    theirs = "vllm" if values.get(f"{kind}Config.use_vllm") is True else None
     defaults[engines.ENGINE] = engines.engine_of(theirs, engine)
-    if kind in ("GRPO", "RLOO") and given.get(f"{kind}Config.use_vllm") is True:
+    if kind in ("GRPO", "RLOO") and values.get(f"{kind}Config.use_vllm") is True:
         write_out.append(f"{kind}Config.vllm_importance_sampling_correction")
-    found = [_in_config(one, kind, table) for one in found]
+    settings = [_in_config(setting, kind, table) for setting in settings]
     start = Found(key="processes", value=processes, place="--processes")
-    return apply_table([start, *found], table, defaults=defaults, write_out=write_out)
+    return apply_table([start, *settings], table, defaults=defaults, write_out=write_out)
 
 
-def _in_config(one: Found, kind: str, table: Table) -> Found:
+def _in_config(setting: Found, kind: str, table: Table) -> Found:
     """An argument that trainers took themselves before they had a configuration of their own."""
-    name = one.key.removeprefix(f"{kind}Trainer.")
+    name = setting.key.removeprefix(f"{kind}Trainer.")
     config = f"{kind}Config.{name}"
-    if one.key == name or one.key in table.rules or config not in table.rules:
-        return one
-    return dataclasses.replace(one, key=config, written=one.key)
+    if setting.key == name or setting.key in table.rules or config not in table.rules:
+        return setting
+    return dataclasses.replace(setting, key=config, written=setting.key)
 
 
 def _for_both(rule: Rule) -> Rule:
     """The rule for a trainer with one optimizer for policy and values: what the actor gets, the critic gets too."""
 
-    def asked(key: str, value: Any, facts: Facts) -> Outcome:
+    def both(key: str, value: Any, facts: Facts) -> Outcome:
         outcome = rule(key, value, facts)
         twins = {
-            f"critic.{name.removeprefix('actor.')}": given
-            for name, given in outcome.ours.items()
+            f"critic.{name.removeprefix('actor.')}": setting
+            for name, setting in outcome.ours.items()
             if name.startswith("actor.")
         }
         return dataclasses.replace(outcome, ours={**outcome.ours, **twins}) if twins else outcome
 
-    return asked
+    return both
 
 
 _LOSSES = ("sigmoid", "hinge", "ipo")
@@ -94,8 +94,8 @@ _LOSSES = ("sigmoid", "hinge", "ipo")
 def preference_loss(key: str, value: Any, facts: Facts) -> Outcome:
     """The loss of pairs, of which TRL adds several with weights; `sft` imitates the better answer."""
     names = value if isinstance(value, list) else [value]
-    given = argument(facts, "loss_weights")
-    weights = [1.0] * len(names) if given is None else [number(weight) for weight in given]
+    loss_weights = argument(facts, "loss_weights")
+    weights = [1.0] * len(names) if loss_weights is None else [number(weight) for weight in loss_weights]
     if len(weights) != len(names):
         raise UnreadableError(f"{len(names)} losses, and {len(weights)} loss_weights")
     together = dict(zip(names, weights, strict=True))
@@ -123,7 +123,7 @@ def starting_model(key: str, value: Any, facts: Facts) -> Outcome:
 def loss(key: str, value: Any, facts: Facts) -> Outcome:
     """The loss and its aggregation."""
     mode, kind = "algorithm.loss_agg_mode", "algorithm.policy_loss"
-    known: dict[str, dict[str, Any]] = {
+    settings_of: dict[str, dict[str, Any]] = {
         "grpo": {mode: "seq-mean-token-mean"},
         "bnpo": {mode: "token-mean"},
         "dapo": {mode: "token-mean"},
@@ -134,9 +134,9 @@ def loss(key: str, value: Any, facts: Facts) -> Outcome:
         "cispo": {kind: "cispo", mode: "token-mean", "algorithm.clip_ratio_low": 1.0},
         "sapo": {kind: "sapo"},
     }
-    if value not in known:
-        return refuse(f"strop has {', '.join(known)}")
-    return many(known[value], "no lower bound, as in TRL" if value == "cispo" else "")
+    if value not in settings_of:
+        return refuse(f"strop has {', '.join(settings_of)}")
+    return many(settings_of[value], "no lower bound, as in TRL" if value == "cispo" else "")
 
 
 def clip_high(value: Any, facts: Facts) -> Any:

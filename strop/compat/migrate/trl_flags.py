@@ -82,7 +82,7 @@ def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path, line: i
     """
     if path.suffix in (".yaml", ".yml"):
         flags = _of_yaml(path)
-        names = {one.key for one in flags}
+        names = {flag.key for flag in flags}
         kind = next((kind for name, kind in _KIND_OF.items() if name in names), "")
         if not kind:
             raise ValueError(
@@ -106,26 +106,29 @@ def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path, line: i
     command, at, kind = starts[the_one([command for command, _, _ in starts], path, line)]
     flags = _with_files(flags_of(command, at + 1, path.name), path)
     started = _started(command.words[:at], path.name)
-    named, count = _of_accelerate(command.words[:at], path)
+    processes_source, count = _of_accelerate(command.words[:at], path)
     started += [count]
-    flags_started = [one.value for one in flags if one.key == "num_processes"]
-    script = _script([one for one in flags if one.key not in _LAUNCH], kind)
+    flags_started = [flag.value for flag in flags if flag.key == "num_processes"]
+    script = _script([flag for flag in flags if flag.key not in _LAUNCH], kind)
     processes = next((n for n in (*started, *flags_started) if isinstance(n, int)), None)
     return replace(
-        script, processes=processes, folder=command.folder, counted_in=named if processes is None else ""
+        script,
+        processes=processes,
+        folder=command.folder,
+        counted_in=processes_source if processes is None else "",
     )
 
 
 def _started(words: Sequence[Word], name: str) -> list[int | None]:
-    """How many processes a launcher is told to start: torchrun and deepspeed by machine, accelerate in all."""
-    said = {
-        one.key.partition(".")[2]: one.value
-        for one in processes_of(words, name)
-        if isinstance(one.value, int)
+    """Numbers of processes that a launcher starts: torchrun and deepspeed by machine, accelerate in all."""
+    counts = {
+        option.key.partition(".")[2]: option.value
+        for option in processes_of(words, name)
+        if isinstance(option.value, int)
     }
-    nodes = said.get("nnodes", 1)
-    per_node = next((said[one] for one in ("nproc_per_node", "num_gpus") if one in said), None)
-    return [said.get("num_processes"), None if per_node is None else per_node * nodes]
+    nodes = counts.get("nnodes", 1)
+    per_node = next((counts[option] for option in ("nproc_per_node", "num_gpus") if option in counts), None)
+    return [counts.get("num_processes"), None if per_node is None else per_node * nodes]
 
 
 def _of_accelerate(words: Sequence[Word], script: Path) -> tuple[str, int | None]:
@@ -145,8 +148,12 @@ def _training(command: Command) -> tuple[int, str]:
         if at and texts[at - 1].rpartition("/")[2] == "trl" and text in _NAMES:
             return at, _NAMES[text]
         is_program = text.endswith(".py") or (at and texts[at - 1] == "-m")
-        if is_program and any(_STARTS.search(one) for one in texts[:at]) and (found := _SCRIPT.search(text)):
-            return at, _NAMES[found[1]]
+        if (
+            is_program
+            and any(_STARTS.search(word) for word in texts[:at])
+            and (match := _SCRIPT.search(text))
+        ):
+            return at, _NAMES[match[1]]
     return 0, ""
 
 
@@ -159,56 +166,56 @@ def _of_yaml(path: Path) -> list[Found]:
 
 def _with_files(flags: Sequence[Found], script: Path) -> list[Found]:
     """The flags behind those of the YAML file that `--config` names."""
-    found: list[Found] = []
-    for one in flags:
-        if one.key != "config":
+    settings: list[Found] = []
+    for flag in flags:
+        if flag.key != "config":
             continue
-        places = [Path(str(one.value)), script.parent / str(one.value)]
+        places = [Path(str(flag.value)), script.parent / str(flag.value)]
         file = next((place for place in places if place.is_file()), None)
         if file is None:
             raise ValueError(
-                f"{one.place} names the file {one.value}, which is not there; give it beside {script}"
+                f"{flag.place} names the file {flag.value}, which is not there; give it beside {script}"
             )
-        found += _of_yaml(file)
-    return [*found, *(one for one in flags if one.key != "config")]
+        settings += _of_yaml(file)
+    return [*settings, *(flag for flag in flags if flag.key != "config")]
 
 
 def _script(flags: Sequence[Found], kind: str) -> Script:
-    return Script(found=tuple(_arguments({one.key: one for one in flags}, kind)), kind=kind)
+    return Script(found=tuple(_arguments({flag.key: flag for flag in flags}, kind)), kind=kind)
 
 
 def _arguments(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:
     """Flags as arguments of the trainer, its configuration and LoraConfig."""
     config, trainer = f"{kind}Config", f"{kind}Trainer"
-    flags = {one.key: one for one in map(_switched_off, flags.values())}
-    model = {_MODEL[name]: one.value for name, one in flags.items() if name in _MODEL}
+    flags = {flag.key: flag for flag in map(_switched_off, flags.values())}
+    model = {_MODEL[name]: flag.value for name, flag in flags.items() if name in _MODEL}
     has_adapter = "use_peft" in flags and flags["use_peft"].value is not False
-    for name, one in flags.items():
+    for name, flag in flags.items():
         if name == "model_name_or_path":
-            yield replace(one, key=f"{trainer}.model", written=name)
+            yield replace(flag, key=f"{trainer}.model", written=name)
         elif name in _MODEL or name in _DATA or name == "use_peft":
             continue
         elif name in _LORA:
             if has_adapter:
-                yield replace(one, key=f"LoraConfig.{_LORA[name]}", written=name)
+                yield replace(flag, key=f"LoraConfig.{_LORA[name]}", written=name)
         elif name == "reward_funcs":
-            parts = one.value if isinstance(one.value, list) else [one.value]
-            yield replace(one, key=f"{trainer}.reward_funcs", value=[_reward(str(part)) for part in parts])
+            parts = flag.value if isinstance(flag.value, list) else [flag.value]
+            yield replace(flag, key=f"{trainer}.reward_funcs", value=[_reward(str(part)) for part in parts])
         elif name == "reward_model_name_or_path":
-            yield replace(one, key=f"{trainer}.reward_funcs", value=[{"from": "model", "path": one.value}])
+            yield replace(flag, key=f"{trainer}.reward_funcs", value=[{"from": "model", "path": flag.value}])
         else:
-            yield replace(one, key=f"{config}.{name}", written=name)
+            yield replace(flag, key=f"{config}.{name}", written=name)
     if model:
-        place = next(one.place for name, one in flags.items() if name in _MODEL)
-        yield Found(key=f"{config}.model_init_kwargs", value=model, place=place)
+        location = next(flag.place for name, flag in flags.items() if name in _MODEL)
+        yield Found(key=f"{config}.model_init_kwargs", value=model, place=location)
     yield from _data(flags, kind)
 
 
-def _switched_off(one: Found) -> Found:
+def _switched_off(flag: Found) -> Found:
     """`--no_NAME`, which the parser of transformers has for every switch that is on, as NAME=False."""
-    if not one.key.startswith("no_") or one.value is not True or one.key == "no_cuda":
-        return one
-    return replace(one, key=one.key.removeprefix("no_"), value=False)
+    if not flag.key.startswith("no_") or flag.value is not True or flag.key == "no_cuda":
+        return flag
+    return replace(flag, key=flag.key.removeprefix("no_"), value=False)
 
 
 def _data(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:
@@ -220,27 +227,27 @@ def _data(flags: Mapping[str, Found], kind: str) -> Iterator[Found]:
             return
     if "dataset_name" not in flags:
         return
-    one = flags["dataset_name"]
+    dataset = flags["dataset_name"]
 
-    def said(name: str, otherwise: str | None) -> Any:
+    def value_of(name: str, otherwise: str | None) -> Any:
         return flags[name].value if name in flags else otherwise
 
-    rows = {"path": one.value, "name": said("dataset_config", None), "data_files": None, "steps": []}
-    train = {**rows, "split": said("dataset_train_split", "train")}
-    yield replace(one, key=f"{trainer}.train_dataset", value=train, written="dataset_name")
-    if said("eval_strategy", "no") not in ("no", None):
-        test = {**rows, "split": said("dataset_test_split", "test")}
-        yield replace(one, key=f"{trainer}.eval_dataset", value=test, written="dataset_test_split")
+    rows = {"path": dataset.value, "name": value_of("dataset_config", None), "data_files": None, "steps": []}
+    train = {**rows, "split": value_of("dataset_train_split", "train")}
+    yield replace(dataset, key=f"{trainer}.train_dataset", value=train, written="dataset_name")
+    if value_of("eval_strategy", "no") not in ("no", None):
+        test = {**rows, "split": value_of("dataset_test_split", "test")}
+        yield replace(dataset, key=f"{trainer}.eval_dataset", value=test, written="dataset_test_split")
 
 
 def _mixture(flags: Mapping[str, Found], name: str, trainer: str, config: str) -> Iterator[Found]:
     """TRL's `datasets`, or `dataset_mixture` of open-r1, which has a share of the rows of each data set."""
-    one = flags[name]
-    mixture = one.value if name == "dataset_mixture" else {"datasets": one.value}
+    flag = flags[name]
+    mixture = flag.value if name == "dataset_mixture" else {"datasets": flag.value}
     sets = mixture.get("datasets") if isinstance(mixture, Mapping) else None
     if not isinstance(sets, list) or not all(isinstance(part, Mapping) for part in sets):
         yield replace(
-            one,
+            flag,
             key=f"{trainer}.train_dataset",
             written=name,
             problem="it is no list of data sets with their names",
@@ -257,12 +264,12 @@ def _mixture(flags: Mapping[str, Found], name: str, trainer: str, config: str) -
         }
         for part in sets
     ]
-    yield replace(one, key=f"{trainer}.train_dataset", value={"parts": parts}, written=name)
+    yield replace(flag, key=f"{trainer}.train_dataset", value={"parts": parts}, written=name)
     size = mixture.get("test_split_size") if name == "dataset_mixture" else None
     if size is None and "test_split_size" in flags:
         size = flags["test_split_size"].value
     if size is not None:
-        yield replace(one, key=f"{config}.test_split_size", value=size, written="test_split_size")
+        yield replace(flag, key=f"{config}.test_split_size", value=size, written="test_split_size")
     if "streaming" in flags:
         yield replace(flags["streaming"], key=f"{config}.dataset_streaming", written="streaming")
 

@@ -48,8 +48,8 @@ def batches(key: str, value: Any, facts: Facts) -> Outcome:
     if (kind := key.partition("Config")[0]) in COMMANDS:
         ours = {f"{COMMANDS[kind]}.examples_per_update": batch.per_update}
         return many(ours, "per device x processes x accumulation")
-    prompts, left = divmod(batch.per_step, batch.num_generations)
-    if left:
+    prompts, remainder = divmod(batch.per_step, batch.num_generations)
+    if remainder:
         raise UnreadableError(
             f"{batch.per_step} samples are generated together, which is no multiple of "
             f"{batch.num_generations} generations"
@@ -84,10 +84,10 @@ _LOWEST = ("cosine_with_min_lr", "cosine_warmup_with_min_lr")
 
 
 def schedule(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
-    """How the learning rate goes down."""
+    """Schedule of the learning rate."""
     if value in _LOWEST:
-        given = argument(facts, "lr_scheduler_kwargs") or {}
-        lowest, rate = given.get("min_lr"), given.get("min_lr_rate")
+        arguments = argument(facts, "lr_scheduler_kwargs") or {}
+        lowest, rate = arguments.get("min_lr"), arguments.get("min_lr_rate")
         if rate is None and lowest is None:
             raise UnreadableError(f"{value} needs min_lr or min_lr_rate in lr_scheduler_kwargs, there too")
         if rate is None:
@@ -117,14 +117,16 @@ def save_steps(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def evaluated(key: str, value: Any, facts: Facts) -> Outcome:
-    """When and how validation samples."""
+    """Interval and sampling of the validation."""
     if str(value) == "no":
         return many({"eval.every": 0, "eval.before_train": False})
     if str(value) != "steps":
         return refuse("say it in steps: eval.every")
-    given = argument(facts, "num_generations_eval")
+    num_generations = argument(facts, "num_generations_eval")
     ours = {
-        "eval.samples_per_prompt": argument(facts, "num_generations") if given is None else given,
+        "eval.samples_per_prompt": argument(facts, "num_generations")
+        if num_generations is None
+        else num_generations,
         "eval.temperature": argument(facts, "temperature"),
     }
     return many(ours, "TRL validates as it trains; eval_steps says when")
@@ -164,13 +166,13 @@ def epochs(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
 
 
 def trackers(value: Any, facts: Facts) -> Outcome:
-    """Where metrics go."""
-    found, missing = tracker_names(value, {**installed_trackers(), "all": "tensorboard", "none": "console"})
-    ours = list(dict.fromkeys(["console", "jsonl", *found]))
+    """Trackers of the metrics."""
+    known, missing = tracker_names(value, {**installed_trackers(), "all": "tensorboard", "none": "console"})
+    ours = list(dict.fromkeys(["console", "jsonl", *known]))
     note = f"{without_trackers(missing)}; metrics are in metrics.jsonl" if missing else ""
     return many({"trainer.trackers": ours}, note)
 
 
 def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
-    """What trackers call the run."""
+    """Name of the run for trackers."""
     return shown_as(value, argument(facts, "report_to"), ours=ours)

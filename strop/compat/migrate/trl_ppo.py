@@ -20,7 +20,7 @@ SETTINGS = {
     "data.ground_truth_key": None,
     "data.default_data_source": "trl",
 }
-"""What PPOTrainer is, whatever its arguments say: one answer to each prompt, and so on."""
+"""Settings of PPOTrainer, whatever its arguments say: one answer to each prompt, and so on."""
 
 
 class _Episodes:
@@ -97,7 +97,7 @@ def reference(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def stop_token(key: str, value: Any, facts: Facts) -> Outcome:
-    """Whether the end-of-sequence token ends a response."""
+    """End of a response at the end-of-sequence token."""
     if value == "eos":
         return skip("the end-of-sequence token ends a response here too")
     if value is not None:
@@ -108,7 +108,7 @@ def stop_token(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def sample_generations(key: str, value: Any, facts: Facts) -> Outcome:
-    """How often answers to the validation prompts are shown."""
+    """Interval at which answers to the validation prompts are shown."""
     if not integer(value):
         return many({"eval.every": 0, "eval.before_train": False})
     steps = _Episodes(facts).steps(facts)

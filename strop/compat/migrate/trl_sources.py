@@ -1,4 +1,4 @@
-"""What a TRL trainer is given: rewards, data sets, and how models are loaded."""
+"""Inputs of a TRL trainer: rewards, data sets, and the loading of models."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rewards(key: str, value: Any, facts: Facts) -> Outcome:
     places = [{"path": _file(part), "name": part["name"], "weight": weight} for part, weight in functions]
     if len(places) == 1:
         weight = places[0].pop("weight")
-        ours |= {f"reward.{name}": place for name, place in places[0].items()}
+        ours |= {f"reward.{name}": setting for name, setting in places[0].items()}
         ours |= {} if weight == 1 else {"reward.weight": weight}
     elif places:
         ours["reward.functions"] = places
@@ -70,15 +70,19 @@ def _file(function: Mapping[str, Any]) -> str:
 
 
 def _problem(function: Mapping[str, Any], functions: Sequence[tuple[Mapping[str, Any], float]]) -> str:
-    """Why strop cannot load the function, and what to do; empty where it can."""
+    """Reason for which strop cannot load the function, with the remedy; empty where it can."""
     name = function["name"]
     if function["from"] == "script" and function["why_not"]:
-        own = [(part["name"], weight) for part, weight in functions if part["from"] == "script"]
+        functions_of_script = [
+            (part["name"], weight) for part, weight in functions if part["from"] == "script"
+        ]
         set_it = "set reward.path and reward.name"
         if len(functions) > 1:
-            listed = ", ".join(f"{{path: FILE, name: {part}, weight: {weight}}}" for part, weight in own)
+            listed = ", ".join(
+                f"{{path: FILE, name: {part}, weight: {weight}}}" for part, weight in functions_of_script
+            )
             set_it = f"name them in reward.functions: [{listed}]"
-        names = ", ".join(part for part, _ in own)
+        names = ", ".join(part for part, _ in functions_of_script)
         return (
             f"loading {function['path']} {function['why_not']}: move {names} into another file and {set_it}"
         )
@@ -100,34 +104,34 @@ def dataset(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
 def _mixture(key: str, value: Mapping[str, Any], ours: str) -> Outcome:
     """Several data sets: one after the other, with a share of the rows of each, or of all that is drawn."""
     loaded = [_loaded(key, part, ours) for part in value["parts"]]
-    refused = next((one for one in loaded if one.status == "refused"), None)
+    refused = next((part for part in loaded if part.status == "refused"), None)
     if refused is not None:
         return refused
-    entries = [entry for one in loaded for entry in one.ours[ours]]
-    notes = dict.fromkeys(one.note for one in loaded if one.note)
+    entries = [entry for part in loaded for entry in part.ours[ours]]
+    notes = dict.fromkeys(part.note for part in loaded if part.note)
     section, _, split = ours.rpartition(".")
-    names = [entry_names(entries)[one.ours[ours][0]] for one in loaded]
+    names = [entry_names(entries)[part.ours[ours][0]] for part in loaded]
     weights, shares = [part.get("weight") for part in value["parts"]], value.get("shares")
-    found: dict[str, Any] = {ours: entries}
+    settings: dict[str, Any] = {ours: entries}
     if split == "val_files" or not (shares or any(weight not in (None, 1) for weight in weights)):
-        return many(found, "; ".join(notes))
+        return many(settings, "; ".join(notes))
     if section == "prefer.data":
         return refuse(
             f"every row is visited equally often: write the rows that you want into a file, and set {ours}"
         )
-    if any(len(one.ours[ours]) > 1 for one in loaded):
+    if any(len(part.ours[ours]) > 1 for part in loaded):
         raise UnreadableError(
             f"a weight is for one file here: set {section}.source_weights by the names of files"
         )
     if shares:
-        found[f"{section}.source_shares"] = dict(zip(names, shares, strict=True))
+        settings[f"{section}.source_shares"] = dict(zip(names, shares, strict=True))
     else:
-        found[f"{section}.source_weights"] = {
+        settings[f"{section}.source_weights"] = {
             name: 1.0 if weight is None else number(weight)
             for name, weight in zip(names, weights, strict=True)
         }
         notes["the share of its rows that an epoch visits, others in the next"] = None
-    return many(found, "; ".join(notes))
+    return many(settings, "; ".join(notes))
 
 
 def _loaded(key: str, value: Mapping[str, Any], ours: str) -> Outcome:
@@ -136,22 +140,22 @@ def _loaded(key: str, value: Mapping[str, Any], ours: str) -> Outcome:
     split = value.get("split")
     if isinstance(files, Mapping):
         files = files.get(split or "train")
-    done = f"its rows go through {', '.join(steps)} there: write the result into a file" if steps else ""
+    note = f"its rows go through {', '.join(steps)} there: write the result into a file" if steps else ""
     if steps and key.startswith("PPO"):
-        done = (
+        note = (
             f"its rows go through {', '.join(steps)} there; here prompts are text or messages: data.prompt_key names "
             f"the column"
         )
     if path in ("json", "parquet") and files:
-        return many({ours: [files] if isinstance(files, str) else list(files)}, done)
+        return many({ours: [files] if isinstance(files, str) else list(files)}, note)
     if path and Path(path).suffix in (".json", ".jsonl", ".parquet"):
-        return many({ours: [path]}, done)
+        return many({ours: [path]}, note)
     is_plain = isinstance(split, str) and split.replace("_", "").isalnum()
     if isinstance(path, str) and path.count("/") == 1 and path[0] not in "./~" and is_plain and not files:
         name = f"hub:{path}{':' + value['name'] if value.get('name') else ''}@{split}"
-        return many({ours: [name]}, done or _COLUMNS.get(key.partition("Trainer")[0], _PROMPT))
-    place = f"{path}, split {split}" if split else str(path)
-    return refuse(f"{place}: write it to a file (.parquet) and set {ours}{'; ' + done if done else ''}")
+        return many({ours: [name]}, note or _COLUMNS.get(key.partition("Trainer")[0], _PROMPT))
+    location = f"{path}, split {split}" if split else str(path)
+    return refuse(f"{location}: write it to a file (.parquet) and set {ours}{'; ' + note if note else ''}")
 
 
 _OF_LOADING = (
@@ -166,45 +170,45 @@ _OF_LOADING = (
     ),
     *("max_lora_rank", "gpu_memory_utilization", "full_finetuning"),
 )
-"""How weights get onto a device, which is the engine's business here; the last ones are Unsloth's."""
+"""Arguments that place weights on a device, which is the engine's business here; the last ones are Unsloth's."""
 
 
 def model_arguments(key: str, value: Any, facts: Facts) -> Outcome:
-    """What is passed on to from_pretrained."""
+    """Arguments that are passed on to from_pretrained."""
     if value is not None and not isinstance(value, Mapping):
         raise UnreadableError(f"{value!r} would have to be a dictionary")
     ours: dict[str, Any] = {}
-    left = []
+    not_passed = []
     note = "placement is the engine's"
-    for name, given in (value or {}).items():
+    for name, setting in (value or {}).items():
         if name == "attn_implementation":
-            chosen = attention(given)
+            chosen = attention(setting)
             if not isinstance(chosen, Outcome):
                 ours["model.attn_implementation"] = chosen
             elif chosen.status == "refused":
                 return chosen
             else:
                 note = chosen.note
-        elif name in ("torch_dtype", "dtype") and given in ("bfloat16", "float16", "float32", "auto"):
-            ours["model.dtype"] = given
+        elif name in ("torch_dtype", "dtype") and setting in ("bfloat16", "float16", "float32", "auto"):
+            ours["model.dtype"] = setting
         elif name in ("trust_remote_code", "revision", "local_files_only"):
-            ours[f"model.{name}"] = given
-        elif name in ("load_in_4bit", "load_in_8bit", "quantization_config") and given not in (None, False):
+            ours[f"model.{name}"] = setting
+        elif name in ("load_in_4bit", "load_in_8bit", "quantization_config") and setting not in (None, False):
             return refuse("weights are not quantized in training: leave it out")
         elif name not in _OF_LOADING:
-            left.append(name)
-    if left:
+            not_passed.append(name)
+    if not_passed:
         return refuse(
-            f"{', '.join(left)} cannot be passed on: what belongs to config.json is set in model.override_config"
+            f"{', '.join(not_passed)} cannot be passed on: what belongs to config.json is set in model.override_config"
         )
     return many(ours) if ours else skip(note)
 
 
 def reward_classifier(key: str, value: Any, facts: Facts) -> Outcome:
     """The model that scores answers."""
-    found = model_path(key, value, facts, ours="reward_model.path")
+    outcome = model_path(key, value, facts, ours="reward_model.path")
     note = "it reads the conversation through its own chat template: reward_model.chat_template names one"
-    return many({**found.ours, "reward.weight": 0.0}, note) if found.ours else found
+    return many({**outcome.ours, "reward.weight": 0.0}, note) if outcome.ours else outcome
 
 
 def template_file(key: str, value: Any, facts: Facts) -> Outcome:

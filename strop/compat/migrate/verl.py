@@ -56,18 +56,20 @@ def verl_sft_table(name: str = "sft_trainer") -> Table:
     return read_table("verl_sft", functions_of(globals(), *map(vars, _PARTS)), kind=name)
 
 
-def migrate_verl(found: Sequence[Found], *, engine: Any = None) -> Migration:
-    """What becomes of every setting of a verl script or YAML.
+def migrate_verl(settings: Sequence[Found], *, engine: Any = None) -> Migration:
+    """Migration of every setting of a verl script or YAML.
 
     Args:
-        found: the settings.
+        settings: of the script.
         engine: rollout.engine, where it is given beside them.
     """
-    table, found = verl_table(), verl_correction.in_its_section(found)
-    given = {one.key: one.value for one in found if one.kind == "set" and not one.unresolved}
-    facts = Facts(given, table.defaults)
+    table, settings = verl_table(), verl_correction.in_its_section(settings)
+    values = {
+        setting.key: setting.value for setting in settings if setting.kind == "set" and not setting.unresolved
+    }
+    facts = Facts(values, table.defaults)
     defaults, written = dict(table.defaults), list(table.written_out)
-    defaults[engines.ENGINE] = engines.engine_of(given.get(f"{R}.name"), engine)
+    defaults[engines.ENGINE] = engines.engine_of(values.get(f"{R}.name"), engine)
     if verl_early.is_early(facts):
         early = verl_early.defaults_of_early(facts)
         defaults |= early
@@ -75,27 +77,27 @@ def migrate_verl(found: Sequence[Found], *, engine: Any = None) -> Migration:
     if verl_prime.is_prime(facts):
         defaults |= verl_prime.DEFAULTS
         written += verl_prime.WRITTEN
-        mini_batch = Facts(given, defaults).get(f"{A}.ppo_mini_batch_size")
+        mini_batch = Facts(values, defaults).get(f"{A}.ppo_mini_batch_size")
         defaults["reward_model.mini_batch_size"] = mini_batch
     if verl_agent.plays(facts):
         written.remove(f"{R}.n")
-    facts = Facts(given, defaults)
+    facts = Facts(values, defaults)
     follows = {key: value for key, value in _inherited(facts, defaults) if not facts.is_given(key)}
-    return apply_table(found, table, defaults=defaults | follows, write_out=(*written, *follows))
+    return apply_table(settings, table, defaults=defaults | follows, write_out=(*written, *follows))
 
 
-def migrate_verl_sft(found: Sequence[Found]) -> Migration:
-    """What becomes of every setting of a fine-tuning script."""
-    given = {one.key: one.value for one in found if one.kind == "set"}
+def migrate_verl_sft(settings: Sequence[Found]) -> Migration:
+    """Migration of every setting of a fine-tuning script."""
+    values = {setting.key: setting.value for setting in settings if setting.kind == "set"}
     of_2025 = ("model.partial_pretrain", "data.response_key", "data.prompt_key", "data.multiturn.enable")
-    table = verl_sft_table("fsdp_sft_trainer" if any(key in given for key in of_2025) else "sft_trainer")
+    table = verl_sft_table("fsdp_sft_trainer" if any(key in values for key in of_2025) else "sft_trainer")
     without = {"data.max_length", "model.lora_rank"}  # ours are the same
-    if given.get("model.lora_rank") in (None, 0):
+    if values.get("model.lora_rank") in (None, 0):
         without.add("model.lora_alpha")
-    if given.get("data.multiturn.enable") is True:
+    if values.get("data.multiturn.enable") is True:
         without |= {"data.prompt_key", "data.response_key"}
     write_out = [key for key in table.defaults if key not in without]
-    return apply_table(found, table, defaults=table.defaults, write_out=write_out)
+    return apply_table(settings, table, defaults=table.defaults, write_out=write_out)
 
 
 def _inherited(facts: Facts, defaults: Any) -> Iterator[tuple[str, Any]]:
@@ -184,7 +186,7 @@ def _is_named(facts: Facts, key: str) -> bool:
 
 
 def truncation(key: str, value: Any, facts: Facts) -> Outcome:
-    """What becomes of over-long prompts where they are not dropped; read in 2025, and not any more in 2026."""
+    """Truncation of over-long prompts where they are not dropped; read in 2025, and not any more in 2026."""
     if facts.get("data.filter_overlong_prompts") is True:
         return skip(
             "read with filter_overlong_prompts=false alone: prompts over the limit are dropped before"
@@ -225,7 +227,7 @@ def precision(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
 
 
 def saved(key: str, value: Any, facts: Facts) -> Outcome:
-    """What a checkpoint holds."""
+    """Contents of a checkpoint."""
     if isinstance(value, list) and "hf_model" in value:
         return many({"run.hf_model": "always"})
     return skip("a checkpoint always holds all that a resume needs")
@@ -241,7 +243,7 @@ def copied(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def value_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
-    """How the value loss is aggregated."""
+    """Aggregation of the value loss."""
     if value is None or value == facts.get(key.replace("critic.", f"{A}.")):
         return skip("the value loss is aggregated like the policy's")
     return refuse("the value loss is aggregated like the policy's: algorithm.loss_agg_mode")
@@ -249,15 +251,15 @@ def value_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
 
 def trackers(value: Any, facts: Facts) -> Outcome:
     """The trackers of a list of verl's loggers."""
-    known = {"console": "console", "file": "jsonl", **installed_trackers()}
-    ours, missing = tracker_names(value, known)
+    names = {"console": "console", "file": "jsonl", **installed_trackers()}
+    ours, missing = tracker_names(value, names)
     ours += [name for name in ("jsonl", "tensorboard")[: 1 + bool(missing)] if name not in ours]
     note = f"{without_trackers(missing)}; metrics.jsonl and TensorBoard instead" if missing else ""
     return many({"trainer.trackers": ours}, note or "metrics.jsonl is what `strop doctor RUN` reads")
 
 
 def shown(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
-    """What trackers call the run."""
+    """Name of the run for trackers."""
     return shown_as(value, facts.get("trainer.logger"), ours=ours)
 
 
@@ -284,7 +286,7 @@ def samples_in_validation(facts: Facts) -> bool:
 
 
 def greedy_validation(key: str, value: Any, facts: Facts) -> Outcome:
-    """Whether validation samples: in 2025 whatever its temperature, in 2026 the temperature alone says it."""
+    """Sampling in validation: in 2025 whatever its temperature, in 2026 by the temperature alone."""
     if value is not False:
         return skip("val_kwargs.temperature says it; 0 is greedy")
     note = "greedy"
@@ -325,15 +327,17 @@ def validation_alone(key: str, value: Any, facts: Facts) -> Outcome:
     )
 
 
-def verl_command(found: Sequence[Found]) -> str:
+def verl_command(settings: Sequence[Found]) -> str:
     """The command that takes what is made of a verl script of reinforcement learning: train, or eval."""
-    given = {one.key: one.value for one in found if one.kind == "set" and not one.unresolved}
-    alone = given.get("trainer.val_only") is True and given.get("trainer.val_before_train") is not False
+    values = {
+        setting.key: setting.value for setting in settings if setting.kind == "set" and not setting.unresolved
+    }
+    alone = values.get("trainer.val_only") is True and values.get("trainer.val_before_train") is not False
     return "eval" if alone else "train"
 
 
 def rounds(key: str, value: Any, facts: Facts) -> Outcome:
-    """How often prompts are drawn for a batch; read by the DAPO recipe of 2025, which ends the run there."""
+    """Rounds of drawing prompts for a batch; read by the DAPO recipe of 2025, which ends the run there."""
     if facts.get("algorithm.filter_groups.enable") is not True:
         return skip("read with filter_groups.enable=true alone")
     if value is None or integer(value) <= 0:
@@ -365,7 +369,7 @@ def turns(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def default_agent(key: str, value: Any, facts: Facts) -> Outcome:
-    """Who plays the rows that name nobody."""
+    """Agent of the rows that name none."""
     has_user = _is_named(facts, f"{R}.multi_turn.interaction_config_path")
     if has_user and value in ("tool_agent", "single_turn_agent"):
         return skip("with interactions it is interaction_agent, which carries out tools too")
@@ -388,7 +392,7 @@ def manager_file(key: str, value: Any, facts: Facts, *, names: Sequence[str]) ->
     """The file of a manager of the user's own."""
     if not value:
         return skip("not set")
-    name = next((found for found in map(facts.get, names) if found), None)
+    name = next((value_found for value_found in map(facts.get, names) if value_found), None)
     if name is None:
         return refuse("which class of the file it is, is not said: set reward.path and reward.manager")
     if any(facts.get(function) for function in _SCORERS):

@@ -33,6 +33,6 @@ def is_gigpo(facts: Facts) -> bool:
 
 
 def environment(key: str, value: Any, facts: Facts) -> Outcome:
-    """Which environment is played."""
+    """Environment of the episodes."""
     note = f"name the environment: a class FILE.py:CLASS that plays {value}, in agent.environment.name"
     return many(PLAYED, note)

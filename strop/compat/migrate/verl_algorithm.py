@@ -88,7 +88,7 @@ def clip_ratio(value: Any, facts: Facts) -> Any:
 
 
 def loss_aggregation(key: str, value: Any, facts: Facts) -> Outcome:
-    """How terms are aggregated; with a constant length, that length."""
+    """Aggregation of the terms; with a constant length, that length."""
     loss = facts.get(_LOSS)
     if loss in ("gspo", "sapo", "geo_mean"):
         return skip(f"verl aggregates {loss} in its own way whatever is set; so does strop by default")

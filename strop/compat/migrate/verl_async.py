@@ -15,7 +15,7 @@ _ASYNC = "async_training"
 _MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
 _CORRECTION = "algorithm.rollout_correction"
 _DEFAULTS = {"staleness_threshold": 0.1, "trigger_parameter_sync_step": 4, "require_batches": 1}
-"""Those of fully_async_ppo_trainer.yaml."""
+"""Defaults of fully_async_ppo_trainer.yaml."""
 
 
 def is_fully_async(facts: Facts) -> bool:
@@ -37,8 +37,8 @@ def window(facts: Facts) -> int:
 
 
 def _number(facts: Facts, name: str) -> float:
-    given = facts.is_given(f"{_ASYNC}.{name}")
-    return facts.number(f"{_ASYNC}.{name}") if given else _DEFAULTS[name]
+    is_given = facts.is_given(f"{_ASYNC}.{name}")
+    return facts.number(f"{_ASYNC}.{name}") if is_given else _DEFAULTS[name]
 
 
 def prompts_per_step(key: str, value: Any, facts: Facts) -> Outcome:
@@ -51,13 +51,13 @@ def prompts_per_step(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def staleness(key: str, value: Any, facts: Facts) -> Outcome:
-    """How far generation is ahead."""
+    """Staleness bound of the generation."""
     note = "of the prompts of a step; answers on their way go on with the new weights"
     return many({"rollout.max_staleness": float(number(value)), **_corrected(facts)}, note)
 
 
 def _corrected(facts: Facts) -> dict[str, Any]:
-    """What verl does about older samples where nothing else is said."""
+    """Correction of older samples that verl makes by default."""
     if any(facts.is_given(f"{_CORRECTION}.{name}") for name in ("bypass_mode", "rollout_is", "rollout_rs")):
         return {}
     if facts.get(f"{_ASYNC}.compute_prox_log_prob") is True:
@@ -97,7 +97,7 @@ def is_apart(facts: Facts) -> bool:
 
 
 def trainer_mode(key: str, value: Any, facts: Facts) -> Outcome:
-    """Whether generation is ahead of training, and how far."""
+    """Mode of the trainer: generation ahead of training, and how far."""
     if value in (None, "sync"):
         return skip("as here")
     if not is_ahead(facts):

@@ -60,10 +60,16 @@ def correction_reject(key: str, value: Any, facts: Facts) -> Outcome:
 
 def _rejection_texts(count: int, facts: Facts) -> list[Any]:
     """The threshold of each of `count` statistics."""
-    given = facts.get(f"{_CORRECTION}.rollout_rs_threshold")
-    if given is None:
+    threshold = facts.get(f"{_CORRECTION}.rollout_rs_threshold")
+    if threshold is None:
         raise UnreadableError(f"{_CORRECTION}.rollout_rs_threshold is not set, and verl refuses that too")
-    texts = given if isinstance(given, list) else given.split(",") if isinstance(given, str) else [given]
+    texts = (
+        threshold
+        if isinstance(threshold, list)
+        else threshold.split(",")
+        if isinstance(threshold, str)
+        else [threshold]
+    )
     if len(texts) not in (1, count):
         raise UnreadableError(f"{count} statistics and {len(texts)} thresholds: give one, or as many")
     return list(texts) if len(texts) == count else list(texts) * count
@@ -91,12 +97,14 @@ def _read_range(value: Any) -> tuple[float | None, float]:
         raise UnreadableError(f"{value!r} would have to be a number, or two with _ between them") from error
 
 
-def in_its_section(found: Sequence[Found]) -> tuple[Found, ...]:
+def in_its_section(settings: Sequence[Found]) -> tuple[Found, ...]:
     """`algorithm.rollout_rs` and its like, of 2025, under the names that they have in the section."""
     names = {f"algorithm.{name}": f"{_CORRECTION}.{name}" for name in _BESIDE}
     return tuple(
-        dataclasses.replace(one, key=names[one.key], written=one.key) if one.key in names else one
-        for one in found
+        dataclasses.replace(setting, key=names[setting.key], written=setting.key)
+        if setting.key in names
+        else setting
+        for setting in settings
     )
 
 
@@ -104,7 +112,7 @@ def in_its_section(found: Sequence[Found]) -> tuple[Found, ...]:
 
 
 def weights_of_2025(key: str, value: Any, facts: Facts) -> Outcome:
-    """Whether importance weights multiply the loss: a switch, beside a level, a mode and bounds."""
+    """Importance weights of the loss: a switch, beside a level, a mode and bounds."""
     level = value if value in _LEVELS else facts.get("algorithm.rollout_is_level")
     if value not in (True, *_LEVELS):
         return skip("the weights were measured there, and not used; how far both differ is always measured")
@@ -117,8 +125,8 @@ def weights_of_2025(key: str, value: Any, facts: Facts) -> Outcome:
     ours: dict[str, Any] = {f"{_OURS}.weights": level, f"{_OURS}.upper": upper}
     mode = facts.get("algorithm.rollout_is_mode")
     if mode == "mask":
-        given = facts.get("algorithm.rollout_is_threshold_lower")
-        lower = number(given) if given is not None else lower
+        lower_threshold = facts.get("algorithm.rollout_is_threshold_lower")
+        lower = number(lower_threshold) if lower_threshold is not None else lower
         ours |= {f"{_OURS}.mode": "mask", f"{_OURS}.lower": 1 / upper if lower is None else lower}
     elif mode not in ("truncate", "clip"):
         return refuse("a weight beyond its bounds is cut to them or becomes 0: truncate or mask")

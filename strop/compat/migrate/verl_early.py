@@ -41,13 +41,13 @@ def is_early(facts: Facts) -> bool:
 
 
 def defaults_of_early(facts: Facts) -> dict[str, Any]:
-    """What it assumed, as far as it differs."""
+    """Defaults of the early versions, as far as they differ."""
     in_loss = facts.get(f"{_A}.use_kl_loss") is True
     return {**_DEFAULTS, **({} if in_loss else _IN_REWARD)}
 
 
 def kl_in_reward(value: Any, facts: Facts) -> Any:
-    """Whether a KL term is taken off the rewards."""
+    """KL term in the rewards."""
     if is_prime(facts):
         return skip("the recipe of PRIME takes none off its rewards")
     if value is True and not facts.is_given("algorithm.use_kl_in_reward"):

@@ -40,19 +40,19 @@ DEFAULTS: Mapping[str, Any] = {
     "data.oversample_factor": 4.0,
     "trainer.val_before_train": False,
 }
-"""Those of prime_trainer.yaml, as far as something here depends on them."""
+"""Defaults of prime_trainer.yaml, as far as something here depends on them."""
 WRITTEN = (
     f"{_MODEL}.update", f"{_MODEL}.optim.weight_decay", "reward_model.mini_batch_size", "reward_model.prime_norm",
     "algorithm.reward_dpo_coef", "actor_rollout_ref.actor.entropy_coeff", "data.filter_accuracy",
     "trainer.val_before_train",
 )  # fmt: skip
-"""Those that differ from ours."""
+"""Keys whose defaults differ from ours."""
 
 
 def is_prime(facts: Facts) -> bool:
     """The settings are those of the recipe, with its process reward model."""
-    named = facts.get("program") == PRIME or any(facts.is_given(key) for key in _TELLING)
-    return named and facts.get("reward_model.enable") is not False
+    is_recipe = facts.get("program") == PRIME or any(facts.is_given(key) for key in _TELLING)
+    return is_recipe and facts.get("reward_model.enable") is not False
 
 
 def scoring_model(key: str, value: Any, facts: Facts) -> Outcome:
@@ -96,4 +96,4 @@ def middling(key: str, value: Any, facts: Facts) -> Outcome:
     note = (
         "a step with too few of them is smaller here, and filled with others there; set trainer.max_steps too"
     )
-    return many({f"algorithm.filter_groups.{name}": given for name, given in ours.items()}, note)
+    return many({f"algorithm.filter_groups.{name}": setting for name, setting in ours.items()}, note)

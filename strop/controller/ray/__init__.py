@@ -1,24 +1,23 @@
 """The Ray runtime: workers in processes of their own, on one machine or on many.
 
 cluster.py    The Ray cluster that worker processes run on
-detached.py   Groups whose processes outlive their controller
-errors.py     How workers fail in processes of their own, in words
-failures.py   Which failure came first, and everything that is known of it
+detached.py   Detached groups: processes that outlive their controller
+errors.py     Errors of worker processes, in words
+failures.py   Diagnosis of the first failure of a runtime
 future.py     Batches whose rows stay with the workers that made them
 group.py      Worker groups whose workers live in worker processes
-launcher.py   The parent of a worker process
-manager.py    The worker processes that stand and fall together, and the only place where the controller waits for
-              them
-members.py    Worker processes and their calls, as the controller keeps them
-messages.py   What the controller and a worker process say to each other
+launcher.py   Launcher of a worker process
+manager.py    Manager of worker processes that fail together, and the only place where the controller waits for them
+members.py    Handles of worker processes and their calls, in the controller
+messages.py   Messages between the controller and a worker process
 pending.py    Results that worker processes still hold
-pool.py       Places for worker processes on a Ray cluster
-private.py    What keeps a private cluster to its user
+pool.py       Resource pools of worker processes on a Ray cluster
+private.py    Isolation of a private cluster
 process.py    A worker process
-reaper.py     A process that ends what a private cluster leaves behind when its controller is gone
+reaper.py     Reaper of a private cluster
 runtime.py    The Ray runtime
-start.py      Starts the processes of a pool and makes the workers in them
-transport.py  How batches and tensors travel through Ray's object store
+start.py      Start of the processes of a pool, and construction of the workers in them
+transport.py  Transport of batches and tensors through Ray's object store
 """
 
 from __future__ import annotations

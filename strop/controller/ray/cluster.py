@@ -45,7 +45,7 @@ _STORE_BYTES = 2**30
 _STORE_SHARE = 0.3
 """At most this share of what shared memory has left."""
 _REACH_S = 5.0
-"""How long the first connection to an existing cluster may take."""
+"""Timeout of the first connection to an existing cluster."""
 _SHARED_MEMORY = "/dev/shm"
 
 
@@ -58,9 +58,9 @@ class Node:
     address: str
     """Its address within the cluster."""
     total: Mapping[str, float]
-    """What it has, by Ray's names of resources: CPU, GPU ..."""
+    """Resources of the node, by Ray's names: CPU, GPU ..."""
     free: Mapping[str, float]
-    """What of it nobody holds."""
+    """Free resources of the node."""
     is_here: bool
     """True for the machine of this process."""
 
@@ -105,19 +105,19 @@ class Cluster:
     def nodes(self) -> list[Node]:
         """The living machines, in the order of their addresses."""
         free = state.available_resources_per_node()  # type: ignore[no-untyped-call]
-        here = this_address()
-        found = [
+        own_address = this_address()
+        nodes = [
             Node(
                 node_id=node["NodeID"],
                 address=node["NodeManagerAddress"],
                 total=node["Resources"],
                 free=free.get(node["NodeID"], {}),
-                is_here=node["NodeManagerAddress"] == here,
+                is_here=node["NodeManagerAddress"] == own_address,
             )
             for node in ray.nodes()  # type: ignore[no-untyped-call]
             if node["Alive"]
         ]
-        return sorted(found, key=lambda node: (_in_numbers(node.address), node.node_id))
+        return sorted(nodes, key=lambda node: (_address_key(node.address), node.node_id))
 
     def close(self) -> None:
         """Leave; the last user of a private cluster ends it. More than once does no harm."""
@@ -136,8 +136,8 @@ def this_address() -> str:
 
 def run_on(node_id: str, function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a function in a process of its own on a machine, whatever is taken there; Ray's reference to its value."""
-    where = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    task: Any = ray.remote(function).options(num_cpus=0, scheduling_strategy=where, max_retries=0)
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    task: Any = ray.remote(function).options(num_cpus=0, scheduling_strategy=strategy, max_retries=0)
     return task.remote(*arguments)
 
 
@@ -164,7 +164,7 @@ def visibility_variables() -> set[str]:
 
 
 class _Connection:
-    """What this process shares: the one connection that Ray allows it."""
+    """The one Ray connection that this process may have, shared by its clusters."""
 
     def __init__(self) -> None:
         self.num_users = 0
@@ -194,7 +194,10 @@ class _Connection:
         remember_token()
         on_loopback = address is None or _is_on_loopback(address)
         mark = new_mark()
-        with own_signal_handlers(), _quiet({MARK: mark} if address is None else {}, on_loopback=on_loopback):
+        with (
+            own_signal_handlers(),
+            _quiet_ray({MARK: mark} if address is None else {}, on_loopback=on_loopback),
+        ):
             if (
                 on_loopback and address is not None
             ):  # for other addresses, Ray wants RAY_AUTH_MODE from the user
@@ -202,11 +205,11 @@ class _Connection:
             try:
                 ray.init(log_to_driver=False, configure_logging=False, **options)
             except (RuntimeError, ConnectionError, RayError) as error:
-                left, self._folder = self._folder, None  # kept, for its logs; the next cluster removes it
+                folder, self._folder = self._folder, None  # kept, for its logs; the next cluster removes it
                 raise ConnectionError(
                     f"could not {f'join the Ray cluster at {address}' if address else 'start a Ray cluster'}: "
                     f"{error}. A cluster with tokens needs RAY_AUTH_MODE=token here, and the same version of Ray"
-                    + (f"; what Ray wrote is in {left.path}" if left else "")
+                    + (f"; what Ray wrote is in {folder.path}" if folder else "")
                 ) from error
             self.is_ours = True
             if self._folder is not None:
@@ -232,7 +235,7 @@ _CONNECTION = _Connection()
 
 
 @contextmanager
-def _quiet(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]:
+def _quiet_ray(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]:
     """Ray starts, or is reached, without statistics and without words, and with `extra` in its environment.
 
     Ray replaces a loopback address by one that other machines can reach, except where it takes itself to be
@@ -261,7 +264,7 @@ def _quiet(extra: Mapping[str, str], *, on_loopback: bool) -> Iterator[None]:
 
 
 def _is_on_loopback(address: str) -> bool:
-    """Whether a cluster can be reached by its loopback address only, as a private one of another process.
+    """True where a cluster can be reached by its loopback address only, as a private one of another process.
 
     Raises:
         ConnectionError: nothing answers there.
@@ -269,7 +272,7 @@ def _is_on_loopback(address: str) -> bool:
     host, _, port = address.rpartition(":")
     if not port.isdecimal():  # "auto" and other forms are Ray's to look up
         return False
-    if not _answers(host, int(port)):
+    if not _is_listening(host, int(port)):
         raise ConnectionError(
             f"no Ray cluster answers at {address} within {_REACH_S:g} s; start it with `ray start --head`, or "
             f"leave the address out for a private one"
@@ -277,10 +280,10 @@ def _is_on_loopback(address: str) -> bool:
     if host not in ("localhost", "::1") and not host.startswith("127."):
         return False
     outward: Any = services.get_node_ip_address  # the address that Ray would put in its place
-    return not _answers(outward(), int(port))
+    return not _is_listening(outward(), int(port))
 
 
-def _answers(host: str, port: int) -> bool:
+def _is_listening(host: str, port: int) -> bool:
     try:
         socket.create_connection((host, port), timeout=_REACH_S).close()
     except OSError:
@@ -305,7 +308,7 @@ def _gcs_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def _in_numbers(address: str) -> tuple[int, ...]:
+def _address_key(address: str) -> tuple[int, ...]:
     """10.0.0.9 before 10.0.0.10."""
     parts = address.split(".")
     return tuple(int(part) if part.isdecimal() else 0 for part in parts)

@@ -1,4 +1,4 @@
-"""Groups whose processes outlive their controller: what those keep for another one, and how it finds them.
+"""Detached groups: processes that outlive their controller, and the lookup by another one.
 
 Such processes have names in the cluster, `<group>/<rank>`. They end with the cluster, or through any controller that
 attaches.
@@ -22,7 +22,7 @@ from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import GroupInfo, WorkerHandle
 
 NAMESPACE = "strop"
-"""Where the names of detached groups live, unless another namespace is asked for."""
+"""Default namespace of the names of detached groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class DetachedName:
     name: str
     """Of the group, unique in its namespace."""
     namespace: str
-    """Where the name lives."""
+    """Namespace of the name."""
 
     def of_process(self, rank: int) -> dict[str, Any]:
         """Ray's options for a process of the group."""
@@ -42,24 +42,29 @@ class DetachedName:
         """Handles of the living processes by rank; empty where there is no such group."""
         names = [actor["name"] for actor in list_named_actors(True) if actor["namespace"] == self.namespace]
         parts = {name: name.rpartition("/") for name in names}
-        own = {
+        actor_of_rank = {
             int(rank): name
             for name, (group, _, rank) in parts.items()
             if group == self.name and rank.isdecimal()
         }
-        return {rank: ray.get_actor(own[rank], namespace=self.namespace) for rank in sorted(own)}
+        return {
+            rank: ray.get_actor(actor_of_rank[rank], namespace=self.namespace)
+            for rank in sorted(actor_of_rank)
+        }
 
 
-def leave_info(
+def store_group_info(
     manager: WorkerManager,
     members: Sequence[WorkerHandle],
     meshes: Mapping[str, Mesh],
     places: PlacementGroup,
     timeout_s: float,
 ) -> None:
-    """Have each process of a group keep what another controller must know to attach."""
-    known = [dataclasses.replace(member, handle=None, queue=deque(), last_call=None) for member in members]
-    info = GroupInfo(members=known, meshes=meshes, places=places)
+    """Store in each process of a group the information that another controller needs to attach."""
+    descriptions = [
+        dataclasses.replace(member, handle=None, queue=deque(), last_call=None) for member in members
+    ]
+    info = GroupInfo(members=descriptions, meshes=meshes, places=places)
     manager.ask(
         members, lambda handle: handle.remember.remote(info), method="end of the start", timeout_s=timeout_s
     )
@@ -82,10 +87,10 @@ class Attached:
         """
         self._cluster = Cluster(address)
         self.manager = WorkerManager(on_stop=self._give_back)
-        """How the processes are called and ended."""
+        """Manager that calls and ends the processes."""
         try:
             self.info = self._find(name, timeout_s)
-            """What their maker left."""
+            """Information stored by their maker."""
         except BaseException:
             self.leave()
             raise
@@ -116,13 +121,13 @@ class Attached:
         self.info = info
         nodes = {node.node_id: node for node in self._cluster.nodes()}
         for rank, handle in living.items():
-            known = info.members[rank]
+            member = info.members[rank]
             self.manager.members.append(
-                dataclasses.replace(known, handle=handle, node=nodes[known.node.node_id])
+                dataclasses.replace(member, handle=handle, node=nodes[member.node.node_id])
             )
-        gone = sorted(set(range(len(info.members))) - set(living))
-        if gone:
-            lost = f"of group {name.name!r}, process {', '.join(map(str, gone))} is gone"
+        missing = sorted(set(range(len(info.members))) - set(living))
+        if missing:
+            lost = f"of group {name.name!r}, process {', '.join(map(str, missing))} is gone"
             self.manager.stop(lost)
             raise ValueError(f"{lost}, so the others were ended; make the group again")
         return info

@@ -1,4 +1,4 @@
-"""How workers fail in processes of their own, in words."""
+"""Errors of worker processes, in words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How a worker failed: what is known of the first failure of a runtime."""
+    """First failure of a runtime, with everything that is known of it."""
 
     role: str
     """Role of the worker, or all roles of its process where it died between two calls."""
@@ -41,24 +41,24 @@ class Failure:
     log_tail: str = ""
     """Last lines of that file, where they can be read."""
     at: float = 0.0
-    """When it happened, in seconds since the epoch by the clock of its node."""
+    """Time of the failure, in seconds since the epoch by the clock of its node."""
 
     def sentence(self) -> str:
-        """Who failed, how, where and during what, in one line."""
-        who = f"{self.role} rank {self.rank}" if self.role else f"rank {self.rank}"
-        where = f"node {self.node or '?'}, pid {self.pid or '?'}"
+        """One line: the worker, its process, the failure and the method."""
+        worker = f"{self.role} rank {self.rank}" if self.role else f"rank {self.rank}"
+        process = f"node {self.node or '?'}, pid {self.pid or '?'}"
         if self.exception_type:
             first_line = self.message.strip().partition("\n")[0]
-            what = f"raised {self.exception_type}" + (f": {first_line}" if first_line else "")
+            event = f"raised {self.exception_type}" + (f": {first_line}" if first_line else "")
         elif self.exit_signal:
-            what = f"was killed by {self.exit_signal}"
+            event = f"was killed by {self.exit_signal}"
         elif self.exit_code is not None:
-            what = f"ended with exit code {self.exit_code}"
+            event = f"ended with exit code {self.exit_code}"
         else:
-            what = "died"
+            event = "died"
         when = f" during {self.method}" if self.method else ""
         memory = f"; peak memory {self.peak_memory_bytes / _GIB:.2f} GiB" if self.peak_memory_bytes else ""
-        return f"{who} ({where}) {what}{when}{memory}"
+        return f"{worker} ({process}) {event}{when}{memory}"
 
     def report(self) -> str:
         """The sentence, then the worker's traceback and the tail of its log."""

@@ -1,4 +1,4 @@
-"""Which failure came first, and everything that is known of it.
+"""Diagnosis of the first failure of a runtime.
 
 When one worker fails, its peers fail too: their collectives lose a connection, their arguments cannot be
 computed. The report names the cause. A process that died and an error of a worker's own come before what
@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from strop.controller.ray.cluster import run_on
 from strop.controller.ray.errors import Failure
-from strop.controller.ray.launcher import End, end_of
+from strop.controller.ray.launcher import ProcessEnd, process_end
 from strop.controller.ray.members import PendingCall, WorkerHandle
 from strop.controller.ray.messages import MethodRaised
 from strop.controller.ray.process import DUMP_SIGNAL
@@ -28,11 +28,11 @@ from strop.controller.ray.process import DUMP_SIGNAL
 _TAIL_LINES = 30
 _TAIL_BYTES = 16 * 1024
 _END_S = 2.0
-"""How long the parent of a process that died may take to write down how."""
+"""Time that the launcher of a process that died has to record its end."""
 _REMOTE_S = 20.0
-"""How long reading a log on another machine may take; it starts a process there."""
+"""Timeout of reading a log on another machine; it starts a process there."""
 _DUMP_S = 0.5
-"""How long a process may take to write down where its threads stand."""
+"""Timeout of a process that writes the stacks of its threads."""
 _PEER_CLASSES = ("DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "ConnectionResetError",
                  "BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError")  # fmt: skip
 _PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken pipe", "socket closed",
@@ -40,18 +40,18 @@ _PEER_WORDS = ("connection closed by peer", "connection reset by peer", "broken 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Observed:
-    """A failure of one process, and what it looks like."""
+class ObservedFailure:
+    """Failure of one process, classified as cause or consequence."""
 
     failure: Failure
     is_consequence: bool
     """True where the worker lacked an argument because another one failed."""
 
 
-def is_secondary(one: Observed) -> bool:
-    """Whether a failure looks like the consequence of another worker's."""
-    failure = one.failure
-    if one.is_consequence:
+def is_secondary(observation: ObservedFailure) -> bool:
+    """True where a failure looks like the consequence of another worker's."""
+    failure = observation.failure
+    if observation.is_consequence:
         return True
     if not failure.exception_type:
         return False
@@ -60,13 +60,16 @@ def is_secondary(one: Observed) -> bool:
     return is_peer_class or (failure.exception_type == "RuntimeError" and any(w in text for w in _PEER_WORDS))
 
 
-def first_failure(found: Sequence[Observed]) -> Failure:
+def first_failure(observations: Sequence[ObservedFailure]) -> Failure:
     """The one to report: a cause before consequences, then the earlier one."""
-    return min(found, key=lambda one: (one.is_consequence, is_secondary(one), one.failure.at)).failure
+    return min(
+        observations,
+        key=lambda entry: (entry.is_consequence, is_secondary(entry), entry.failure.at),
+    ).failure
 
 
-def observed(pending: PendingCall) -> Observed:
-    """What is known of the failure of a call."""
+def observe_failure(pending: PendingCall) -> ObservedFailure:
+    """Failure of a call, from its error and its process."""
     member, error = pending.member, pending.error
     method = pending.method or (member.last_call.method if member.last_call else "")
     basis = Failure(
@@ -83,57 +86,57 @@ def observed(pending: PendingCall) -> Observed:
     if isinstance(error, RayTaskError) and isinstance(cause, MethodRaised):
         facts = dataclasses.asdict(cause.report)
         is_consequence = facts.pop("is_consequence")
-        raised = replace(basis, **facts, log_tail=_without_end(_log_of(member)))
-        return Observed(failure=raised, is_consequence=is_consequence)
+        raised = replace(basis, **facts, log_tail=_without_end_line(_log_of(member)))
+        return ObservedFailure(failure=raised, is_consequence=is_consequence)
     if isinstance(error, RayTaskError):  # Ray itself could not run the call, or not store its result
         kind = type(cause).__name__ if cause is not None else "RayTaskError"
         failed = replace(basis, exception_type=kind, message=str(cause or error), traceback=str(error))
-        return Observed(failure=failed, is_consequence=False)
-    return Observed(failure=_death(basis, member, error), is_consequence=False)
+        return ObservedFailure(failure=failed, is_consequence=False)
+    return ObservedFailure(failure=_process_failure(basis, member, error), is_consequence=False)
 
 
 def stacks_of(member: WorkerHandle) -> str:
     """Have a process that does not answer write where it stands; the end of its log."""
     if not member.pid:
-        return _without_end(_log_of(member))
+        return _without_end_line(_log_of(member))
     if member.node.is_here:
         try:
             os.kill(member.pid, DUMP_SIGNAL)
         except OSError:
             return ""
         time.sleep(_DUMP_S)
-        return _without_end(_log_of(member))
-    return _without_end(_remotely(member, DUMP_SIGNAL))
+        return _without_end_line(_log_of(member))
+    return _without_end_line(_remote_log(member, DUMP_SIGNAL))
 
 
-def _death(basis: Failure, member: WorkerHandle, error: BaseException | None) -> Failure:
-    """What the process's parent wrote down about its end, and the end of its log."""
+def _process_failure(basis: Failure, member: WorkerHandle, error: BaseException | None) -> Failure:
+    """Failure completed by the launcher's record of the process's end and by the end of its log."""
     deadline = time.monotonic() + _END_S
     while True:
         text = _log_of(member)
-        end: End | None = end_of(member.pid, text) if member.pid else None
+        end: ProcessEnd | None = process_end(member.pid, text) if member.pid else None
         if end is not None or time.monotonic() > deadline:
             break
         time.sleep(0.05)
-    known = replace(basis, message=_ray_words(error), log_tail=_without_end(text))
+    failure = replace(basis, message=_ray_error_text(error), log_tail=_without_end_line(text))
     if end is None:
-        return known
+        return failure
     return replace(
-        known,
+        failure,
         exit_signal=end.exit_signal,
         exit_code=end.exit_code,
         at=end.at,
-        peak_memory_bytes=max(known.peak_memory_bytes, end.peak_memory_bytes),
-        message="" if end.exit_signal else known.message,
+        peak_memory_bytes=max(failure.peak_memory_bytes, end.peak_memory_bytes),
+        message="" if end.exit_signal else failure.message,
     )
 
 
-def _ray_words(error: BaseException | None) -> str:
+def _ray_error_text(error: BaseException | None) -> str:
     text = "" if error is None else str(error)
     return text if isinstance(error, RayError) else f"{type(error).__name__}: {text}"
 
 
-def _without_end(text: str) -> str:
+def _without_end_line(text: str) -> str:
     """The last lines, without the one that the parent of the process adds."""
     lines = [line for line in text.splitlines() if not line.startswith("[strop] process ")]
     return "\n".join(lines[-_TAIL_LINES:])
@@ -142,7 +145,7 @@ def _without_end(text: str) -> str:
 def _log_of(member: WorkerHandle) -> str:
     if member.node.is_here or member.log_path.is_file():
         return tail(str(member.log_path))
-    return _remotely(member, None)
+    return _remote_log(member, None)
 
 
 def tail(path: str) -> str:
@@ -166,7 +169,7 @@ def signal_and_tail(pid: int, path: str, number: int | None) -> str:
     return tail(path)
 
 
-def _remotely(member: WorkerHandle, number: int | None) -> str:
+def _remote_log(member: WorkerHandle, number: int | None) -> str:
     reference = run_on(member.node.node_id, signal_and_tail, member.pid, str(member.log_path), number)
     try:
         return str(ray.get(reference, timeout=_REMOTE_S))

@@ -1,4 +1,4 @@
-"""Batches whose rows stay with the workers that made them: the controller hands on where each row of a column is.
+"""Batches whose rows stay with the workers that made them: the controller hands on the location of each row.
 
 What is done to such a batch (choose rows or columns, unite, cut, join) waits until it is computed, so that its
 rows can be counted, and moves none. Rows move in `get`: a worker that is given the batch calls it, and so does
@@ -28,11 +28,11 @@ Index = NDArray[np.int32]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
-    """What is known of a batch without its rows."""
+class BatchSummary:
+    """Columns, facts and size of a batch without its rows."""
 
     num_rows: int
-    """How many it has."""
+    """Number of rows."""
     tensors: tuple[str, ...]
     """Tensor columns in their order."""
     others: tuple[str, ...]
@@ -42,7 +42,7 @@ class Contents:
 
     @classmethod
     def of(cls, data: DataProto) -> Self:
-        """Those of a batch."""
+        """Summary of a batch."""
         names = tuple(data.tensors()), tuple(data.non_tensor_batch)
         return cls(num_rows=len(data), tensors=names[0], others=names[1], facts=data.meta_info)
 
@@ -50,7 +50,7 @@ class Contents:
 class Source(Protocol):
     """A batch that is computed elsewhere. Its runtime answers for the deadline of both methods."""
 
-    def contents(self) -> Contents:
+    def contents(self) -> BatchSummary:
         """Wait for the computation, never for the rows; an error of the computation is raised here."""
 
     def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
@@ -58,14 +58,14 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class AtHand:
-    """A source that is in this process, and travels as what is wanted of it."""
+class LocalBatch:
+    """Source in this process; only its wanted columns and rows are sent."""
 
     data: DataProto
 
-    def contents(self) -> Contents:
-        """Those of the batch."""
-        return Contents.of(self.data)
+    def contents(self) -> BatchSummary:
+        """Summary of the batch."""
+        return BatchSummary.of(self.data)
 
     def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
         """These columns, as views."""
@@ -73,8 +73,8 @@ class AtHand:
 
 
 @dataclass(frozen=True, eq=False)
-class Places:
-    """Where the rows of some columns are."""
+class RowLocations:
+    """Locations of the rows of some columns."""
 
     sources: tuple[Source, ...]
     """At least one, also for no rows: it tells what their columns are like."""
@@ -84,26 +84,26 @@ class Places:
     """it is row row[i] there."""
 
     @classmethod
-    def of(cls, sources: Sequence[Source], lengths: Sequence[int]) -> Places:
+    def of(cls, sources: Sequence[Source], lengths: Sequence[int]) -> RowLocations:
         """All rows of sources of these lengths, one after another."""
         part = np.repeat(np.arange(len(sources), dtype=np.int32), lengths)
         row = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
         return cls(tuple(sources), part, row)
 
-    def take(self, index: NDArray[np.int64]) -> Places:
+    def take(self, index: NDArray[np.int64]) -> RowLocations:
         """These rows; of the sources only those that hold them are kept, and for no rows the smallest."""
         part = self.part[index]
         used = np.unique(part)
         if not len(used):
             used = np.array([np.argmin([source.contents().num_rows for source in self.sources])])
         sources = tuple(self.sources[number] for number in used)
-        return Places(sources, np.searchsorted(used, part).astype(np.int32), self.row[index])
+        return RowLocations(sources, np.searchsorted(used, part).astype(np.int32), self.row[index])
 
     @staticmethod
-    def concat(parts: Sequence[Places]) -> Places:
+    def concat(parts: Sequence[RowLocations]) -> RowLocations:
         """The rows of all, one after another."""
         firsts = np.cumsum([0, *(len(places.sources) for places in parts)], dtype=np.int32)
-        return Places(
+        return RowLocations(
             tuple(source for places in parts for source in places.sources),
             np.concatenate([places.part + first for places, first in zip(parts, firsts[:-1], strict=True)]),
             np.concatenate([places.row for places in parts]),
@@ -115,48 +115,50 @@ class Places:
         pieces = [data.take(self.row[self.part == number]) for number, data in enumerate(batches)]
         return DataProto.concat(pieces).take(np.argsort(order, kind="stable"))
 
-    def travelling(self, tensors: Sequence[str], others: Sequence[str]) -> Places:
-        """The same rows; of a source that is at hand, they are cut out with these columns."""
+    def to_send(self, tensors: Sequence[str], others: Sequence[str]) -> RowLocations:
+        """The same rows; of a local source, cut out with these columns."""
         sources, row = list(self.sources), self.row.copy()
         for number, source in enumerate(sources):
-            if isinstance(source, AtHand):
+            if isinstance(source, LocalBatch):
                 mine = self.part == number
-                sources[number] = AtHand(source.columns(tensors, others).take(self.row[mine]))
+                sources[number] = LocalBatch(source.columns(tensors, others).take(self.row[mine]))
                 row[mine] = np.arange(mine.sum())
-        return Places(tuple(sources), self.part, row)
+        return RowLocations(tuple(sources), self.part, row)
 
 
 @dataclass(frozen=True)
-class _Table:
-    """Where everything of a batch is."""
+class _Layout:
+    """Locations of all columns of a batch."""
 
     num_rows: int
-    tensors: Mapping[str, Places]
-    others: Mapping[str, Places]
+    tensors: Mapping[str, RowLocations]
+    others: Mapping[str, RowLocations]
     facts: dict[str, Any]
 
     def has_columns(self) -> bool:
         """Columns, or rows that stay without them."""
         return bool(self.tensors or self.others or self.num_rows)
 
-    def by_places(self) -> list[tuple[Places, list[str], list[str]]]:
+    def by_location(self) -> list[tuple[RowLocations, list[str], list[str]]]:
         """The tensor columns and other columns that lie together."""
-        found = {id(one): one for one in (*self.tensors.values(), *self.others.values())}
+        distinct = {id(places): places for places in (*self.tensors.values(), *self.others.values())}
         return [
             (
-                one,
-                [name for name, places in self.tensors.items() if places is one],
-                [name for name, places in self.others.items() if places is one],
+                shared,
+                [name for name, places in self.tensors.items() if places is shared],
+                [name for name, places in self.others.items() if places is shared],
             )
-            for one in found.values()
+            for shared in distinct.values()
         ]
 
-    def mapped(self, change: Callable[[Places, list[str], list[str]], Places], num_rows: int) -> _Table:
+    def mapped(
+        self, change: Callable[[RowLocations, list[str], list[str]], RowLocations], num_rows: int
+    ) -> _Layout:
         """With other places; columns that lie together still do."""
-        new = {id(places): change(places, *names) for places, *names in self.by_places()}
+        new = {id(places): change(places, *names) for places, *names in self.by_location()}
         tensors = {name: new[id(places)] for name, places in self.tensors.items()}
         others = {name: new[id(places)] for name, places in self.others.items()}
-        return _Table(num_rows, tensors, others, self.facts)
+        return _Layout(num_rows, tensors, others, self.facts)
 
 
 class DataProtoFuture(DataProto):
@@ -181,19 +183,19 @@ class DataProtoFuture(DataProto):
         self._sources, self._partition = tuple(sources), partition
 
     @classmethod
-    def _at(cls, table: _Table) -> DataProtoFuture:
+    def _at(cls, table: _Layout) -> DataProtoFuture:
         future = cls.__new__(cls)
         future._table = table
         return future
 
     @classmethod
-    def at_hand(cls, data: DataProto) -> DataProtoFuture:
+    def from_local(cls, data: DataProto) -> DataProtoFuture:
         """A batch of this process as one that is elsewhere."""
         if isinstance(data, cls):
             return data
-        places = Places.of([AtHand(data)], [len(data)])
+        places = RowLocations.of([LocalBatch(data)], [len(data)])
         return cls._at(
-            _Table(
+            _Layout(
                 len(data),
                 dict.fromkeys(data.tensors(), places),
                 dict.fromkeys(data.non_tensor_batch, places),
@@ -202,23 +204,27 @@ class DataProtoFuture(DataProto):
         )
 
     @cached_property
-    def _table(self) -> _Table:
+    def _table(self) -> _Layout:
         """Waits until all is computed; an error of a computation is raised here."""
-        found = [source.contents() for source in self._sources]
-        facts = joined_meta_info([contents.facts for contents in found])
-        filled = [number for number, contents in enumerate(found) if contents.num_rows]
-        filled = filled or [int(np.argmax([len(one.tensors) + len(one.others) for one in found]))]
-        lengths = [found[number].num_rows for number in filled]
-        names = [(found[number].tensors, found[number].others) for number in filled]
+        contents_of_sources = [source.contents() for source in self._sources]
+        facts = joined_meta_info([contents.facts for contents in contents_of_sources])
+        filled = [number for number, contents in enumerate(contents_of_sources) if contents.num_rows]
+        filled = filled or [
+            int(np.argmax([len(contents.tensors) + len(contents.others) for contents in contents_of_sources]))
+        ]
+        lengths = [contents_of_sources[number].num_rows for number in filled]
+        names = [
+            (contents_of_sources[number].tensors, contents_of_sources[number].others) for number in filled
+        ]
         check_same_columns(names)
-        places = Places.of([self._sources[number] for number in filled], lengths)
+        places = RowLocations.of([self._sources[number] for number in filled], lengths)
         order = None
         if self._partition is not None:
-            order = self._partition.order_of_results([contents.num_rows for contents in found])
+            order = self._partition.order_of_results([contents.num_rows for contents in contents_of_sources])
         if order is not None:
-            places = Places(places.sources, places.part[order], places.row[order])
+            places = RowLocations(places.sources, places.part[order], places.row[order])
         (tensors, others), *_ = names
-        return _Table(sum(lengths), dict.fromkeys(tensors, places), dict.fromkeys(others, places), facts)
+        return _Layout(sum(lengths), dict.fromkeys(tensors, places), dict.fromkeys(others, places), facts)
 
     # ---------------------------------------------------------------- look
 
@@ -252,20 +258,20 @@ class DataProtoFuture(DataProto):
 
     def get(self) -> DataProto:
         """Fetch the rows, of each source once and with the columns that are wanted of it."""
-        wanted: dict[int, tuple[Source, set[str], set[str]]] = {}
-        for places, tensors, others in self._table.by_places():
+        columns_of_source: dict[int, tuple[Source, set[str], set[str]]] = {}
+        for places, tensors, others in self._table.by_location():
             for source in places.sources:
-                _, all_tensors, all_others = wanted.setdefault(id(source), (source, set(), set()))
+                _, all_tensors, all_others = columns_of_source.setdefault(id(source), (source, set(), set()))
                 all_tensors.update(tensors)
                 all_others.update(others)
         fetched = {
             number: source.columns(sorted(tensors), sorted(others))
-            for number, (source, tensors, others) in wanted.items()
+            for number, (source, tensors, others) in columns_of_source.items()
         }
         data = DataProto(meta_info=dict(self._table.facts))
         if len(self):  # the rows stay where no column does
             data.batch = TensorDict({}, batch_size=[len(self)])
-        for places, tensors, others in self._table.by_places():
+        for places, tensors, others in self._table.by_location():
             parts = [fetched[id(source)].select(tensors, others, []) for source in places.sources]
             data = data.union(places.rows_of(parts))
         return data.select(list(self._table.tensors), list(self._table.others))
@@ -297,7 +303,7 @@ class DataProtoFuture(DataProto):
         """The chosen columns and facts; a list that is left out means all of that kind. `get` gives copies anyway."""
         table = self._table
         return self._at(
-            _Table(
+            _Layout(
                 table.num_rows,
                 chosen(table.tensors, batch_keys, "batch"),
                 chosen(table.others, non_tensor_batch_keys, "non_tensor_batch"),
@@ -310,7 +316,7 @@ class DataProtoFuture(DataProto):
     def union(self, other: DataProto) -> DataProtoFuture:
         """The columns and facts of both. Columns in both must mean the same: where they lie at different places, they
         are fetched and compared."""
-        left, right = self._table, self.at_hand(other)._table
+        left, right = self._table, self.from_local(other)._table
         if left.num_rows != right.num_rows and (left.has_columns() and right.has_columns()):
             raise BatchError(f"a union needs equal rows, got {left.num_rows} and {right.num_rows}")
         tensors, others = (
@@ -318,10 +324,10 @@ class DataProtoFuture(DataProto):
             for ours, theirs in ((left.tensors, right.tensors), (left.others, right.others))
         )
         if tensors or others:
-            own = self.select(tensors, others, []).get()
-            own.union(self._at(right).select(tensors, others, []).get())
+            shared = self.select(tensors, others, []).get()
+            shared.union(self._at(right).select(tensors, others, []).get())
         return self._at(
-            _Table(
+            _Layout(
                 max(left.num_rows, right.num_rows),
                 {**left.tensors, **right.tensors, **left.tensors},
                 {**left.others, **right.others, **left.others},
@@ -334,18 +340,18 @@ class DataProtoFuture(DataProto):
         """The rows of all, one after another, with the rules of `DataProto.concat`."""
         if not data:
             raise BatchError("there is nothing to concat; pass at least one batch")
-        tables = [DataProtoFuture.at_hand(part)._table for part in data]
+        tables = [DataProtoFuture.from_local(part)._table for part in data]
         facts = joined_meta_info([table.facts for table in tables])
         filled = [table for table in tables if table.num_rows]
         filled = filled or [max(tables, key=lambda table: len(table.tensors) + len(table.others))]
         check_same_columns([(table.tensors, table.others) for table in filled])
-        joined: dict[tuple[int, ...], Places] = {}
+        joined: dict[tuple[int, ...], RowLocations] = {}
 
-        def together(parts: list[Places]) -> Places:
-            return joined.setdefault(tuple(map(id, parts)), Places.concat(parts))
+        def together(parts: list[RowLocations]) -> RowLocations:
+            return joined.setdefault(tuple(map(id, parts)), RowLocations.concat(parts))
 
         return DataProtoFuture._at(
-            _Table(
+            _Layout(
                 sum(table.num_rows for table in filled),
                 {name: together([table.tensors[name] for table in filled]) for name in filled[0].tensors},
                 {name: together([table.others[name] for table in filled]) for name in filled[0].others},
@@ -355,14 +361,16 @@ class DataProtoFuture(DataProto):
 
     # ---------------------------------------------------------------- travel
 
-    def travelling(self) -> _Table:
-        """What travels to another process: of sources that are at hand, only what is wanted."""
-        return self._table.mapped(Places.travelling, len(self))
+    def to_send(self) -> _Layout:
+        """Layout to send to another process: of local sources, only the wanted columns and rows."""
+        return self._table.mapped(RowLocations.to_send, len(self))
 
-    def batches_at_hand(self) -> list[DataProto]:
-        """What travels with it, beside references."""
-        found = {id(one): one for places, *_ in self.travelling().by_places() for one in places.sources}
-        return [source.data for source in found.values() if isinstance(source, AtHand)]
+    def local_batches(self) -> list[DataProto]:
+        """Local batches that are sent with it, beside references."""
+        sources = {
+            id(source): source for places, *_ in self.to_send().by_location() for source in places.sources
+        }
+        return [source.data for source in sources.values() if isinstance(source, LocalBatch)]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DataProtoFuture._at, (self.travelling(),)
+        return DataProtoFuture._at, (self.to_send(),)

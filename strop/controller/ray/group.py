@@ -54,9 +54,9 @@ class RoleGroup(WorkerGroup[W]):
         self.role = role
         """Name of the role."""
         self.traffic = traffic
-        """What went through the controller for all groups of its runtime."""
+        """Traffic through the controller for all groups of its runtime."""
         self.manager = manager
-        """What the processes belong to."""
+        """Manager of the processes."""
         self.members = list(members)
         """The processes, in rank order."""
         self._default_timeout_s = call_timeout_s
@@ -66,7 +66,7 @@ class RoleGroup(WorkerGroup[W]):
         self.manager.check_works()
         number, timeout_s = self.manager.next_call(), self.call_timeout_s or self._default_timeout_s
         arguments = _Arguments(self.traffic)
-        return [self._give(arguments.stored(call), number, timeout_s) for call in calls]
+        return [self._start_call(arguments.stored(call), number, timeout_s) for call in calls]
 
     def joined(self, outputs: Sequence[Pending[Any]], partition: Partition | None) -> DataProto:
         """The rows, which stay with the workers until somebody needs them."""
@@ -76,7 +76,7 @@ class RoleGroup(WorkerGroup[W]):
         """The metrics alone; the rows stay with the worker."""
         return cast(RayPending, output).metrics()
 
-    def _give(self, call: WorkerCall, number: int, timeout_s: float) -> RayPending:
+    def _start_call(self, call: WorkerCall, number: int, timeout_s: float) -> RayPending:
         pending = self.manager.give(
             self.members[call.rank],
             lambda handle: handle.call.remote(self.role, call, timeout_s),

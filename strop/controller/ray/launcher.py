@@ -1,4 +1,4 @@
-"""The parent of a worker process: starts it, waits for its end, and writes down how it ended.
+"""Launcher of a worker process: starts it, waits for its end, and records how it ended.
 
 Ray starts workers through it (`python -I -S launcher.py LOG COMMAND...`), because nobody but a parent learns
 by which signal a process died and how much memory it held at most. It imports the standard library only and
@@ -26,13 +26,13 @@ _LINE = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
-    """How a process ended, as its parent saw it."""
+class ProcessEnd:
+    """End of a process, as its launcher saw it."""
 
     pid: int
     """Its process id."""
     at: float
-    """When, in seconds since the epoch."""
+    """Time of the end, in seconds since the epoch."""
     exit_signal: str
     """Name of the signal that ended it; empty where none did."""
     exit_code: int | None
@@ -42,29 +42,29 @@ class End:
 
     def line(self) -> str:
         """The last line of its log."""
-        how = f"by signal {self.exit_signal}" if self.exit_signal else f"with exit code {self.exit_code}"
+        cause = f"by signal {self.exit_signal}" if self.exit_signal else f"with exit code {self.exit_code}"
         return (
-            f"[strop] process {self.pid} ended at {self.at:.3f} {how}, peak memory "
+            f"[strop] process {self.pid} ended at {self.at:.3f} {cause}, peak memory "
             f"{self.peak_memory_bytes} bytes\n"
         )
 
 
-def end_of(pid: int, log: str) -> End | None:
-    """How a process ended, from the text of its log; None where that does not say so (yet)."""
-    for found in _LINE.finditer(log):
-        if int(found["pid"]) == pid:
-            return End(
+def process_end(pid: int, log: str) -> ProcessEnd | None:
+    """End of a process, parsed from its log; None where the log does not have it (yet)."""
+    for match in _LINE.finditer(log):
+        if int(match["pid"]) == pid:
+            return ProcessEnd(
                 pid=pid,
-                at=float(found["at"]),
-                exit_signal=found["signal"] or "",
-                exit_code=int(found["code"]) if found["code"] else None,
-                peak_memory_bytes=int(found["peak"]),
+                at=float(match["at"]),
+                exit_signal=match["signal"] or "",
+                exit_code=int(match["code"]) if match["code"] else None,
+                peak_memory_bytes=int(match["peak"]),
             )
     return None
 
 
 def main(log_path: Path, command: list[str]) -> int:
-    """Run a command to its end and append to the log how it ended; returns its exit code."""
+    """Run a command to its end, append its end to the log, and return its exit code."""
     process = subprocess.Popen(command)
 
     def hand_on(number: int, _: FrameType | None) -> None:
@@ -74,7 +74,7 @@ def main(log_path: Path, command: list[str]) -> int:
         signal.signal(number, hand_on)
     _, status, usage = os.wait4(process.pid, 0)
     code = os.waitstatus_to_exitcode(status)
-    end = End(
+    end = ProcessEnd(
         pid=process.pid,
         at=time.time(),
         exit_signal=_signal_name(-code) if code < 0 else "",
@@ -88,8 +88,8 @@ def main(log_path: Path, command: list[str]) -> int:
 
 
 def _signal_name(number: int) -> str:
-    known = {member.value: member.name for member in signal.Signals}
-    return known.get(number, f"signal{number}")
+    names = {member.value: member.name for member in signal.Signals}
+    return names.get(number, f"signal{number}")
 
 
 if __name__ == "__main__":

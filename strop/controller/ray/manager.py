@@ -1,4 +1,4 @@
-"""The worker processes that stand and fall together, and the only place where the controller waits for them.
+"""Manager of worker processes that fail together, and the only place where the controller waits for them.
 
 A call that is given to a process becomes a `PendingCall`. `WorkerManager.wait` returns when it is settled; while it
 waits it looks at every open call of all processes a few times a second, and now and then asks processes without
@@ -26,24 +26,30 @@ import ray
 
 from strop.controller.errors import CallTimeout
 from strop.controller.ray.errors import GroupStopped, RankFailed
-from strop.controller.ray.failures import Observed, first_failure, is_secondary, observed, stacks_of
+from strop.controller.ray.failures import (
+    ObservedFailure,
+    first_failure,
+    is_secondary,
+    observe_failure,
+    stacks_of,
+)
 from strop.controller.ray.members import PendingCall, WorkerHandle
 from strop.controller.ray.messages import CallResponse
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-"""How often a wait looks at all processes."""
+"""Interval at which a wait checks all processes."""
 _PING_S = 5.0
-"""How often a wait asks processes without a call whether they live."""
+"""Interval at which a wait pings processes without a call."""
 _PONG_S = 120.0
-"""How long such a process may take to answer; a machine out of memory can be very slow."""
+"""Timeout of the answer to a ping; a machine out of memory can be very slow."""
 _GRACE_S = 10.0
-"""How long to look for the cause after an error that looks like the consequence of another one."""
+"""Time to look for the cause after an error that looks like the consequence of another one."""
 _CAUSE_GRACE_S = 0.3
-"""How long to wait for earlier failures that are still on their way, once a cause is known."""
+"""Time to wait for earlier failures that are still on their way, once a cause is known."""
 _KILL_S = 10.0
-"""How long killed processes have to disappear."""
+"""Time for killed processes to disappear."""
 
 
 class WorkerManager:
@@ -58,7 +64,7 @@ class WorkerManager:
         self.members: list[WorkerHandle] = []
         """All processes."""
         self.stopped_because = ""
-        """Why no call is possible any more; empty while calls are."""
+        """Reason for which no call is possible any more; empty while calls are."""
         self._on_stop = on_stop
         self._numbers = itertools.count()
         self._calls: dict[int, list[PendingCall]] = {}
@@ -146,8 +152,10 @@ class WorkerManager:
                 self.check_works()
                 self._check_deadlines()
                 self._ping()
-                others = self._calls.get(pending.call, [])
-                together = [one.reference for one in others if not one.is_settled] or [pending.reference]
+                calls_of_group = self._calls.get(pending.call, [])
+                together = [call.reference for call in calls_of_group if not call.is_settled] or [
+                    pending.reference
+                ]
             # All of a group call: whoever waits for one answer wants those of the others next.
             ray.wait(together, num_returns=len(together), timeout=_LOOK_S, fetch_local=False)
 
@@ -166,7 +174,7 @@ class WorkerManager:
     def _collect(self) -> None:
         """Settle what has been answered; the first error stops all processes."""
         self._settle_ready()
-        failed = [pending for pending in self._heads() if pending.error is not None]
+        failed = [pending for pending in self._queue_heads() if pending.error is not None]
         if failed and self._failure is None and not self.stopped_because:
             self._fail()
 
@@ -176,9 +184,9 @@ class WorkerManager:
             return
         references = [pending.reference for pending in waiting]
         ready, _ = ray.wait(references, num_returns=len(references), timeout=0, fetch_local=False)
-        done = set(ready)
+        ready_references = set(ready)
         for pending in waiting:
-            if pending.reference in done:
+            if pending.reference in ready_references:
                 self._settle(pending)
 
     def _settle(self, pending: PendingCall) -> None:
@@ -192,13 +200,13 @@ class WorkerManager:
             self._progress_at = time.monotonic()
         if isinstance(pending.answer, CallResponse):
             member.peak_memory_bytes = max(member.peak_memory_bytes, pending.answer.peak_memory_bytes)
-        if all(other.is_settled for other in self._calls[pending.call]):
+        if all(call.is_settled for call in self._calls[pending.call]):
             del self._calls[pending.call]
         while member.queue and member.queue[0].is_settled and member.queue[0].error is None:
-            done = member.queue.popleft()
-            member.last_call = done if done.method else member.last_call
+            settled = member.queue.popleft()
+            member.last_call = settled if settled.method else member.last_call
 
-    def _heads(self) -> list[PendingCall]:
+    def _queue_heads(self) -> list[PendingCall]:
         """The call that each process runs or failed at."""
         return [member.queue[0] for member in self.members if member.queue]
 
@@ -209,7 +217,7 @@ class WorkerManager:
         self._pinged_at = now
         for member in self.members:
             if not member.queue:
-                self.give(member, lambda handle: handle.presence.remote(), method="", timeout_s=_PONG_S)
+                self.give(member, lambda handle: handle.process_info.remote(), method="", timeout_s=_PONG_S)
 
     # ---------------------------------------------------------------- failures
 
@@ -217,43 +225,43 @@ class WorkerManager:
         now = time.monotonic()
         late = [
             pending
-            for pending in self._heads()
+            for pending in self._queue_heads()
             if not pending.is_settled and now - max(pending.given_at, self._progress_at) > pending.timeout_s
         ]
         if not late:
             return
         first = min(late, key=lambda pending: pending.call)
         missing = {pending.member.rank: pending.member for pending in late if pending.call == first.call}
-        answered = sorted(one.member.rank for one in self._calls[first.call] if one.is_settled)
-        what = first.label or "a sign of life"
+        answered = sorted(call.member.rank for call in self._calls[first.call] if call.is_settled)
+        method = first.label or "a sign of life"
         text = (
-            f"{what}: {', '.join(f'rank {rank} ({one.where})' for rank, one in sorted(missing.items()))} "
+            f"{method}: {', '.join(f'rank {rank} ({member.where})' for rank, member in sorted(missing.items()))} "
             f"{'has' if len(missing) == 1 else 'have'} not answered within {first.timeout_s:g} s"
         )
         if answered:
             text += f"; rank{'s' * (len(answered) > 1)} {', '.join(map(str, answered))} answered"
         tails = [f"end of {m.log_path}:\n{tail}" for m in missing.values() if (tail := stacks_of(m))]
         note = "all workers of the runtime were stopped"
-        error = CallTimeout("\n".join([f"{text}; {note}", *tails]), method=what, missing=sorted(missing))
+        error = CallTimeout("\n".join([f"{text}; {note}", *tails]), method=method, missing=sorted(missing))
         self._failure = error
         self.stop(f"the workers were stopped after a timeout ({text}); make a new runtime")
         raise error
 
     def _fail(self) -> None:
-        seen = time.monotonic()
-        known: dict[int, Observed] = {}
+        started_at = time.monotonic()
+        observations: dict[int, ObservedFailure] = {}
         while True:
             self._settle_ready()
-            for pending in self._heads():
-                if pending.error is not None and id(pending) not in known:
-                    known[id(pending)] = observed(pending)
-            has_cause = any(not is_secondary(one) for one in known.values())
-            waiting = any(not pending.is_settled for pending in self._heads())
-            if not waiting or time.monotonic() - seen > (_CAUSE_GRACE_S if has_cause else _GRACE_S):
+            for pending in self._queue_heads():
+                if pending.error is not None and id(pending) not in observations:
+                    observations[id(pending)] = observe_failure(pending)
+            has_cause = any(not is_secondary(observation) for observation in observations.values())
+            waiting = any(not pending.is_settled for pending in self._queue_heads())
+            if not waiting or time.monotonic() - started_at > (_CAUSE_GRACE_S if has_cause else _GRACE_S):
                 break
             time.sleep(0.02)
-        failure = first_failure(list(known.values()))
-        error = RankFailed(failure, num_later=len(known) - 1)
+        failure = first_failure(list(observations.values()))
+        error = RankFailed(failure, num_later=len(observations) - 1)
         self._failure = error
         self.stop(f"the workers were stopped after a failure ({failure.sentence()}); make a new runtime")
         raise error
@@ -302,11 +310,15 @@ class WorkerManager:
 
 def _wait_until_gone(members: Sequence[WorkerHandle]) -> None:
     """Ray ends processes by a message to them; one on this machine that does not listen is killed."""
-    known = [member.presence for member in members if member.node.is_here and member.presence is not None]
-    here = [pid for presence in known for pid in (presence.pid, presence.parent_pid)]
+    process_infos = [
+        member.process_info for member in members if member.node.is_here and member.process_info is not None
+    ]
+    local_pids = [
+        pid for process_info in process_infos for pid in (process_info.pid, process_info.parent_pid)
+    ]
     end = time.monotonic() + _KILL_S
     is_insisting = False
-    while alive := [pid for pid in here if _lives(pid)]:
+    while alive := [pid for pid in local_pids if _is_alive(pid)]:
         if time.monotonic() > end:
             if is_insisting:
                 log.warning("worker processes %s do not end", alive)
@@ -318,7 +330,7 @@ def _wait_until_gone(members: Sequence[WorkerHandle]) -> None:
         time.sleep(0.02)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

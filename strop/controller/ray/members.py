@@ -1,4 +1,4 @@
-"""Worker processes and their calls, as the controller keeps them."""
+"""Handles of worker processes and their calls, in the controller."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ray.util.placement_group import PlacementGroup
 
 from strop.controller.mesh import Mesh
 from strop.controller.ray.cluster import Node
-from strop.controller.ray.messages import Presence
-from strop.controller.store_server import Meeting
+from strop.controller.ray.messages import ProcessInfo
+from strop.controller.store_server import Rendezvous
 
 
 @dataclass(kw_only=True, eq=False)
@@ -27,13 +27,13 @@ class WorkerHandle:
     rank: int
     """Its number there."""
     node: Node
-    """Where it runs."""
+    """Node of the process."""
     log_path: Path
     """Its output, on its node."""
-    presence: Presence | None = None
-    """What it said when it had started."""
-    meeting: Meeting | None = None
-    """Where the processes of its pool find each other; of rank 0 alone, once it has opened it."""
+    process_info: ProcessInfo | None = None
+    """Facts that it reported at its start."""
+    rendezvous: Rendezvous | None = None
+    """Rendezvous of the processes of its pool; of rank 0 alone, once it has started it."""
     roles: list[str] = field(default_factory=list)
     """The roles it holds."""
     queue: deque[PendingCall] = field(default_factory=deque)
@@ -46,7 +46,7 @@ class WorkerHandle:
     @property
     def pid(self) -> int:
         """Its process id; 0 before it has started."""
-        return 0 if self.presence is None else self.presence.pid
+        return 0 if self.process_info is None else self.process_info.pid
 
     @property
     def where(self) -> str:
@@ -71,11 +71,11 @@ class PendingCall:
     timeout_s: float
     """Deadline."""
     given_at: float
-    """When the process got it, by the monotonic clock."""
+    """Time of the call, by the monotonic clock."""
     answer: Any = None
-    """What it answered."""
+    """Answer of the process."""
     error: Exception | None = None
-    """Why there is no answer."""
+    """Error in place of an answer."""
     is_settled: bool = False
     """True once there is an answer or an error."""
 
@@ -87,11 +87,11 @@ class PendingCall:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupInfo:
-    """What a controller must know to attach to a detached group; each of its processes keeps it."""
+    """Information to attach to a detached group; each of its processes keeps it."""
 
     members: Sequence[WorkerHandle]
     """The processes in rank order, without handles and calls, seen from the controller that made them."""
     meshes: Mapping[str, Mesh]
     """Parallel axes of each role."""
     places: PlacementGroup
-    """What the processes hold."""
+    """Resources of the processes."""

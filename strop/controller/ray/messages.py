@@ -1,4 +1,4 @@
-"""What the controller and a worker process say to each other; plain values, and references to rows."""
+"""Messages between the controller and a worker process; plain values, and references to rows."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from strop.controller.ray.transport import BatchRefs
 
 @dataclass(frozen=True, kw_only=True)
 class CallResponse:
-    """What a call gave, and what it cost; small, whatever the call computed."""
+    """Response to a call: value and peak memory; small, whatever the call computed."""
 
     value: Any
     """The method's value, where it is no batch."""
     stored: BatchRefs | None
-    """Where the rows are, where the value is a batch."""
+    """References to the rows, where the value is a batch."""
     metrics: tuple[Any, ...] | None = None
-    """Those beside the rows, where the value is a batch with metrics."""
+    """Metrics beside the rows, where the value is a batch with metrics."""
     peak_memory_bytes: int
     """Most memory the process has held so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Presence:
-    """What a worker process says of itself when it has started."""
+class ProcessInfo:
+    """Facts of a worker process that has started."""
 
     pid: int
     """Its process id."""
@@ -45,7 +45,7 @@ class RaisedReport:
     traceback: str
     """The worker's traceback."""
     at: float
-    """When, in seconds since the epoch by the clock of the worker's node."""
+    """Time, in seconds since the epoch by the clock of the worker's node."""
     peak_memory_bytes: int
     """Most memory the process had held by then."""
     is_consequence: bool

@@ -11,7 +11,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from strop.controller.call import BatchAndMetrics
 from strop.controller.errors import CallTimeout
-from strop.controller.ray.future import Contents
+from strop.controller.ray.future import BatchSummary
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import PendingCall
 from strop.controller.ray.messages import CallResponse
@@ -22,7 +22,7 @@ from strop.protocol import DataProto
 
 @dataclass(kw_only=True)
 class Traffic:
-    """What went through the controller: the content of arguments and results, without references to rows."""
+    """Bytes that went through the controller: the content of arguments and results, without references to rows."""
 
     sent_bytes: int = 0
     """Content of the arguments that the controller sent."""
@@ -36,8 +36,8 @@ class StoredRows:
     def __init__(self, refs: BatchRefs, label: str, wait_s: float) -> None:
         self._refs, self._label, self._wait_s = refs, label, wait_s
 
-    def contents(self) -> Contents:
-        """What is known of the batch."""
+    def contents(self) -> BatchSummary:
+        """Summary of the batch."""
         return self._refs.contents
 
     def columns(self, batch_keys: Sequence[str], non_tensor_batch_keys: Sequence[str]) -> DataProto:
@@ -49,7 +49,7 @@ class StoredRows:
 
 
 class RayPending:
-    """What one worker computes, in the controller; the manager of its process answers for the deadline."""
+    """Result of one worker that is being computed; the manager of its process keeps the deadline."""
 
     def __init__(self, manager: WorkerManager, pending: PendingCall, traffic: Traffic) -> None:
         self._manager = manager
@@ -75,7 +75,7 @@ class RayPending:
         self._traffic.received_bytes += payload_bytes(metrics)
         return metrics
 
-    def contents(self) -> Contents:
+    def contents(self) -> BatchSummary:
         """Wait for the computation; the rows stay where they are."""
         return self._stored().contents
 

@@ -1,4 +1,4 @@
-"""Places for worker processes on a Ray cluster: which nodes, and their resources held by a placement group."""
+"""Resource pools of worker processes on a Ray cluster: nodes, and resources held by a placement group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strop.controller.ray.cluster import Cluster, Node, accelerator_resource
 from strop.controller.ray.errors import NotEnoughDevices
 
 _SETTLE_S = 5.0
-"""How long resources of processes that just ended may still count as taken."""
+"""Time for which resources of processes that just ended may still count as taken."""
 _NODE_LABEL = "ray.io/node-id"
 
 
@@ -53,7 +53,7 @@ class RayResourcePool:
         self.max_colocate_count = max_colocate_count
         """Worker groups that may share the places."""
         self.name = name_prefix
-        """What configurations and messages call the pool."""
+        """Name of the pool in configurations and messages."""
         self.device = device or ("cuda" if use_gpu else "cpu")
         """Kind of device."""
         self.cpus_per_process = cpus_per_process
@@ -109,7 +109,7 @@ class RayResourcePool:
 
     @property
     def place(self) -> dict[str, float]:
-        """What one place holds, by Ray's names of resources."""
+        """Resources of one process, by Ray's names."""
         resource = accelerator_resource(self.device)
         return {"CPU": self.cpus_per_process, **({resource: 1.0} if resource else {})}
 
@@ -168,8 +168,8 @@ class RayResourcePool:
             remove_placement_group(group)
             raise TimeoutError(
                 f"the places of pool {self.name!r} ({self.world_size} x {_in_words(self.place)}) were not free "
-                f"within {timeout_s:g} s; there is: {_listed(cluster.nodes())}; end what holds the rest, or add a "
-                f"machine"
+                f"within {timeout_s:g} s; there is: {_resources_text(cluster.nodes())}; end what holds the rest, or "
+                f"add a machine"
             )
         self.machines, self._group, self._num_users = nodes, group, 1
 
@@ -208,56 +208,56 @@ def choose_nodes(cluster: Cluster, pools: Sequence[RayResourcePool]) -> list[Nod
     end = time.monotonic() + _SETTLE_S
     while True:
         nodes = cluster.nodes()
-        if chosen := _fitting(needs, nodes, [node.free for node in nodes]):
+        if chosen := _fit_nodes(needs, nodes, [node.free for node in nodes]):
             return chosen
-        possible = _fitting(needs, nodes, [node.total for node in nodes])
+        possible = _fit_nodes(needs, nodes, [node.total for node in nodes])
         if possible is None:
-            raise NotEnoughDevices(_too_little(pools, needs, nodes, "there is"))
+            raise NotEnoughDevices(_shortage_text(pools, needs, nodes, "there is"))
         if not cluster.is_private:
             return possible
         if time.monotonic() > end:
             raise NotEnoughDevices(
-                _too_little(
+                _shortage_text(
                     pools, needs, nodes, "other worker groups of this process hold a part of it; free"
                 )
             )
         time.sleep(0.1)
 
 
-def _fitting(
+def _fit_nodes(
     needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], have: Sequence[Mapping[str, float]]
 ) -> list[Node] | None:
-    left = list(zip(nodes, have, strict=True))
+    remaining = list(zip(nodes, have, strict=True))
     chosen: list[Node] = []
     for need in needs:
-        found = next(
+        index = next(
             (
                 number
-                for number, (_, has) in enumerate(left)
+                for number, (_, has) in enumerate(remaining)
                 if all(has.get(k, 0) >= need[k] - 1e-6 for k in need)
             ),
             None,
         )
-        if found is None:
+        if index is None:
             return None
-        chosen.append(left.pop(found)[0])
+        chosen.append(remaining.pop(index)[0])
     return chosen
 
 
-def _too_little(
-    pools: Sequence[RayResourcePool], needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], found: str
+def _shortage_text(
+    pools: Sequence[RayResourcePool], needs: Sequence[Mapping[str, float]], nodes: Sequence[Node], supply: str
 ) -> str:
-    asked = " and ".join(
+    request = " and ".join(
         f"{pool.world_size} processes of {_in_words(pool.place)} each (pool {pool.name!r})" for pool in pools
     )
     per_node = "; ".join(f"{_in_words(need)} on node {number + 1}" for number, need in enumerate(needs))
     return (
-        f"asked for {asked}: {per_node}. {found}: {_listed(nodes)}. Lower resources.ranks, lower "
+        f"asked for {request}: {per_node}. {supply}: {_resources_text(nodes)}. Lower resources.ranks, lower "
         f"resources.cpus_per_rank (a fraction lets processes share a core), or use more nodes"
     )
 
 
-def _listed(nodes: Sequence[Node]) -> str:
+def _resources_text(nodes: Sequence[Node]) -> str:
     names = sorted({name for node in nodes for name in node.total if name.isupper()})
     return "; ".join(
         f"node {node.address} has "

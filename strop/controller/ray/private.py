@@ -1,4 +1,4 @@
-"""What keeps a private cluster to its user: the folder of its files, the file of its token, and its signals."""
+"""Isolation of a private cluster: the folder of its files, the file of its token, and its signals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from strop.utils.sanitize import remember_secret
 log = logging.getLogger(__name__)
 
 _SHORT = Path("/tmp")
-"""Where the files of a cluster lie if the usual folder for temporary files has a long name."""
+"""Folder of a cluster's files if the usual folder for temporary files has a long name."""
 _MAX_FOLDER_LENGTH = 36
 """Names of Unix sockets have at most 107 characters, and Ray puts up to 70 behind this."""
 _PREFIX = "strop-ray-"
@@ -71,7 +71,7 @@ class PrivateFolder:
         usual = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
         base = usual if len(str(usual)) + len(f"/{_PREFIX}12345678") <= _MAX_FOLDER_LENGTH else _SHORT
         _remove_stale(base)
-        self.path, self._lock = _make_locked(base)
+        self.path, self._lock = _make_locked_folder(base)
 
     def remove(self) -> None:
         """Remove it with everything in it."""
@@ -79,7 +79,7 @@ class PrivateFolder:
         os.close(self._lock)
 
 
-def _make_locked(base: Path) -> tuple[Path, int]:
+def _make_locked_folder(base: Path) -> tuple[Path, int]:
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -122,8 +122,8 @@ def keep_token_private() -> None:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not file.exists():
             _write_token(file)
-        found = file.stat()
-        if found.st_mode & 0o077 and found.st_uid == os.getuid():
+        status = file.stat()
+        if status.st_mode & 0o077 and status.st_uid == os.getuid():
             file.chmod(0o600)  # Ray itself makes it with 0644
             if all(folder.stat().st_mode & 0o001 for folder in file.resolve().parents):
                 log.warning(

@@ -28,14 +28,14 @@ from strop.controller import call
 from strop.controller.call import BatchAndMetrics, WorkerCall
 from strop.controller.ray.cluster import this_address
 from strop.controller.ray.members import GroupInfo
-from strop.controller.ray.messages import CallResponse, MethodRaised, Presence, RaisedReport
+from strop.controller.ray.messages import CallResponse, MethodRaised, ProcessInfo, RaisedReport
 from strop.controller.ray.private import remember_token
 from strop.controller.ray.transport import BatchRefs, register_serializers
 from strop.controller.roles import RoleSpec
-from strop.controller.store_server import Meeting, MeetingPoint
+from strop.controller.store_server import Rendezvous, RendezvousServer
 from strop.controller.worker import Placement, Worker, close_all
 from strop.protocol import DataProto
-from strop.run.heartbeat import beating
+from strop.run.heartbeat import heartbeat
 from strop.utils.activity import doing
 from strop.utils.sanitize import remember_named
 
@@ -70,30 +70,30 @@ class WorkerProcess:
             os.chdir(folder)
         register_serializers()
         self._workers: dict[str, Worker] = {}
-        self._meeting_point: MeetingPoint | None = None
+        self._rendezvous_server: RendezvousServer | None = None
         self._info: GroupInfo | None = None
-        self._beating = beating(Path(log_path))
-        self._beating.__enter__()
+        self._heartbeat = heartbeat(Path(log_path))
+        self._heartbeat.__enter__()
 
-    def presence(self) -> Presence:
-        """What the controller must know before it can place workers here."""
-        return Presence(
+    def process_info(self) -> ProcessInfo:
+        """Process ids and a free port, for the placement of workers here."""
+        return ProcessInfo(
             pid=os.getpid(),
             parent_pid=os.getppid(),
             free_port=_free_port(),
         )
 
-    def open_meeting_point(self) -> Meeting:
-        """Where the processes of the pool will find each other: here, on this node's address in the cluster."""
-        self._meeting_point = MeetingPoint(this_address())
-        return self._meeting_point.meeting
+    def start_rendezvous(self) -> Rendezvous:
+        """Start the rendezvous server of the pool's processes on this node's address in the cluster."""
+        self._rendezvous_server = RendezvousServer(this_address())
+        return self._rendezvous_server.rendezvous
 
     def remember(self, info: GroupInfo) -> None:
-        """Keep what another controller must know to attach to the group."""
+        """Store the information that another controller needs to attach to the group."""
         self._info = info
 
     def info(self) -> GroupInfo | None:
-        """What `remember` was given; None before the group has finished its start."""
+        """The information stored by `remember`; None before the group has finished its start."""
         return self._info
 
     def make(self, spec: RoleSpec[Any], placement: Placement) -> CallResponse:
@@ -105,25 +105,25 @@ class WorkerProcess:
             with doing("the start of a worker"):
                 spec.make(placement, self._workers)
 
-        return _answered(run)
+        return _respond(run)
 
     def call(self, role: str, order: WorkerCall, wait_s: float) -> CallResponse:
         """Run a worker's method; `wait_s` is the deadline for arguments that others compute."""
 
-        def here(arg: Any) -> Any:
+        def local(arg: Any) -> Any:
             if not isinstance(arg, Shared):
                 return arg
             (value,) = fetch([arg.reference], wait_s, "an argument of several workers")
             return value
 
         def run() -> Any:
-            kwargs = {name: here(arg) for name, arg in order.kwargs.items()}
-            return replace(order, args=[here(arg) for arg in order.args], kwargs=kwargs).run(
+            kwargs = {name: local(arg) for name, arg in order.kwargs.items()}
+            return replace(order, args=[local(arg) for arg in order.args], kwargs=kwargs).run(
                 self._workers[role]
             )
 
         with doing(f"{role}.{order.method}"):
-            return _answered(run)
+            return _respond(run)
 
     def close(self) -> CallResponse:
         """Close the workers, last made first; all of them, whatever one of them raises."""
@@ -133,14 +133,14 @@ class WorkerProcess:
                 close_all(list(self._workers.values()))
             finally:
                 self._workers.clear()
-                if self._meeting_point is not None:
-                    self._meeting_point.close()
-                self._beating.__exit__(None, None, None)
+                if self._rendezvous_server is not None:
+                    self._rendezvous_server.close()
+                self._heartbeat.__exit__(None, None, None)
 
-        return _answered(run)
+        return _respond(run)
 
 
-def fetch(references: list[Any], wait_s: float, what: str) -> list[Any]:
+def fetch(references: list[Any], wait_s: float, label: str) -> list[Any]:
     """The values of references in a worker, in time.
 
     Raises:
@@ -149,11 +149,11 @@ def fetch(references: list[Any], wait_s: float, what: str) -> list[Any]:
     try:
         return list(ray.get(references, timeout=wait_s))
     except ray.exceptions.GetTimeoutError:
-        raise TimeoutError(f"{what} did not arrive within {wait_s:g} s") from None
+        raise TimeoutError(f"{label} did not arrive within {wait_s:g} s") from None
 
 
-def _answered(run: Callable[[], Any]) -> CallResponse:
-    """What a call gave; an error as a `MethodRaised`, which always travels."""
+def _respond(run: Callable[[], Any]) -> CallResponse:
+    """Response of a call; an error is raised as a `MethodRaised`, which can always be pickled."""
     try:
         value, metrics = run(), None
         if isinstance(value, BatchAndMetrics):
@@ -170,14 +170,14 @@ def _answered(run: Callable[[], Any]) -> CallResponse:
 
 
 def _report(error: BaseException) -> RaisedReport:
-    kind, own = type(error), error.__traceback__
-    while own is not None and own.tb_frame.f_code.co_filename in (__file__, call.__file__):
-        own = own.tb_next  # the frames of the way to the worker's method say nothing about it
+    kind, frames = type(error), error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in (__file__, call.__file__):
+        frames = frames.tb_next  # the frames of the way to the worker's method say nothing about it
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return RaisedReport(
         exception_type=f"{module}{kind.__qualname__}",
         message=str(error),
-        traceback="".join(traceback.format_exception(kind, error, own)),
+        traceback="".join(traceback.format_exception(kind, error, frames)),
         at=time.time(),
         peak_memory_bytes=_peak_memory_bytes(),
         is_consequence=isinstance(error, RayError),

@@ -1,4 +1,4 @@
-"""A process that ends what a private cluster leaves behind when its controller is gone.
+"""Reaper of a private cluster: ends the processes that are left when its controller is gone.
 
 Ray's servers die with the process that started them, and workers see that and end. Some helpers of Ray linger
 for a minute, though, and what a worker's own code started may never end. The reaper waits until its parent
@@ -22,11 +22,11 @@ from pathlib import Path
 MARK = "STROP_CLUSTER"
 """Environment variable that the processes of a private cluster inherit."""
 _LOOK_S = 0.5
-"""How often the reaper looks whether its parent lives, should the pipe not tell."""
+"""Interval of the check for the reaper's parent, should the pipe not tell."""
 _GRACE_S = 3.0
-"""How long processes have to end by themselves."""
+"""Time for processes to end by themselves."""
 _STOP_S = 15.0
-"""How long the reaper may take to end them all."""
+"""Timeout of the reaper's end of all processes."""
 _PROC = Path("/proc")
 
 
@@ -70,9 +70,9 @@ def main(mark: str, session: str, folder: str) -> None:
     while os.getppid() == parent and not select.select([sys.stdin], [], [], _LOOK_S)[0]:
         pass
     end = time.monotonic() + _GRACE_S
-    while (left := _left(mark, session)) and time.monotonic() < end:
+    while (pids := _remaining_processes(mark, session)) and time.monotonic() < end:
         time.sleep(0.1)
-    for pid in left:
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except OSError:
@@ -80,15 +80,19 @@ def main(mark: str, session: str, folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _left(mark: str, session: str) -> list[int]:
+def _remaining_processes(mark: str, session: str) -> list[int]:
     """Living processes of the cluster that this user may look into."""
     numbers = (
         [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdecimal()] if _PROC.is_dir() else []
     )
-    return [pid for pid in numbers if pid not in (os.getpid(), os.getppid()) and _belongs(pid, mark, session)]
+    return [
+        pid
+        for pid in numbers
+        if pid not in (os.getpid(), os.getppid()) and _is_of_cluster(pid, mark, session)
+    ]
 
 
-def _belongs(pid: int, mark: str, session: str) -> bool:
+def _is_of_cluster(pid: int, mark: str, session: str) -> bool:
     folder = _PROC / str(pid)
     try:
         if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():

@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack
 from strop.controller.errors import CallTimeout, WorkerFailed
 from strop.controller.group import WorkerGroup
 from strop.controller.ray.cluster import Cluster
-from strop.controller.ray.detached import DetachedName, leave_info
+from strop.controller.ray.detached import DetachedName, store_group_info
 from strop.controller.ray.group import role_groups
 from strop.controller.ray.manager import WorkerManager
 from strop.controller.ray.members import WorkerHandle
@@ -23,13 +23,13 @@ from strop.controller.runtime import Runtime
 from strop.utils.device import OF_EACH_PROCESS
 
 CLOSE_S = 60.0
-"""How long the workers may take to close what they hold."""
+"""Timeout of the workers' close."""
 MAIN = "main"
 """The pool of all roles that are not placed apart."""
 
 
 class RuntimeOptions(TypedDict, total=False):
-    """How a runtime reaches a cluster and starts processes there; as of PoolsRuntime."""
+    """Options of a runtime: its cluster and the start of its processes; as of PoolsRuntime."""
 
     address: str | None
     call_timeout_s: float
@@ -73,12 +73,12 @@ class PoolsRuntime(Runtime):
             ValueError: `env` names what is set in each process.
         """
         self.traffic = Traffic()
-        """What went through the controller for all groups of this runtime."""
+        """Traffic through the controller for all groups of this runtime."""
         self._log_dir = log_dir
         self._temporary = log_dir is None
-        if taken := sorted({*(env or {})} & {*OF_EACH_PROCESS}):
+        if reserved := sorted({*(env or {})} & {*OF_EACH_PROCESS}):
             raise ValueError(
-                f"env names {', '.join(taken)}, which the group sets in each of its processes, to another value in "
+                f"env names {', '.join(reserved)}, which the group sets in each of its processes, to another value in "
                 f"each: leave it out"
             )
         self._env = dict(env or {})
@@ -91,8 +91,8 @@ class PoolsRuntime(Runtime):
         self._manager = WorkerManager(on_stop=self._give_back)
         self._cluster = Cluster(address)
         try:
-            wanted = [places for places in pools.values() if not places.is_taken]
-            self._nodes = choose_nodes(self._cluster, wanted) if wanted else []
+            to_place = [places for places in pools.values() if not places.is_taken]
+            self._nodes = choose_nodes(self._cluster, to_place) if to_place else []
         except BaseException:
             self._cluster.close()
             raise
@@ -119,7 +119,9 @@ class PoolsRuntime(Runtime):
             members = self._started(pool, places)
             make_workers(self._manager, members, places, roles, meshes, self._start_timeout_s)
             if self._detached:
-                leave_info(self._manager, members, meshes, places.placement_group, self._start_timeout_s)
+                store_group_info(
+                    self._manager, members, meshes, places.placement_group, self._start_timeout_s
+                )
         except (WorkerFailed, CallTimeout):
             raise
         except BaseException as error:
@@ -127,7 +129,7 @@ class PoolsRuntime(Runtime):
                 f"the start of pool {pool!r} did not succeed ({type(error).__name__}: {error})"
             )
             raise
-        made = role_groups(
+        groups = role_groups(
             {name: spec.worker_class for name, spec in roles.items()},
             meshes,
             manager=self._manager,
@@ -135,7 +137,7 @@ class PoolsRuntime(Runtime):
             call_timeout_s=self.call_timeout_s,
             traffic=self.traffic,
         )
-        return dict(made)
+        return dict(groups)
 
     def leave(self) -> None:
         """Let detached processes go on without this controller; more than once does no harm."""
@@ -215,7 +217,7 @@ class RayRuntime(PoolsRuntime):
         sizes = {MAIN: ranks, **(apart or {})}
         pools = {
             name: RayResourcePool(
-                _spread(name, size, nodes),
+                _processes_per_node(name, size, nodes),
                 name_prefix=name,
                 max_colocate_count=1,
                 device=device,
@@ -226,7 +228,7 @@ class RayRuntime(PoolsRuntime):
         super().__init__(pools, **options)
 
 
-def _spread(pool: str, size: int, nodes: int) -> list[int]:
+def _processes_per_node(pool: str, size: int, nodes: int) -> list[int]:
     """Processes on each node, the first nodes having one more where they do not divide."""
     if nodes < 1:
         raise ValueError(f"resources.nodes is {nodes}; the smallest number is 1")

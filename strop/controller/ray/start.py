@@ -1,4 +1,4 @@
-"""Starts the processes of a pool and makes the workers in them.
+"""Start of the processes of a pool, and construction of the workers in them.
 
 Each process is started with its environment (rank, devices, threads, the user's variables), so that it holds
 before anything is imported there.
@@ -29,17 +29,17 @@ from strop.controller.ray.members import WorkerHandle
 from strop.controller.ray.pool import RayResourcePool
 from strop.controller.ray.process import WorkerProcess
 from strop.controller.roles import RoleSpec
-from strop.controller.store_server import Meeting
+from strop.controller.store_server import Rendezvous
 from strop.controller.worker import Placement
 from strop.utils.machine_limits import usable_cores
 
 
 @dataclass(frozen=True, kw_only=True)
 class StartOptions:
-    """How processes are started."""
+    """Options of the start of processes."""
 
     name: str
-    """What the processes are called: their logs are `<name>-<rank>.log`."""
+    """Name of the processes: their logs are `<name>-<rank>.log`."""
     timeout_s: float
     """Deadline of each phase of the start."""
     log_dir: Path
@@ -70,7 +70,7 @@ def start_processes(
     pending_calls = [
         manager.give(
             member,
-            lambda handle: handle.presence.remote(),
+            lambda handle: handle.process_info.remote(),
             method="start of the worker process",
             call=call,
             timeout_s=options.timeout_s,
@@ -78,7 +78,7 @@ def start_processes(
         for member in members
     ]
     for member, pending in zip(members, pending_calls, strict=True):
-        member.presence = manager.wait(pending)  # at once: whoever ends the processes has to know it
+        member.process_info = manager.wait(pending)  # at once: whoever ends the processes has to know it
     return members
 
 
@@ -96,9 +96,9 @@ def make_workers(
         WorkerFailed: a constructor raised an error, or its process died.
         CallTimeout: constructors did not end in time.
     """
-    first = members[0].presence
+    first = members[0].process_info
     assert first is not None, "workers are made after the start of their processes"
-    meeting = _meeting(manager, members, timeout_s)
+    rendezvous = _rendezvous_of(manager, members, timeout_s)
     pending_calls = []
     for name, spec in roles.items():
         reference = ray.put(dataclasses.replace(spec, mesh=meshes[name]))
@@ -110,7 +110,7 @@ def make_workers(
                 mesh=meshes[name],
                 local_rank=pool.local_rank(member.rank),
                 local_world_size=pool.local_world_size(member.rank),
-                meeting=meeting,
+                rendezvous=rendezvous,
                 master_addr=members[0].node.address,
                 master_port=first.free_port,
                 node=member.node.address,
@@ -127,17 +127,19 @@ def make_workers(
         manager.wait(pending)
 
 
-def _meeting(manager: WorkerManager, members: Sequence[WorkerHandle], timeout_s: float) -> Meeting | None:
-    """Where the processes of a pool find each other, which rank 0 opens when first asked; None for one process."""
+def _rendezvous_of(
+    manager: WorkerManager, members: Sequence[WorkerHandle], timeout_s: float
+) -> Rendezvous | None:
+    """Rendezvous of a pool's processes, started by rank 0 at the first request; None for one process."""
     first = members[0]
-    if len(members) > 1 and first.meeting is None:
-        (first.meeting,) = manager.ask(
+    if len(members) > 1 and first.rendezvous is None:
+        (first.rendezvous,) = manager.ask(
             [first],
-            lambda handle: handle.open_meeting_point.remote(),
+            lambda handle: handle.start_rendezvous.remote(),
             method="start of the rendezvous",
             timeout_s=timeout_s,
         )
-    return first.meeting
+    return first.rendezvous
 
 
 def _start_one(
@@ -193,12 +195,14 @@ def _folders(variable: str) -> list[str]:
 
 
 def _own_import_folders() -> list[str]:
-    """Where this process imports modules from besides its Python; worker classes may live there."""
+    """Import folders of this process besides those of its Python; worker classes may live there."""
     folders = [Path(entry).resolve() for entry in sys.path if not entry or Path(entry).is_dir()]
     paths = sysconfig.get_paths()
     installed = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    own = [str(folder) for folder in folders if not any(folder.is_relative_to(root) for root in installed)]
-    return list(dict.fromkeys(own))
+    user_folders = [
+        str(folder) for folder in folders if not any(folder.is_relative_to(root) for root in installed)
+    ]
+    return list(dict.fromkeys(user_folders))
 
 
 def threads_per_process(nodes: Sequence[Node], processes: Sequence[int]) -> int:
@@ -209,11 +213,11 @@ def threads_per_process(nodes: Sequence[Node], processes: Sequence[int]) -> int:
         processes: how many processes share each.
     """
     cores = [usable_cores() if node.is_here else int(node.total.get("CPU", 1)) for node in nodes]
-    return max(min(own // count for own, count in zip(cores, processes, strict=True)), 1)
+    return max(min(num_cores // count for num_cores, count in zip(cores, processes, strict=True)), 1)
 
 
 def launch_command() -> str:
-    """How a worker process is started on this machine: its Python, below the launcher."""
+    """Command that starts a worker process on this machine: its Python, below the launcher."""
     return f"{shlex.quote(sys.executable)} -I -S {shlex.quote(launcher.__file__)}"
 
 

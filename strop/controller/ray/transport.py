@@ -1,4 +1,4 @@
-"""How batches and tensors travel through Ray's object store.
+"""Transport of batches and tensors through Ray's object store.
 
 Ray's own way with a tensor copies its whole storage into a pickle, also for a view of a few rows, and copies
 it back; a jagged column takes milliseconds. Here the memory of a tensor is handed to the store as a buffer
@@ -26,7 +26,7 @@ from ray.util.serialization import register_serializer
 from tensordict import TensorDict
 from torch import Tensor
 
-from strop.controller.ray.future import Contents, DataProtoFuture
+from strop.controller.ray.future import BatchSummary, DataProtoFuture
 from strop.protocol import DataProto, flat, from_flat, is_jagged
 from strop.protocol.columns import copied, parts, share_offsets
 
@@ -53,8 +53,8 @@ def register_serializers() -> None:
 class BatchRefs:
     """A batch in the object store, column by column."""
 
-    contents: Contents
-    """What is known of the batch."""
+    contents: BatchSummary
+    """Summary of the batch."""
     light: Any
     """Reference to the batch without its heavy columns and its facts."""
     heavy: Mapping[str, Any]
@@ -63,7 +63,7 @@ class BatchRefs:
     @classmethod
     def of(cls, data: DataProto) -> BatchRefs:
         """Store a batch in this process's node."""
-        contents = Contents.of(data)
+        contents = BatchSummary.of(data)
         tensors, others = contents.tensors, contents.others
         heavy: dict[str, Any] = {}
         for name in [*tensors, *others]:
@@ -86,13 +86,13 @@ class BatchRefs:
             others: names of other columns.
             get: fetches objects; answers for the deadline.
         """
-        wanted = [name for name in [*tensors, *others] if name in self.heavy]
-        light, *columns = get([self.light, *(self.heavy[name] for name in wanted)])
-        heavy: dict[str, DataProto] = dict(zip(wanted, columns, strict=True))
-        found = {name: heavy.get(name, light).tensors()[name] for name in tensors}
+        heavy_names = [name for name in [*tensors, *others] if name in self.heavy]
+        light, *columns = get([self.light, *(self.heavy[name] for name in heavy_names)])
+        heavy: dict[str, DataProto] = dict(zip(heavy_names, columns, strict=True))
+        columns_by_name = {name: heavy.get(name, light).tensors()[name] for name in tensors}
         arrays = {name: heavy.get(name, light).non_tensor_batch[name] for name in others}
-        data = DataProto.from_dict(share_offsets(found), arrays, self.contents.facts)
-        if not found and light.batch is not None:
+        data = DataProto.from_dict(share_offsets(columns_by_name), arrays, self.contents.facts)
+        if not columns_by_name and light.batch is not None:
             data.batch = TensorDict({}, batch_size=[self.contents.num_rows])
         return data
 
@@ -112,7 +112,7 @@ def payload_bytes(value: Any) -> int:
     if isinstance(value, bool | int | float | complex | np.generic):
         return _NUMBER_BYTES
     if isinstance(value, DataProtoFuture):
-        return sum(map(payload_bytes, value.batches_at_hand()))
+        return sum(map(payload_bytes, value.local_batches()))
     if isinstance(value, DataProto):
         columns = [*value.tensors().values(), *value.non_tensor_batch.values(), value.meta_info]
         return sum(map(payload_bytes, columns))
@@ -147,8 +147,12 @@ def detached_from_store(data: DataProto) -> DataProto:
 
 
 def _tensor_state(tensor: Tensor) -> _TensorState:
-    own = tensor.detach().cpu().contiguous()
-    return own.reshape(-1).view(torch.uint8).numpy(), str(own.dtype).removeprefix("torch."), tuple(own.shape)
+    contiguous = tensor.detach().cpu().contiguous()
+    return (
+        contiguous.reshape(-1).view(torch.uint8).numpy(),
+        str(contiguous.dtype).removeprefix("torch."),
+        tuple(contiguous.shape),
+    )
 
 
 def _tensor(state: _TensorState) -> Tensor:
@@ -171,19 +175,22 @@ def _accept_memory_in_place() -> None:
 
 def _batch_state(data: DataProto) -> tuple[Any, ...]:
     """Values of the columns; jagged ones refer to their row lengths, which several may share."""
-    known: list[Tensor] = []
+    distinct_offsets: list[Tensor] = []
     columns: list[tuple[str, _TensorState, int | None]] = []
     for name, column in share_offsets(data.tensors()).items():
         if not is_jagged(column):
             columns.append((name, _tensor_state(column), None))
             continue
         values, offsets = parts(column)
-        number = next((number for number, held in enumerate(known) if held is offsets), len(known))
-        if number == len(known):
-            known.append(offsets)
+        number = next(
+            (number for number, entry in enumerate(distinct_offsets) if entry is offsets),
+            len(distinct_offsets),
+        )
+        if number == len(distinct_offsets):
+            distinct_offsets.append(offsets)
         columns.append((name, _tensor_state(values), number))
     rows = None if data.batch is None else len(data)
-    lengths = [_tensor_state(offsets.diff()) for offsets in known]
+    lengths = [_tensor_state(offsets.diff()) for offsets in distinct_offsets]
     return rows, columns, lengths, data.non_tensor_batch, data.meta_info
 
 
@@ -194,8 +201,8 @@ def _batch(state: tuple[Any, ...]) -> DataProto:
         name: _tensor(values) if number is None else from_flat(_tensor(values), row_counts[number])
         for name, values, number in columns
     }
-    own = {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}
-    data = DataProto.from_dict(share_offsets(tensors), own, facts)
+    writable = {name: array if array.flags.writeable else array.copy() for name, array in arrays.items()}
+    data = DataProto.from_dict(share_offsets(tensors), writable, facts)
     if data.batch is None and rows is not None:
         data.batch = TensorDict({}, batch_size=[rows])
     return data

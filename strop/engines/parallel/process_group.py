@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from strop.controller.rendezvous import Meeting
+from strop.controller.rendezvous import Rendezvous
 from strop.engines.parallel.ranks import Parallel, alone
 from strop.utils.device import collective_backend, device_name, num_devices
 
@@ -57,7 +57,7 @@ def join_ranks(
     *,
     rank: int,
     world_size: int,
-    meeting: Meeting | None,
+    rendezvous: Rendezvous | None,
     device: str,
     sp_size: int = 1,
     shard_size: int = 0,
@@ -69,7 +69,7 @@ def join_ranks(
 
     Args:
         rank, world_size: this process and the number of processes.
-        meeting: where they find each other; None where there is one process.
+        rendezvous: where they find each other; None where there is one process.
         device: `auto` or a device name, with or without a number.
         sp_size: ranks that share each sequence.
         shard_size: ranks over which one copy of the parameters is sharded; 0 for all of them, fewer for
@@ -84,7 +84,7 @@ def join_ranks(
     if world_size == 1:
         return alone(place)
     return joined(
-        rank=rank, world_size=world_size, meeting=meeting, device=place, sp_size=sp_size, shard_size=shard_size,
+        rank=rank, world_size=world_size, rendezvous=rendezvous, device=place, sp_size=sp_size, shard_size=shard_size,
         timeout_s=timeout_s,
     )  # fmt: skip
 
@@ -93,7 +93,7 @@ def joined(
     *,
     rank: int,
     world_size: int,
-    meeting: Meeting | None,
+    rendezvous: Rendezvous | None,
     device: torch.device,
     sp_size: int,
     shard_size: int,
@@ -101,7 +101,7 @@ def joined(
 ) -> Ranks:
     """As `join_ranks`, on this device and with at least two ranks."""
     if not dist.is_initialized():
-        _initialize(rank, world_size, meeting, device, timeout_s)
+        _initialize(rank, world_size, rendezvous, device, timeout_s)
     if (dist.get_rank(), dist.get_world_size()) != (rank, world_size):
         raise ValueError(
             f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already and cannot also be rank "
@@ -152,18 +152,18 @@ def _device_of_rank(device: str, rank: int) -> torch.device:
 
 
 def _initialize(
-    rank: int, world_size: int, meeting: Meeting | None, device: torch.device, timeout_s: float
+    rank: int, world_size: int, rendezvous: Rendezvous | None, device: torch.device, timeout_s: float
 ) -> None:
-    if meeting is None:
+    if rendezvous is None:
         raise ValueError(
             f"rank {rank} of {world_size} was not told where the ranks meet; the runtime that starts the processes "
-            f"must open a strop.controller.store_server.MeetingPoint and hand its `meeting` on"
+            f"must open a strop.controller.store_server.RendezvousServer and hand its `rendezvous` on"
         )
     backend = collective_backend(device.type)
     if device.type != "cpu":
         # Small facts travel between hosts and need no device.
         backend = f"cpu:{collective_backend('cpu')},{device.type}:{backend}"
-    store = meeting.join(timeout_s=timeout_s)
+    store = rendezvous.join(timeout_s=timeout_s)
     _STORES.append(store)
     dist.init_process_group(
         backend,

@@ -19,7 +19,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-from strop.controller.auth_listener import Gate, knock, new_secret
+from strop.controller.auth_listener import AuthListener, connect_authenticated, new_secret
 from strop.rollout.weight_sync.types import Endpoint
 from strop.utils.json_messages import Message, MessageConnection, framed
 
@@ -58,7 +58,7 @@ class SenderChannel:
         self._bell.setblocking(False)
         self._rope.setblocking(False)
         try:
-            self._gate = Gate(host, self.session, purpose=PURPOSE, welcome=self._admit)
+            self._gate = AuthListener(host, self.session, purpose=PURPOSE, welcome=self._admit)
         except OSError as error:
             self._bell.close()
             self._rope.close()
@@ -240,7 +240,7 @@ class ReceiverChannel:
         self.host, self.session = endpoint.host, endpoint.session
         self._where = f"the weight sender at {endpoint.host} port {endpoint.port}"
         try:
-            connection = knock(
+            connection = connect_authenticated(
                 endpoint.host, endpoint.port, endpoint.session, purpose=PURPOSE, timeout_s=timeout_s
             )
         except OSError as error:

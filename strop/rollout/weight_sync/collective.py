@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from strop.controller.store_server import Meeting, MeetingPoint, MeetingStore
+from strop.controller.store_server import Rendezvous, RendezvousServer, RendezvousStore
 from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel
 from strop.rollout.weight_sync.transport import Plan
 from strop.utils.device import collective_backend
@@ -36,11 +36,11 @@ class CollectiveSender:
         """`device`: where the group works: the weights' own, or the CPU, through which they then go."""
         self._timeout_s = channel.timeout_s
         # Who has joined the channel knows its secret, so the plan says the port alone.
-        self._place = MeetingPoint(channel.host, secret=channel.session)
+        self._place = RendezvousServer(channel.host, secret=channel.session)
         self.plan = Plan(
             name="collective",
             made_in=made_in,
-            port=self._place.meeting.port,
+            port=self._place.rendezvous.port,
             size=channel.num_receivers + 1,
             device=device.type,
         )
@@ -50,7 +50,7 @@ class CollectiveSender:
     def begin(self) -> None:
         """Form the group, once."""
         if self._group is None:
-            self._group = _Group(self._place.meeting, self.plan, rank=SENDER, timeout_s=self._timeout_s)
+            self._group = _Group(self._place.rendezvous, self.plan, rank=SENDER, timeout_s=self._timeout_s)
 
     def send(self, data: Tensor) -> None:
         """Start a broadcast once the one before it is done."""
@@ -88,8 +88,8 @@ class CollectiveReceiver:
         """Form the group, once."""
         if self._group is None:
             channel, plan = self._channel, self.plan
-            meeting = Meeting(host=channel.host, port=plan.port, secret=channel.session)
-            self._group = _Group(meeting, plan, rank=self._rank, timeout_s=channel.timeout_s)
+            rendezvous = Rendezvous(host=channel.host, port=plan.port, secret=channel.session)
+            self._group = _Group(rendezvous, plan, rank=self._rank, timeout_s=channel.timeout_s)
 
     def receive(self, num_bytes: int) -> Tensor:
         """The next bucket, in a buffer that is used again."""
@@ -117,12 +117,12 @@ class CollectiveReceiver:
 class _Group:
     """One rank of the process group."""
 
-    def __init__(self, meeting: Meeting, plan: Plan, *, rank: int, timeout_s: float) -> None:
+    def __init__(self, rendezvous: Rendezvous, plan: Plan, *, rank: int, timeout_s: float) -> None:
         self._device = torch.device(plan.device)
         self._timeout_s = timeout_s
         self._timeout = datetime.timedelta(seconds=timeout_s)
         self._under_way: tuple[dist.Work, Tensor] | None = None
-        self._store = MeetingStore(meeting, timeout_s=timeout_s)
+        self._store = RendezvousStore(rendezvous, timeout_s=timeout_s)
         try:
             self._backend = _backend(self._store, rank, plan.size, self._device, self._timeout)
         except RuntimeError as error:
@@ -181,7 +181,7 @@ def _has_backend(backend: str) -> bool:
 
 
 def _backend(
-    store: MeetingStore,
+    store: RendezvousStore,
     rank: int,
     size: int,
     device: torch.device,

@@ -1,7 +1,7 @@
 """The samples of a run: what the model wrote, with tokens, log-probs and rewards, as Parquet in the run folder.
 
 columns.py    The columns of the sample store, and their types in every file
-reading.py    Files of the sample store, read as if somebody else had written it
+reading.py    Reader of the sample store's files, as untrusted input
 selection.py  Rejection sampling
 store.py      The sample store
 """

@@ -96,4 +96,8 @@ def _is_image(value: object) -> bool:
 
 
 def _are_two_numbers(value: object) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(type(one) is int and one >= 0 for one in value)
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and all(type(number) is int and number >= 0 for number in value)
+    )

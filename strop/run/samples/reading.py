@@ -1,4 +1,4 @@
-"""Files of the sample store, read as if somebody else had written it.
+"""Reader of the sample store's files, as untrusted input.
 
 Every row that comes out has all columns of `strop.run.samples`, each of its type; what a file holds beyond that is left
 out. A file that is no Parquet, decompresses to more than a limit, or holds other things under our names is an error
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MIN_BYTES = 2**30
-"""What one file may take in memory, as Arrow holds it, on any machine."""
+"""Memory that one file may take on any machine, as Arrow holds it."""
 MEMORY_SHARE = 1 / 16
 """Of the machine's memory that it may take where that is more: as Python objects the rows take several times as much.
 A step of 1,024 samples of 128k tokens takes 2 GiB."""
@@ -52,7 +52,7 @@ def read_file(path: Path) -> list[dict[str, Any]]:
 
 
 def _max_bytes() -> int:
-    """What the rows that are read of one file may take."""
+    """Limit of the memory for the rows that are read of one file."""
     return max(MIN_BYTES, int(MEMORY_SHARE * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")))
 
 
@@ -87,9 +87,9 @@ def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
         present = set(file.schema_arrow.names)
         if "id" not in present:
             raise ValueError(f"it has no column id (found: {', '.join(sorted(present)[:8]) or 'none'})")
-        wanted = [field.name for field in schema if field.name in present]
+        names = [field.name for field in schema if field.name in present]
         total, limit = 0, _max_bytes()
-        for batch in file.iter_batches(GROUP_ROWS, columns=wanted):
+        for batch in file.iter_batches(GROUP_ROWS, columns=names):
             columns = [
                 batch.column(field.name).cast(field.type)
                 if field.name in present
@@ -114,16 +114,16 @@ def _check_row(row: Mapping[str, Any]) -> None:
         if row[name] is not None and not isinstance(row[name], dict):
             raise ValueError(f"{name} is a {type(row[name]).__name__} and no mapping")
     for name in _LIST_OF_MAPPINGS:
-        found = row[name]
-        if found is not None and not (
-            isinstance(found, list) and all(isinstance(one, dict) for one in found)
+        entries = row[name]
+        if entries is not None and not (
+            isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
         ):
             raise ValueError(f"{name} is no list of mappings")
     for sequence in (row, *(row["earlier_sequences"] or ())):
         if sequence is not row and isinstance(log_probs := sequence.get("rollout_log_probs"), list):
             # JSON has no word for numbers that are not finite; the column of the row itself has.
             sequence["rollout_log_probs"] = [
-                _WORDS.get(one, one) if isinstance(one, str) else one for one in log_probs
+                _WORDS.get(entry, entry) if isinstance(entry, str) else entry for entry in log_probs
             ]
         _check_tokens(sequence)
     if not all(map(is_message, row["messages"] or ())):
@@ -137,8 +137,8 @@ def _check_tokens(sequence: Mapping[str, Any]) -> None:
         if column is not None and not isinstance(column, list):
             raise ValueError(f"{name} is a {type(column).__name__} and no list")
     ids = [*(columns["prompt_ids"] or ()), *(columns["response_ids"] or ())]
-    numbers = [one for name in _NUMBER_COLUMNS for one in columns[name] or ()]
-    if not all(type(one) is int and one >= 0 for one in ids):
+    numbers = [value for name in _NUMBER_COLUMNS for value in columns[name] or ()]
+    if not all(type(value) is int and value >= 0 for value in ids):
         raise ValueError("a token id is no number from 0")
-    if not all(isinstance(one, (int, float)) for one in numbers):
+    if not all(isinstance(value, (int, float)) for value in numbers):
         raise ValueError("a log-prob or a version is no number")

@@ -1,4 +1,4 @@
-"""Rejection sampling: which samples of a prompt are good enough to be imitated."""
+"""Rejection sampling: selection of the samples of a prompt that are good enough to be imitated."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def kept_samples(
     for number, (score, prompt) in enumerate(zip(scores, prompts, strict=True)):
         if math.isfinite(score) and (min_score is None or score >= min_score):
             of_prompt.setdefault(prompt, []).append(number)
-    kept = [
+    selected = [
         number
         for numbers in of_prompt.values()
-        for number in sorted(numbers, key=lambda one: (-scores[one], one))[:best]
+        for number in sorted(numbers, key=lambda number: (-scores[number], number))[:best]
     ]
-    return sorted(kept)
+    return sorted(selected)

@@ -89,9 +89,11 @@ class SampleStore:
             pq.write_table(table, temporary, compression="zstd", row_group_size=GROUP_ROWS)
             fsync_path(temporary)
             temporary.replace(path)
-            for other in self._files(split=split, step=step):
-                if other.parts != parts:  # of a run with another number of writers that did this step before
-                    other.path.unlink(missing_ok=True)
+            for earlier in self._files(split=split, step=step):
+                if (
+                    earlier.parts != parts
+                ):  # of a run with another number of writers that did this step before
+                    earlier.path.unlink(missing_ok=True)
         except OSError as error:
             with suppress(OSError):  # the first error is the one to tell
                 temporary.unlink()
@@ -116,8 +118,8 @@ class SampleStore:
             have = f"steps {min(files)} to {max(files)} have" if files else "no step has"
             raise RunError(f"step {step} has no {split} samples in {self.folder}; {have} some")
         rows: list[dict[str, Any]] = []
-        for one in files if step is None else [step]:
-            for path in files[one]:
+        for number in files if step is None else [step]:
+            for path in files[number]:
                 rows += read_file(path)
         return rows
 
@@ -127,10 +129,10 @@ class SampleStore:
 
     def files(self, *, split: str = "train") -> dict[int, list[Path]]:
         """The files of each step whose samples are all written, by step, in order."""
-        found: dict[tuple[int, int], list[Path]] = {}
+        files_of_step: dict[tuple[int, int], list[Path]] = {}
         for file in sorted(self._files(split=split)):
-            found.setdefault((file.step, file.parts), []).append(file.path)
-        return {step: paths for (step, parts), paths in sorted(found.items()) if len(paths) == parts}
+            files_of_step.setdefault((file.step, file.parts), []).append(file.path)
+        return {step: paths for (step, parts), paths in sorted(files_of_step.items()) if len(paths) == parts}
 
     def discard_after(self, step: int) -> None:
         """Remove the samples of later steps, of every split: a resume makes these steps again."""
@@ -146,7 +148,7 @@ class SampleStore:
             return []
         except OSError as error:
             raise RunError(f"cannot read the samples in {self.folder}: {error.strerror}") from error
-        found = []
+        files = []
         for path in paths:
             match = _FILE.fullmatch(path.name)
             if (
@@ -155,8 +157,8 @@ class SampleStore:
                 and (step is None or int(match["step"]) == step)
             ):
                 file = _File(int(match["step"]), int(match["part"] or 0), int(match["parts"] or 1), path)
-                found.append(file)
-        return found
+                files.append(file)
+        return files
 
 
 class _File(NamedTuple):
@@ -179,7 +181,7 @@ def _table(step: int, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         try:
             columns.append(pa.array(values, type=schema_field.type))
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise _wrong_type(schema_field, checked) from error
+            raise _type_error(schema_field, checked) from error
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -203,17 +205,17 @@ def _checked_row(step: int, row: Mapping[str, Any], max_chars: int = MAX_CHARS) 
         if row.get(name) is None:
             raise ValueError(f"sample {row.get('id')!r} has no {name}; all need {', '.join(REQUIRED)}")
     checked = {name: row.get(name) for name in COLUMNS} | {"step": step}
-    return {name: _stored(name, checked[name], max_chars) for name in COLUMNS}
+    return {name: _storable(name, checked[name], max_chars) for name in COLUMNS}
 
 
-def _stored(name: str, value: Any, max_chars: int) -> Any:
+def _storable(name: str, value: Any, max_chars: int) -> Any:
     """The value of a column, made so that writing cannot fail on what is in it; of a wrong type, as it is."""
     kind = COLUMNS[name]
     if kind == "json" and value is not None:
         if name == "earlier_sequences":  # our own numbers, several per token
             return json.dumps(storable(value, max_items=sys.maxsize))
         plain = storable(value, max_items=min(MAX_ITEMS, max_chars), max_chars=max_chars)
-        return json.dumps(_formed(name, plain), ensure_ascii=False)
+        return json.dumps(_normalized(name, plain), ensure_ascii=False)
     if kind == "string" and isinstance(value, str):
         return storable_text(value, max_chars=max_chars)
     if kind == "int32" and isinstance(value, int):
@@ -221,19 +223,20 @@ def _stored(name: str, value: Any, max_chars: int) -> Any:
     return value
 
 
-def _formed(name: str, value: Any) -> Any:
+def _normalized(name: str, value: Any) -> Any:
     """A plain value in the form that readers ask of its column; agents of users may give others."""
     if name in MAPPINGS:
         return value if isinstance(value, dict) else {"value": value}
     if name == "messages":
         messages = value if isinstance(value, list) else [value]
         return [
-            one if is_message(one) else {"role": "no message", "content": json.dumps(one)} for one in messages
+            message if is_message(message) else {"role": "no message", "content": json.dumps(message)}
+            for message in messages
         ]
     return value
 
 
-def _wrong_type(schema_field: pa.Field, rows: Sequence[Mapping[str, Any]]) -> TypeError:
+def _type_error(schema_field: pa.Field, rows: Sequence[Mapping[str, Any]]) -> TypeError:
     import pyarrow as pa
 
     name = schema_field.name
@@ -241,6 +244,6 @@ def _wrong_type(schema_field: pa.Field, rows: Sequence[Mapping[str, Any]]) -> Ty
         try:
             pa.array([row[name]], type=schema_field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            shown = f"{row[name]!r:.80}"
-            return TypeError(f"{name} of sample {row['id']} must be {COLUMNS[name]}, but is {shown}")
+            text = f"{row[name]!r:.80}"
+            return TypeError(f"{name} of sample {row['id']} must be {COLUMNS[name]}, but is {text}")
     return TypeError(f"column {name} does not fit the type {COLUMNS[name]}")

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from rollout.engine_process.wire import PURPOSE, EngineAddress, Garbage, Message, Wire, token_of
 
-from strop.controller.auth_listener import knock
+from strop.controller.auth_listener import connect_authenticated
 from strop.protocol.trajectory import media_of
 from strop.rollout.types import Ability, OnToken, Sampling, StopReason, TokenOutput
 from strop.rollout.weight_sync.types import (
@@ -216,7 +216,7 @@ class RemoteEngine:
     async def _new_connection(self) -> _Connection:
         at, limit = self._address, min(CONNECT_S, self._timeout_s)
         connected = await asyncio.to_thread(
-            knock, at.host, at.port, at.secret, purpose=PURPOSE, timeout_s=limit
+            connect_authenticated, at.host, at.port, at.secret, purpose=PURPOSE, timeout_s=limit
         )
         wire = await Wire.over(connected)
         try:

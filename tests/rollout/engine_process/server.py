@@ -16,7 +16,7 @@ from typing import Any
 
 from rollout.engine_process.wire import PURPOSE, EngineAddress, Garbage, Message, Wire, sampling_of, whole
 
-from strop.controller.auth_listener import Gate, new_secret
+from strop.controller.auth_listener import AuthListener, new_secret
 from strop.rollout.types import RolloutEngine
 from strop.rollout.weight_sync.types import Endpoint
 from strop.rollout.weight_sync.verified_engine import VerifiedEngine
@@ -36,7 +36,7 @@ class EngineServer(AbstractAsyncContextManager["EngineServer"]):
     def __init__(self, engine: RolloutEngine, *, host: str = "127.0.0.1") -> None:
         self._engine, self._host = engine, host
         self._secret = new_secret()
-        self._gate: Gate | None = None
+        self._gate: AuthListener | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     @property
@@ -51,7 +51,7 @@ class EngineServer(AbstractAsyncContextManager["EngineServer"]):
         def welcome(connection: socket.socket) -> None:
             loop.call_soon_threadsafe(self._admit, connection)
 
-        self._gate = Gate(self._host, self._secret, purpose=PURPOSE, welcome=welcome)
+        self._gate = AuthListener(self._host, self._secret, purpose=PURPOSE, welcome=welcome)
         return self
 
     async def __aexit__(

@@ -14,7 +14,14 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from strop.controller import auth_listener as gates
-from strop.controller.auth_listener import HANDSHAKE_S, MAX_STRANGERS, Gate, TurnedAway, knock, new_secret
+from strop.controller.auth_listener import (
+    HANDSHAKE_S,
+    MAX_PENDING,
+    AuthenticationRefused,
+    AuthListener,
+    connect_authenticated,
+    new_secret,
+)
 
 PURPOSE = "test"
 DEADLINE_S = 20.0
@@ -26,10 +33,12 @@ class Door:
     def __init__(self) -> None:
         self.secret = new_secret()
         self.came: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-        self.gate = Gate("127.0.0.1", self.secret, purpose=PURPOSE, welcome=self.came.put)
+        self.gate = AuthListener("127.0.0.1", self.secret, purpose=PURPOSE, welcome=self.came.put)
 
     def knock(self, secret: str = "", timeout_s: float = DEADLINE_S) -> socket.socket:
-        return knock("127.0.0.1", self.gate.port, secret or self.secret, purpose=PURPOSE, timeout_s=timeout_s)
+        return connect_authenticated(
+            "127.0.0.1", self.gate.port, secret or self.secret, purpose=PURPOSE, timeout_s=timeout_s
+        )
 
     def stranger(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.gate.port), timeout=DEADLINE_S)
@@ -135,19 +144,19 @@ def test_the_gates_own_proof_sent_back_opens_nothing(door: Door) -> None:
 
 def test_the_purpose_belongs_to_the_proof(door: Door) -> None:
     with pytest.raises(OSError, match=r"turned us away|in time|timed out"):
-        knock("127.0.0.1", door.gate.port, door.secret, purpose="another", timeout_s=0.2)
+        connect_authenticated("127.0.0.1", door.gate.port, door.secret, purpose="another", timeout_s=0.2)
 
 
 def test_half_open_and_slow_connections_hold_nobody_up(
     door: Door, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    slow = [door.stranger() for _ in range(MAX_STRANGERS + 10)]
+    slow = [door.stranger() for _ in range(MAX_PENDING + 10)]
     slow[-1].sendall(b"x")
     for _ in range(3):
         assert door.lets_in_who_knows()
     # No more are held than the limit says, whoever comes first goes first.
     assert all(is_cut_off(one) for one in slow[:10])
-    assert len(door.gate._strangers) <= MAX_STRANGERS
+    assert len(door.gate._pending) <= MAX_PENDING
     assert re.match(
         r"\d+ connections? (was|were) turned away at the test \(too many came at once\)",
         caplog.text[caplog.text.index("1 conn") :],
@@ -159,7 +168,7 @@ def test_who_is_slow_to_answer_outlives_two_hundred_strangers(door: Door) -> Non
     slow = door.stranger()
     challenge = slow.recv(32)
     crowd = [door.stranger() for _ in range(200)]
-    until(lambda: len(door.gate._strangers) == 201)
+    until(lambda: len(door.gate._pending) == 201)
     slow.sendall(b"n" * 32 + gates._proof(door.secret, "client", PURPOSE, challenge, b"n" * 32))
     door.came.get(timeout=DEADLINE_S).close()
     for one in crowd:
@@ -184,14 +193,14 @@ def test_a_connection_that_is_lost_in_the_queue_is_tried_again(monkeypatch: pyte
         thread = threading.Thread(target=play, daemon=True)
         thread.start()
         where = listener.getsockname()
-        knock(*where, secret, purpose=PURPOSE, timeout_s=DEADLINE_S).close()
+        connect_authenticated(*where, secret, purpose=PURPOSE, timeout_s=DEADLINE_S).close()
         thread.join(DEADLINE_S)
         assert not thread.is_alive(), "the second connection was the one that was heard"
 
 
 def test_a_connection_that_proves_nothing_in_time_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gates, "HANDSHAKE_S", 0.05)
-    monkeypatch.setattr(gates, "_LOOK_S", 0.02)
+    monkeypatch.setattr(gates, "_CHECK_S", 0.02)
     door = Door()
     slow = door.stranger()
     slow.sendall(b"x")
@@ -214,8 +223,10 @@ def test_whoever_took_the_port_of_a_gate_learns_nothing_and_is_not_believed() ->
 
         thread = threading.Thread(target=play, daemon=True)
         thread.start()
-        with pytest.raises(TurnedAway, match="does not know the secret of this run"):
-            knock("127.0.0.1", listener.getsockname()[1], secret, purpose=PURPOSE, timeout_s=DEADLINE_S)
+        with pytest.raises(AuthenticationRefused, match="does not know the secret of this run"):
+            connect_authenticated(
+                "127.0.0.1", listener.getsockname()[1], secret, purpose=PURPOSE, timeout_s=DEADLINE_S
+            )
         thread.join(DEADLINE_S)
     assert secret.encode() not in heard[0]
     assert bytes.fromhex(secret) not in heard[0]
@@ -234,7 +245,7 @@ def test_a_closed_gate_listens_no_more() -> None:
 def test_the_log_is_bounded_in_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    complaints = gates._Complaints("x")
+    complaints = gates._RefusalLog("x")
     monkeypatch.setattr(gates, "QUIET_S", 0.0)
     with caplog.at_level(logging.WARNING):
         complaints.add("a")
@@ -252,8 +263,8 @@ def test_it_is_bound_to_the_address_that_it_was_given(host: str) -> None:
     if host == "::1" and not socket.has_dualstack_ipv6():
         pytest.skip("no IPv6 here")
     secret = new_secret()
-    gate = Gate(host, secret, purpose=PURPOSE, welcome=socket.socket.close)
-    knock(host, gate.port, secret, purpose=PURPOSE, timeout_s=DEADLINE_S).close()
+    gate = AuthListener(host, secret, purpose=PURPOSE, welcome=socket.socket.close)
+    connect_authenticated(host, gate.port, secret, purpose=PURPOSE, timeout_s=DEADLINE_S).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", gate.port), timeout=DEADLINE_S)
     gate.close()

@@ -15,27 +15,27 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from references.rank_processes import Ranks, run_ranks
-from strop.controller.store_server import MeetingPoint, MeetingStore
+from strop.controller.store_server import RendezvousServer, RendezvousStore
 from strop.utils.network_interfaces import interface_of
 
 DEADLINE_S = 20.0
 
 
 @pytest.fixture
-def place() -> Iterator[MeetingPoint]:
-    one = MeetingPoint("127.0.0.1")
+def place() -> Iterator[RendezvousServer]:
+    one = RendezvousServer("127.0.0.1")
     yield one
     one.close()
 
 
 @pytest.fixture
-def store(place: MeetingPoint) -> Iterator[MeetingStore]:
-    one = MeetingStore(place.meeting, timeout_s=DEADLINE_S)
+def store(place: RendezvousServer) -> Iterator[RendezvousStore]:
+    one = RendezvousStore(place.rendezvous, timeout_s=DEADLINE_S)
     yield one
     one.close()
 
 
-def test_it_does_what_torchs_own_stores_do(store: MeetingStore) -> None:
+def test_it_does_what_torchs_own_stores_do(store: RendezvousStore) -> None:
     own = dist.HashStore()
     for one in (store, own):
         one.set("a", b"\0\xff" if one is store else "x")
@@ -56,8 +56,10 @@ def test_it_does_what_torchs_own_stores_do(store: MeetingStore) -> None:
     assert store.get("a") == b"\0\xff"
 
 
-def test_a_wait_ends_when_another_process_sets_the_key(store: MeetingStore, place: MeetingPoint) -> None:
-    other = MeetingStore(place.meeting, timeout_s=DEADLINE_S)
+def test_a_wait_ends_when_another_process_sets_the_key(
+    store: RendezvousStore, place: RendezvousServer
+) -> None:
+    other = RendezvousStore(place.rendezvous, timeout_s=DEADLINE_S)
     thread = threading.Timer(0.05, other.set, ("late", b"here"))
     thread.start()
     store.wait(["late"])
@@ -66,7 +68,7 @@ def test_a_wait_ends_when_another_process_sets_the_key(store: MeetingStore, plac
     other.close()
 
 
-def test_a_wait_ends_at_its_deadline_and_says_for_what(store: MeetingStore) -> None:
+def test_a_wait_ends_at_its_deadline_and_says_for_what(store: RendezvousStore) -> None:
     with pytest.raises(
         dist.DistStoreError, match="waited 0.05 s at the rendezvous for absent, which another"
     ):
@@ -74,7 +76,7 @@ def test_a_wait_ends_at_its_deadline_and_says_for_what(store: MeetingStore) -> N
     assert store.add("n", 1) == 1, "the connection is good for more"
 
 
-def test_threads_of_torch_look_while_another_one_waits(store: MeetingStore) -> None:
+def test_threads_of_torch_look_while_another_one_waits(store: RendezvousStore) -> None:
     waiting = threading.Thread(target=store.wait, args=(["late"],))
     waiting.start()
     assert not store.check(["late"])
@@ -83,13 +85,15 @@ def test_threads_of_torch_look_while_another_one_waits(store: MeetingStore) -> N
     assert not waiting.is_alive()
 
 
-def test_another_process_can_neither_list_nor_delete_keys(place: MeetingPoint, store: MeetingStore) -> None:
+def test_another_process_can_neither_list_nor_delete_keys(
+    place: RendezvousServer, store: RendezvousStore
+) -> None:
     """What another user did with the keys of a TCPStore, tried with torch's own client and with a wrong secret."""
     store.set("key", b"value")
     with pytest.raises((RuntimeError, OSError)):
-        TCPStore("127.0.0.1", place.meeting.port, is_master=False, timeout=datetime.timedelta(seconds=0.3))
+        TCPStore("127.0.0.1", place.rendezvous.port, is_master=False, timeout=datetime.timedelta(seconds=0.3))
     with pytest.raises(ConnectionError, match="cannot be reached"):
-        MeetingStore(replace(place.meeting, secret="5e" * 32), timeout_s=0.2)
+        RendezvousStore(replace(place.rendezvous, secret="5e" * 32), timeout_s=0.2)
     assert store.get("key") == b"value"
 
 
@@ -101,7 +105,7 @@ def is_ended(connection: socket.socket) -> bool:
 
 
 def test_a_message_of_a_process_of_the_run_is_bounded_and_bad_ones_are_answered(
-    place: MeetingPoint, store: MeetingStore
+    place: RendezvousServer, store: RendezvousStore
 ) -> None:
     with pytest.raises(RuntimeError, match="the request cannot be read: KeyError"):
         store._ask("set", ["key"])
@@ -110,14 +114,14 @@ def test_a_message_of_a_process_of_the_run_is_bounded_and_bad_ones_are_answered(
     connection = store._messages().connection
     connection.sendall(b"\xff" * 8)
     assert is_ended(connection), "a length that is none of ours"
-    other = MeetingStore(place.meeting, timeout_s=DEADLINE_S)
+    other = RendezvousStore(place.rendezvous, timeout_s=DEADLINE_S)
     deep = b"[" * 100_000
     other._messages().connection.sendall(len(deep).to_bytes(4, "big") + deep)
     assert is_ended(other._messages().connection)
 
 
-def test_the_secret_is_in_no_text(place: MeetingPoint) -> None:
-    assert place.meeting.secret not in repr(place.meeting)
+def test_the_secret_is_in_no_text(place: RendezvousServer) -> None:
+    assert place.rendezvous.secret not in repr(place.rendezvous)
 
 
 def listeners_during(ranks: Ranks) -> list[tuple[str, int]]:
@@ -133,8 +137,10 @@ def test_a_group_of_two_processes_listens_on_loopback_only() -> None:
     assert {address for one in seen for address, _ in one} == {"127.0.0.1"}
 
 
-def test_what_a_group_leaves_behind_is_not_taken_for_the_addresses_of_the_next(place: MeetingPoint) -> None:
-    first, second = (place.meeting.join(timeout_s=DEADLINE_S) for _ in range(2))
+def test_what_a_group_leaves_behind_is_not_taken_for_the_addresses_of_the_next(
+    place: RendezvousServer,
+) -> None:
+    first, second = (place.rendezvous.join(timeout_s=DEADLINE_S) for _ in range(2))
     first.set("rank 0", "an address that is gone")
     assert not second.check(["rank 0"])
     with pytest.raises(dist.DistStoreError, match="at the rendezvous for rank 0, which"):
