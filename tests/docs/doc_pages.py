@@ -193,6 +193,13 @@ def _stand_in_order(parts: list[str], line: str) -> bool:
 
 
 @cache
+def entry_point_groups() -> frozenset[str]:
+    """Groups of entry points in which registries look for parts of installed packages."""
+    sources = (path.read_text(encoding="utf-8") for path in Path(strop.__file__).parent.rglob("*.py"))
+    return frozenset(group for source in sources for group in re.findall(r'group="(strop\.\w+)"', source))
+
+
+@cache
 def declared_metrics() -> Mapping[str, Metric]:
     """All metrics, by name: of every module that declares some, whatever else has been imported."""
     package = Path(strop.__file__).parent

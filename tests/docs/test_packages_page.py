@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from doc_pages import ROOT, blocks
+from doc_pages import ROOT, blocks, entry_point_groups
 
 from strop.data.tiny_model import make_tiny_model
 
@@ -53,6 +54,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
     run([sys.executable, "-m", "pip", "install", *options, "./strop-example"], folder)
     return target
+
+
+def test_the_table_of_the_page_has_every_group() -> None:
+    groups = re.findall(r"(?m)^\| `(strop\.\w+)` \|", PAGE.read_text(encoding="utf-8"))
+    assert len(groups) > 5
+    assert sorted(groups) == sorted(entry_point_groups())
 
 
 def test_a_run_is_trained_with_the_parts_of_an_installed_package(installed: Path, tmp_path: Path) -> None:
