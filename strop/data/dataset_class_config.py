@@ -21,9 +21,9 @@ class _NamedClass:
     def __post_init__(self) -> None:
         divide_named_file(self)
         if bool(self.path) != bool(self.name):
-            given, value, missing = ("path", self.path, "name") if self.path else ("name", self.name, "path")
+            key, value, missing = ("path", self.path, "name") if self.path else ("name", self.name, "path")
             raise ValueError(
-                f"{self.KEY}.{given} is {value!r}, but {self.KEY}.{missing} is empty; set both, or none"
+                f"{self.KEY}.{key} is {value!r}, but {self.KEY}.{missing} is empty; set both, or none"
             )
 
     @property

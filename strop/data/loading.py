@@ -25,8 +25,8 @@ def load_rows(
 
         limit = config.max_train_prompts if split == "train" else config.max_val_prompts
         rows: Sequence[dict[str, Any]] = open_custom(config, files, tokenizer, max_samples=limit, seed=seed)
-        hears = getattr(rows, "hears_of_batches", False) and split == "train"
-        return rows if is_streamed or hears else list(rows)
+        wants_batches = getattr(rows, "wants_batches", False) and split == "train"
+        return rows if is_streamed or wants_batches else list(rows)
     if is_streamed:
         from strop.data.streaming import open_rows  # tokenizers: seconds
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from strop.config.sections import where_on
 from strop.data import DataConfig, read_rows
-from strop.data.prompts import spread
+from strop.data.prompts import subsample
 from strop.data.rows import row_data_source, row_extra_info, row_messages, value_inside
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardConfig, RewardPool
@@ -116,10 +116,10 @@ def some_of(samples: Sequence[SavedSample], limit: int, reward: RewardConfig) ->
         ValueError: as `rescore`.
     """
     if not reward.compares:
-        return [samples[index] for index in spread(range(len(samples)), limit)]
+        return [samples[index] for index in subsample(range(len(samples)), limit)]
     _check_prompts(samples)
     groups = grouped(samples)
-    chosen = spread(range(len(groups)), max(1, limit * len(groups) // max(1, len(samples))))
+    chosen = subsample(range(len(groups)), max(1, limit * len(groups) // max(1, len(samples))))
     return [samples[index] for number in chosen for index in groups[number]]
 
 

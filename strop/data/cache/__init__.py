@@ -54,16 +54,16 @@ def use(path: Path) -> Path:
 
 def entries(folder: Path) -> list[Entry]:
     """Everything that is kept, last used first."""
-    found = []
+    cached = []
     for kind in KINDS:
         if not (folder / kind).is_dir():
             continue
         for path in (folder / kind).iterdir():
             try:
-                found.append(Entry(path=path, num_bytes=size_of(path), used_at=path.stat().st_mtime))
+                cached.append(Entry(path=path, num_bytes=size_of(path), used_at=path.stat().st_mtime))
             except FileNotFoundError:  # another process removed it meanwhile
                 continue
-    return sorted(found, key=lambda entry: (-entry.used_at, entry.path))
+    return sorted(cached, key=lambda entry: (-entry.used_at, entry.path))
 
 
 def prune(folder: Path, max_bytes: int, *, grace_s: float = GRACE_S) -> list[Entry]:
@@ -71,17 +71,17 @@ def prune(folder: Path, max_bytes: int, *, grace_s: float = GRACE_S) -> list[Ent
 
     Args:
         folder: of the cache.
-        max_bytes: what may stay; entries in use stay in any case.
+        max_bytes: limit on the rest; entries in use stay in any case.
         grace_s: entries used within this time stay, in seconds.
 
     Returns:
         The removed ones.
     """
-    kept = entries(folder)
-    total = sum(entry.num_bytes for entry in kept)
+    cached = entries(folder)
+    total = sum(entry.num_bytes for entry in cached)
     newest = time.time() - grace_s
     removed = []
-    for entry in reversed(kept):
+    for entry in reversed(cached):
         if total <= max_bytes:
             break
         if entry.used_at > newest or entry.path.resolve() in _in_use:

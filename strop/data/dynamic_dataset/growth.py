@@ -55,7 +55,7 @@ class Growth:
             rows: of the files; where data.datagen is not set, an object that gives more of them.
             first: their prompts.
             tokenizer: of all prompts.
-            prepare: what rows go through before, such as naming their agents.
+            prepare: applied to rows before, such as naming their agents.
             max_steps: of the run.
 
         Raises:
@@ -63,7 +63,7 @@ class Growth:
                 steps they make.
         """
         maker, of_class = where_on(data.datagen), where_on(data.dataset_class)
-        if maker is not None and getattr(rows, "hears_of_batches", False):
+        if maker is not None and getattr(rows, "wants_batches", False):
             raise ValueError(
                 "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
             )
@@ -94,7 +94,7 @@ class Growth:
         self._path, self._sampler = run.path / GROWN_FILE, sampler
         if not self._path.is_file():
             return
-        kept: list[str] = []
+        lines: list[str] = []
         added: list[Mapping[str, Any]] = []
         for number, line in enumerate(whole_lines(self._path), start=1):
             try:
@@ -104,8 +104,8 @@ class Growth:
             if at <= step:
                 self._add(rows, epoch)
                 added += rows
-                kept.append(line.decode("ascii"))
-        replace_text(self._path, "".join(kept))
+                lines.append(line.decode("ascii"))
+        replace_text(self._path, "".join(lines))
         self._source.restore(added)
 
     def begin(self) -> None:
