@@ -21,8 +21,8 @@ from typing import Any
 
 from strop.data import huggingface_sets, modelscope_sets
 from strop.data.cache import cache_folder, use
-from strop.utils.hub.repo import SILENCE_S, Refused, Unreachable, reason, while_heard
-from strop.utils.hub.store_errors import meant_by, way_out
+from strop.utils.hub.repo import SILENCE_S, Refused, Unreachable, reason, run_with_stall_limit
+from strop.utils.hub.store_errors import remedy, root_error
 from strop.utils.hub.stores import get_folder, key_of, listing_of, name_below, open_store
 from strop.utils.remote_path import HUBS
 from strop.utils.trust import ask, may_run
@@ -162,7 +162,7 @@ def fetch(
     _ask(url)
     try:
         system, path = open_store(url)
-        is_folder, listing = while_heard(lambda: listing_of(system, path), lambda: 0, silence_s)
+        is_folder, listing = run_with_stall_limit(lambda: listing_of(system, path), lambda: 0, silence_s)
         names = {name_below(path, name): name for name in listing if not is_folder or name.endswith(suffixes)}
         if not names:
             raise FileNotFoundError(f"the folder holds no {', '.join(suffixes)} files")
@@ -174,8 +174,8 @@ def fetch(
         use(folder)
     except Exception as error:
         # Every store has its own client with its own kinds of errors.
-        error = meant_by(error)
+        error = root_error(error)
         raise ValueError(
-            f"data entry {url!r} cannot be fetched ({reason(error)}); {way_out(error)}"
+            f"data entry {url!r} cannot be fetched ({reason(error)}); {remedy(error)}"
         ) from error
     return folder if is_folder else folder / next(iter(names))

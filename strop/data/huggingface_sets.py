@@ -34,7 +34,7 @@ def resolved(name: str, revision: str, say: Callable[[str], object]) -> str:
                 raise
             say(f"{error}; of the data set {name}, commit {commit} is used, which the cache has")
             return commit
-        repo.note(revision, listing)
+        repo.store_commit(revision, listing)
         return listing.revision
     commit = _cached_commit(repo, name, revision)
     if not commit:
@@ -95,8 +95,8 @@ def _prepared(name: str, config: str, commit: str) -> list[Path]:
 
 def _cached_commit(repo: HuggingFaceRepo, name: str, revision: str) -> str:
     """The commit by the caches: that which was noted, else the one that was prepared last; empty without any."""
-    noted = repo.noted(revision)
-    if noted or revision not in ("", "main"):
-        return noted
+    commit = repo.stored_commit(revision)
+    if commit or revision not in ("", "main"):
+        return commit
     commits = [path.name for path in _prepared(name, "*", "*") if COMMIT.fullmatch(path.name)]
     return commits[-1] if commits else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.utils.hub.modelscope import MAIN, STATE, ModelScopeRepo
-from strop.utils.hub.repo import Refused, Unreachable, while_heard
+from strop.utils.hub.repo import Refused, Unreachable, run_with_stall_limit
 
 _LEFT_OUT = (".py", ".gitattributes", ".gitignore")
 """Endings of files that hold no rows; code of a data set is never fetched."""
@@ -49,7 +49,7 @@ def _folder(name: str, revision: str, say: Callable[[str], object]) -> Path:
     if cached is not None and revision.rpartition("/")[2] == cached.name:
         return cached  # a state does not change
     try:
-        listing = while_heard(partial(repo.list, revision), repo.traffic)
+        listing = run_with_stall_limit(partial(repo.list, revision), repo.traffic)
     except (Unreachable, TimeoutError) as error:
         if cached is None:
             raise Unreachable(f"{error}; check the network, or name a folder that has its files") from error
@@ -62,7 +62,7 @@ def _folder(name: str, revision: str, say: Callable[[str], object]) -> Path:
         total = sum(listing.sizes[file] for file in names)
         say(f"fetching the data set modelscope:{name}: {len(names)} files, {total / 2**20:.1f} MiB")
     try:
-        return while_heard(partial(repo.get, listing, names), repo.traffic)
+        return run_with_stall_limit(partial(repo.get, listing, names), repo.traffic)
     except TimeoutError as error:
         raise Unreachable(str(error)) from error
     except OSError as error:
