@@ -1,7 +1,7 @@
 """Data in: rows from files, prompts from rows, and the order in which they are visited.
 
 bad_rows.py              Rows that cannot be used, counted and reported together
-chat.py                  From chat messages to text and token ids
+chat.py                  Rendering of chat messages to text and token ids
 config.py                DataConfig
 curriculum.py            Orders of the rows of an epoch (data.sampler)
 data_generator.py        Rows that are made while a run goes on, in verl's form

@@ -1,4 +1,4 @@
-"""From chat messages to text and token ids, through the template of the tokenizer.
+"""Rendering of chat messages to text and token ids, through the template of the tokenizer.
 
 Text is rendered first and encoded afterwards, without special tokens of the tokenizer's own: those of the
 template are all there are.
@@ -313,7 +313,7 @@ def control_token_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def _without_none(value: Any) -> Any:
-    """Without keys whose value is None at every depth, except in the arguments of calls."""
+    """Remove keys whose value is None at every depth, except in the arguments of calls."""
     if isinstance(value, Mapping):
         return {
             key: item if key == "arguments" else _without_none(item)

@@ -121,7 +121,7 @@ class ResultsOrder:
 
     @property
     def wants_batch(self) -> bool:
-        """It is a class that is shown steps."""
+        """True if the sampler is a class that learns from batches."""
         return self._object is not None and self._object.learns
 
     def check_growth(self) -> None:
@@ -147,7 +147,7 @@ class ResultsOrder:
         return self._rows[check_order(self._name, np.arange(len(self._rows)), self._object.positions())]
 
     def record(self, results: Mapping[int, RowResult], batch: DataProto | None) -> None:
-        """Take in the results of a step; arguments as of `PromptSampler.record`."""
+        """Record the results of a step; arguments as of `PromptSampler.record`."""
         if self._object is not None and batch is not None:
             self._object.update(batch)
         for row, result in results.items():
@@ -163,7 +163,7 @@ class ResultsOrder:
         return {"results": results, "own": object_state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from such a state."""
+        """Restore such a state."""
         self._results = {
             int(row): RowResult(visits=int(visits), mean_score=score, pass_rate=rate, last_step=int(step))
             for row, (visits, score, rate, step) in state["results"].items()
@@ -173,12 +173,12 @@ class ResultsOrder:
 
 
 def is_sampler(name: str) -> bool:
-    """There is a sampler of this name, built in or registered in this process."""
+    """True if there is a sampler of this name, built in or registered in this process."""
     return name in ORDERS or name in SAMPLERS
 
 
 def sees_results(name: str) -> bool:
-    """The sampler has a parameter for results, or is a class with a method `update`.
+    """True if the sampler has a parameter for results, or is a class with a method `update`.
 
     Raises:
         ValueError: there is no such sampler.

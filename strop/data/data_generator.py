@@ -78,7 +78,7 @@ class GeneratedRows:
             ) from error
 
     def restore(self, added: Sequence[Mapping[str, Any]]) -> None:
-        """These rows have come before."""
+        """Restore rows that were added earlier."""
         self._rows += added
 
     def new_rows(self, batch: DataProto | None) -> list[dict[str, Any]]:

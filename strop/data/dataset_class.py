@@ -80,13 +80,13 @@ class CustomRows(Sequence[dict[str, Any]]):
         if self._length < 1:
             raise ValueError(f"{label} has {self._length} rows; a data set needs at least one")
         self.wants_batches = hasattr(dataset, "on_batch_end")
-        """It may have more rows after a step."""
+        """True if it may add rows after a step (on_batch_end)."""
 
     def restore(self, added: Sequence[Mapping[str, Any]]) -> None:
-        """These rows have come before, which an object that is made anew need not know."""
+        """Restore rows that were added earlier; an object that is made anew need not know them."""
 
     def new_rows(self, batch: DataProto | None) -> list[dict[str, Any]]:
-        """Tell the object of a step; the rows that it has now and had not before.
+        """Call on_batch_end; returns the rows that it added.
 
         Raises:
             ValueError: it failed, or has fewer rows than before.

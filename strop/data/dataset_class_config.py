@@ -28,7 +28,7 @@ class _NamedClass:
 
     @property
     def is_on(self) -> bool:
-        """There is one."""
+        """True if there is one."""
         return bool(self.path)
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:

@@ -182,7 +182,7 @@ class _Prompts:
         """Reason why a row cannot be a prompt."""
 
     def add(self, row: int, source: Mapping[str, Any], config: DataConfig) -> None:
-        """Take in the next row."""
+        """Add the next row."""
         try:
             chat = _chat(source, config, f"row {row}")
             if chat.media:
@@ -199,7 +199,7 @@ class _Prompts:
             self.encode()
 
     def encode(self) -> None:
-        """Encode what was taken in."""
+        """Encode the pending prompts."""
         encoded = encode_all(self._tokenizer, [text for _, text in self._pending])
         for (row, _), ids in zip(self._pending, encoded, strict=True):
             try:
@@ -238,7 +238,7 @@ def overlap(
 
 
 def histogram(lengths: Sequence[int]) -> list[Bin]:
-    """At most ten bins of one round width (1, 2 or 5 times a power of ten) from the shortest to the longest."""
+    """Histogram with at most ten bins of one round width (1, 2 or 5 times a power of ten)."""
     if not lengths:
         return []
     low, high = min(lengths), max(lengths)

@@ -76,7 +76,7 @@ class PromptSampler:
         self._start({})
 
     def _start(self, consumed: dict[int, set[int]]) -> None:
-        """Stand at the beginning of the first epoch that is not wholly consumed."""
+        """Start at the beginning of the first epoch that is not wholly consumed."""
         self._consumed = consumed
         self._epoch = 0
         while self._is_over(self._epoch, consumed.get(self._epoch, set())):
@@ -86,7 +86,7 @@ class PromptSampler:
         self._index = 0
 
     def _is_over(self, epoch: int, consumed: set[int]) -> bool:
-        """Every row of the epoch was visited, or rests in it."""
+        """True if every row of the epoch was visited, or rests in it."""
         if len(consumed) == len(self._rows):
             return True
         return bool(consumed) and all(
@@ -160,16 +160,16 @@ class PromptSampler:
 
     @property
     def sees_results(self) -> bool:
-        """`record` is of use."""
+        """True if the sampler uses the results of `record`."""
         return self._results_order is not None and self._results_order.sees_results
 
     @property
     def wants_batch(self) -> bool:
-        """`record` takes a batch too."""
+        """True if `record` needs the batch too."""
         return self._results_order is not None and self._results_order.wants_batch
 
     def record(self, step: int, results: Mapping[int, RowResult], batch: DataProto | None = None) -> None:
-        """Take in the results of a step.
+        """Record the results of a step.
 
         The sampler sees it when it orders the next epoch, or with `reorder_every` the rest of this one.
 

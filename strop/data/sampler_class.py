@@ -68,7 +68,7 @@ class VerlSampler:
 
     @property
     def learns(self) -> bool:
-        """It has a method `update`."""
+        """True if it has a method `update`."""
         return hasattr(self._object, "update")
 
     def positions(self) -> list[int]:
@@ -76,11 +76,11 @@ class VerlSampler:
         return list(self._object)
 
     def update(self, batch: DataProto) -> None:
-        """Show it a step."""
+        """Pass it the batch of a step."""
         self._object.update(batch)
 
     def state(self) -> dict[str, Any]:
-        """For the manifest of a checkpoint.
+        """State for the manifest of a checkpoint.
 
         Raises:
             ValueError: it cannot be written as JSON.
@@ -101,5 +101,5 @@ class VerlSampler:
         return restored
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from such a state."""
+        """Restore such a state."""
         self._object.load_state_dict(dict(state))

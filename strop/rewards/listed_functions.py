@@ -50,14 +50,14 @@ class BatchFunction(RewardFunction):
         return parts
 
     def read_one(self, element: Any) -> Part:
-        """As RewardFunction.read, of an element of the list."""
+        """Read one element of the list, as RewardFunction.read."""
         return RewardFunction.read(self, element)
 
     def __call__(self, call: Mapping[str, Any]) -> Any:
         return self.call_all([call])
 
     def read(self, returned: Any) -> Part:
-        """As RewardFunction, of the one element of a list."""
+        """Read a list of one element."""
         return self.read_one(self.elements(returned, 1)[0])
 
     def elements(self, returned: Any, count: int) -> list[Any]:
@@ -88,7 +88,7 @@ class TrlFunction(BatchFunction):
     """A function in TRL's form."""
 
     def call_all(self, calls: Sequence[Mapping[str, Any]]) -> Any:
-        """As BatchFunction."""
+        """Call the function with prompts, completions and the columns of the rows."""
         columns = calls[0]["columns"]
         arguments = {name: [call["columns"][name] for call in calls] for name in columns}
         arguments |= {name: [call[name] for call in calls] for name in SINGLE if name not in arguments}
@@ -102,7 +102,7 @@ class TrlFunction(BatchFunction):
         return call_with_accepted(self, arguments)
 
     def read_one(self, element: Any) -> Part:
-        """As BatchFunction; None is no score: the function does not apply to the sample."""
+        """Read one element of the list; None is no score: the function does not apply to the sample."""
         return self.part(None, {}) if element is None else RewardFunction.read(self, element)
 
 

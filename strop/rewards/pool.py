@@ -46,7 +46,7 @@ async def try_loading(config: RewardConfig) -> bool:
 
 
 class RewardPool:
-    """Everything that scores the samples of a run; use as `async with RewardPool(config) as pool:`."""
+    """Scores the samples of a run with functions and services; use as `async with RewardPool(config) as pool:`."""
 
     def __init__(
         self,
@@ -183,8 +183,8 @@ class RewardPool:
         answers: Sequence[tuple[str, Outcome]],
         trajectories: Sequence[Trajectory] = (),
     ) -> list[Outcome]:
-        """The outcomes of all answers to a prompt with what is found by looking at them together; as they are where
-        nothing does.
+        """The outcomes of all answers to a prompt with the scores of functions and services that take them together;
+        unchanged where none does.
 
         Args:
             prompt: the row.

@@ -28,7 +28,7 @@ class QueryFunction(BatchFunction):
     """Of the policy; None where there is no model, and texts stand without their template."""
 
     def call_all(self, calls: Sequence[Mapping[str, Any]]) -> Any:
-        """As BatchFunction."""
+        """Call the function with queries, prompts and labels."""
         texts = [self._texts(call) for call in calls]
         labels = ["" if call["ground_truth"] is None else call["ground_truth"] for call in calls]
         prompts = [prompt for prompt, _ in texts]

@@ -75,7 +75,7 @@ def _limit_resources(max_memory_bytes: int | None) -> None:
 
 @cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """For functions that are coroutines."""
+    """Event loop for functions that are coroutines."""
     import asyncio  # half of what a process would import otherwise
 
     return asyncio.new_event_loop()
@@ -171,6 +171,7 @@ def _outcome_in_group(
     """The outcome of the answer at this index in its group. Functions that take no groups are called here."""
     parts: list[Part] = []
     for function, of_group in zip(functions, group_parts, strict=True):
+        part: Part | BadReturnError | Outcome
         if of_group is None:
             part = _call_guarded(function, partial(_read_one, function, call))
         else:
@@ -256,7 +257,7 @@ def _serve(
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Also where the loader of a library says so."""
+    """True for a MemoryError, and for an error of the loader of libraries that means the same."""
     return isinstance(error, MemoryError) or "failed to map segment" in str(error)
 
 

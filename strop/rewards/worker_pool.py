@@ -55,7 +55,7 @@ _MAX_LEFT_OUT = 3
 """Comparisons of one sample that are left out, after which its deaths are errors."""
 _MAX_IDLE_DEATHS = 3
 """Deaths in a row without one finished call, after which the calls that wait are given up."""
-_OVERTAXED = {-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
+_BUDGET_SIGNALS = {-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
 """Ends of a process whose comparison needs more computing or stack than there is."""
 MAX_SOURCE_BYTES = 2**24
 """Of a Python file."""
@@ -208,7 +208,7 @@ class Workers:
                 return _unscored(self._stopped)
             self._incoming.append((next(self._numbers), encode([call]), future, num_answers))
             if len(self._incoming) == 1:
-                self._loop.call_soon_threadsafe(self._take_in)
+                self._loop.call_soon_threadsafe(self._enqueue_incoming)
         return await future
 
     # --- the thread ---
@@ -225,7 +225,7 @@ class Workers:
         try:
             async with asyncio.TaskGroup() as group:
                 for worker in range(self._config.num_workers):
-                    group.create_task(self._work(worker))
+                    group.create_task(self._run_worker(worker))
         except asyncio.CancelledError:
             reason = self._stopped
         except ExceptionGroup as errors:
@@ -245,19 +245,19 @@ class Workers:
             )
             if not self._ready.done():
                 self._ready.set_exception(RewardError(reason))
-            self._take_in()
+            self._enqueue_incoming()
             self._resolve_waiting(reason)
             self._deliver()
             self._printed.close()
 
-    def _take_in(self) -> None:
+    def _enqueue_incoming(self) -> None:
         with self._lock:
             incoming, self._incoming = self._incoming, []
         for call in incoming:
             self._calls.put_nowait(call)
 
-    async def _work(self, worker: int) -> None:
-        """Have one process after the other score what there is.
+    async def _run_worker(self, worker: int) -> None:
+        """Score calls from the queue with one process after the other.
 
         Raises:
             OSError: no process can be started.
@@ -270,28 +270,28 @@ class Workers:
             process = WorkerProcess(self._config, self._paths, self._printed)
             self._processes.add(process)
             calls: deque[Call] = deque()
-            death, is_chance = "", False
+            death, may_recover = "", False
             try:
                 await process.connect()
                 await self._load(worker, process)
                 while True:
                     await self._score_next(process, calls)
             except TimeoutError:
-                death = await self._hangs(process, calls)
+                death = await self._on_timeout(process, calls)
             except RewardError as error:
                 death = str(error)
             except (EOFError, ValueError) as error:
                 if isinstance(error, ValueError):
                     log.warning("a reward worker wrote something unexpected and is replaced: %s", error)
                 status = await process.end(wait_s=REAP_S)
-                death, is_chance = self._died(process, calls, status), status == -signal.SIGKILL
+                death, may_recover = self._on_death(process, calls, status), status == -signal.SIGKILL
             finally:
                 for call in calls:
                     self._calls.put_nowait(call)
             await process.end(wait_s=0.0)
             self._processes.remove(process)
             if death:
-                self._count(death, is_chance=is_chance)
+                self._count_death(death, may_recover=may_recover)
 
     async def _load(self, worker: int, process: WorkerProcess) -> None:
         capabilities = await process.load(self._setup)
@@ -321,9 +321,9 @@ class Workers:
             seconds = sum(outcome.seconds for outcome in outcomes)
             self._mean_s += 0.1 * (seconds - self._mean_s)
 
-    async def _hangs(self, process: WorkerProcess, calls: deque[Call]) -> str:
-        """A limit was exceeded: the outcome of the call that did so, or what is to be said of a process that does not
-        get as far as a call."""
+    async def _on_timeout(self, process: WorkerProcess, calls: deque[Call]) -> str:
+        """Resolve a call that exceeded its limit with a timeout. Returns a sentence about a process that did not get
+        as far as a call, else an empty text."""
         since = process.since
         location = await process.ask_location()
         if since is None:
@@ -337,14 +337,14 @@ class Workers:
         self._resolve(calls.popleft(), outcome)
         return ""
 
-    def _died(self, process: WorkerProcess, calls: deque[Call], status: int) -> str:
-        """As `_hangs`, of a process that has ended."""
+    def _on_death(self, process: WorkerProcess, calls: deque[Call], status: int) -> str:
+        """Handle a process that has ended, with the same result as `_on_timeout`."""
         sentence = f"the worker process {death_sentence(status)}"
         location = process.location()
         if process.since is not None:
             call = number, line, future, num_answers = calls.popleft()
             message = decode(line)
-            if status in _OVERTAXED and process.grading is not None and len(message) <= _MAX_LEFT_OUT:
+            if status in _BUDGET_SIGNALS and process.grading is not None and len(message) <= _MAX_LEFT_OUT:
                 calls.appendleft((number, encode([*message, process.grading]), future, num_answers))
             else:
                 seconds = time.monotonic() - process.since
@@ -356,12 +356,12 @@ class Workers:
         action = "preparing to score with" if process.is_loaded else "loading"
         return f"{sentence} while {action} {self._label}{location}"
 
-    def _count(self, death: str, *, is_chance: bool) -> None:
-        """A process has ended before it scored a call that it should score.
+    def _count_death(self, death: str, *, may_recover: bool) -> None:
+        """Count a process that has ended before it scored a call.
 
         Args:
             death: a sentence.
-            is_chance: another process may live longer.
+            may_recover: another process may live longer.
 
         Raises:
             RewardError: the pool does not get started.
@@ -369,19 +369,19 @@ class Workers:
         self._idle_deaths += 1
         self._last_death = self._last_death or death
         is_hopeless = self._idle_deaths >= _MAX_IDLE_DEATHS
-        if not self._ready.done() and (is_hopeless or not is_chance):
+        if not self._ready.done() and (is_hopeless or not may_recover):
             raise RewardError(self._last_death)
         if is_hopeless:
             self._resolve_waiting(f"reward workers die before they score anything: {self._last_death}")
             self._has_given_up, self._idle_deaths, self._last_death = True, 0, ""
 
     def _resolve_waiting(self, reason: str) -> None:
-        """Leave the calls that wait without a score."""
+        """Resolve the waiting calls without a score."""
         while not self._calls.empty():
             self._resolve(self._calls.get_nowait(), _unscored(reason))
 
     def _resolve(self, call: Call, outcome: CallResult) -> None:
-        """Have its caller told of an outcome, together with all that come before this thread waits again."""
+        """Hand an outcome to the caller, together with all that come before this thread waits again."""
         if not self._done:
             self._loop.call_soon(self._deliver)
         self._done.append((call[2], outcome))

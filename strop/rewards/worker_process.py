@@ -87,7 +87,7 @@ class WorkerProcess:
         return ends
 
     async def connect(self) -> None:
-        """Listen to it."""
+        """Connect to its pipes."""
         loop = asyncio.get_running_loop()
         self._commands, _ = await loop.connect_write_pipe(asyncio.Protocol, self._commands_pipe)
         self._transports.append(self._commands)
@@ -182,11 +182,11 @@ class WorkerProcess:
         return decode(self._lines.popleft())
 
     def has_ended(self) -> bool:
-        """It is gone, or is about to be."""
+        """True if it is gone, or is about to be."""
         return self._results.at_eof() or self._process.poll() is not None
 
     async def ask_location(self) -> str:
-        """As `location`, of what it does now."""
+        """Location of its present work, from a new stack dump."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
         await asyncio.sleep(_DUMP_S)

@@ -31,7 +31,7 @@ _in_use: set[Path] = set()
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One thing that is kept."""
+    """One entry of the cache."""
 
     path: Path
     num_bytes: int
@@ -45,7 +45,7 @@ def cache_folder(cache_dir: str | Path) -> Path:
 
 
 def use(path: Path) -> Path:
-    """Take note that this process uses an entry, which keeps it from being removed; the path itself."""
+    """Mark an entry as used by this process, which keeps it from being removed; returns the path."""
     _in_use.add(path.resolve())
     with suppress(OSError):  # the folder may be read-only, or shared with another user
         os.utime(path)
@@ -53,7 +53,7 @@ def use(path: Path) -> Path:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Everything that is kept, last used first."""
+    """All entries of the cache, last used first."""
     cached = []
     for kind in KINDS:
         if not (folder / kind).is_dir():

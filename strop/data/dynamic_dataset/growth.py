@@ -29,7 +29,7 @@ class RowSource(Protocol):
     """Gives rows while a run goes on."""
 
     def restore(self, added: Sequence[Mapping[str, Any]]) -> None:
-        """These rows have come before."""
+        """Restore rows that were added earlier."""
 
     def new_rows(self, batch: DataProto | None) -> Sequence[Mapping[str, Any]]:
         """The next rows, after a step with these samples; None before the first one."""
@@ -109,12 +109,12 @@ class Growth:
         self._source.restore(added)
 
     def begin(self) -> None:
-        """The first rows, before the first step."""
+        """Add the first rows, before the first step."""
         if not self._num_added:
             self._take(0, self._source.new_rows(None))
 
     def after(self, step: int, batch: DataProto | None) -> dict[str, float]:
-        """Rows that come after a step; a metric."""
+        """Add the rows that come after a step; returns a metric."""
         self._take(step, self._source.new_rows(batch))
         return {GROWN: float(self._num_added)}
 

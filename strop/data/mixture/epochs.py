@@ -14,8 +14,8 @@ from strop.data.readers import read_rows
 def rows_of_epochs(
     prompts: PromptDataset, data: DataConfig, num_epochs: int | None, seed: int
 ) -> tuple[Callable[[int], list[int]] | None, int | None]:
-    """As `weighted_epochs`, with data.source_weights or data.source_shares of the training rows; all rows, and as
-    many epochs, where neither is set.
+    """Rows and number of epochs as of `weighted_epochs`, by data.source_weights or data.source_shares of the training
+    rows; all rows, and as many epochs, where neither is set.
 
     Args:
         prompts: of training.

@@ -23,7 +23,7 @@ class AnswerEnds:
         self._counts: Counter[int] = Counter()
 
     def add(self, token_ids: Sequence[int], mask: Sequence[Any]) -> None:
-        """Take in a conversation, whose mask is true on trained tokens."""
+        """Add a conversation, whose mask is true on trained tokens."""
         if trained := runs([bool(is_trained) for is_trained in mask]):
             self._counts[token_ids[trained[-1][1] - 1]] += 1
 

@@ -34,7 +34,7 @@ class SftKeepConfig:
 
     @property
     def is_on(self) -> bool:
-        """Some answers may be left out."""
+        """True if some answers may be left out."""
         return self.best is not None or self.min_score is not None
 
 
@@ -113,7 +113,7 @@ class SftDistillationConfig:
 
     @property
     def is_on(self) -> bool:
-        """The rows' teacher is read."""
+        """True if the logged tokens of the teacher are read."""
         return self.coef > 0
 
 

@@ -135,5 +135,5 @@ def _prompt_and_answer(row: Mapping[str, Any], config: SftDataConfig, where: str
 
 
 def has_tokens(row: Mapping[str, Any]) -> bool:
-    """The row holds the tokens themselves."""
+    """True if the row holds the tokens themselves."""
     return row.get("prompt_ids") is not None and row.get("response_ids") is not None

@@ -68,7 +68,7 @@ class StoredConversation:
     teacher: TeacherTop | None = None
 
     def example(self) -> SftExample:
-        """As it is trained."""
+        """The conversation as it is trained."""
         return SftExample(
             row=self.row,
             token_ids=tuple(self.ids),
@@ -93,7 +93,7 @@ def with_images(conversation: StoredConversation, images: Any) -> StoredConversa
 def cut(
     conversation: StoredConversation, limit: int, side: Literal["left", "right"]
 ) -> StoredConversation | None:
-    """At most so many tokens, without a part of an image; None where none of them is trained.
+    """Cut a conversation to at most `limit` tokens, without a part of an image; None where none of them is trained.
 
     The first token of all is not trained: nothing predicts it.
     """

@@ -50,12 +50,12 @@ class Tally:
 
     @property
     def score(self) -> float:
-        """From 0 to 1: the share of comparisons won, ties half; 0.5 where there was nothing to compare."""
+        """Share of comparisons won, from 0 to 1, ties half; 0.5 where there was nothing to compare."""
         return fmean(self.points) if self.points else 0.5
 
     @property
     def position_bias(self) -> float:
-        """By how much more it got where it was shown first."""
+        """Mean points where it was shown first, less those where it was shown later."""
         return fmean(self.at_first) - fmean(self.later) if self.at_first and self.later else 0.0
 
     @property

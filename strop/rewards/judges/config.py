@@ -90,7 +90,7 @@ class CallsConfig(CallLimits):
         )
 
     def _refuse_settings(self) -> None:
-        """Without an address there is no service, so no setting of it can apply."""
+        """Refuse settings of a service without an address, which cannot apply."""
         for setting in fields(self):
             factory = setting.default_factory
             default = factory() if factory is not MISSING else setting.default

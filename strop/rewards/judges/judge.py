@@ -137,7 +137,7 @@ class Judge:
 
     @property
     def compares(self) -> bool:
-        """It compares the answers to a prompt, and scores none by itself."""
+        """True if it compares the answers to a prompt, and scores none by itself."""
         return self.config.compares
 
     async def compare(

@@ -43,7 +43,7 @@ class RewardService(Protocol):
 
     @property
     def compares(self) -> bool:
-        """It scores no answer by itself, but compares those to a prompt (`ComparingService`)."""
+        """True if it scores no answer by itself, but compares those to a prompt (`ComparingService`)."""
         ...
 
     async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:

@@ -284,7 +284,8 @@ def _json_or_text(text: str) -> Any:
 
 
 def _read_results(text: str, num_cases: int) -> dict[int, list[Any]]:
-    """Of each case one value, or none, from the harness's lines. The program may have written any of them."""
+    """Value of each case, in a list that is empty without one, from the harness's lines. The program may have written
+    any of them."""
     results = dict[int, list[Any]]()
     for line in text.splitlines():
         try:

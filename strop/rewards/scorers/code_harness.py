@@ -47,7 +47,7 @@ def load(name: str) -> Any:
 
 
 def write(fd: int, text: str) -> None:
-    """All of it, on a line of its own whatever was written before."""
+    """Write a text on a line of its own, whatever was written before."""
     data = f"\n{text}\n".encode("ascii", errors="replace")
     while data:
         data = data[os.write(fd, data) :]

@@ -40,7 +40,7 @@ class Place:
 
     @property
     def is_here(self) -> bool:
-        """It is a folder of this machine."""
+        """True if it is a folder of this machine."""
         return self.kind == "folder"
 
     def __str__(self) -> str:

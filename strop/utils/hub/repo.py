@@ -26,7 +26,7 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """It answered that it will not give or take this; the message says why, and what to do."""
+    """The hub or store refused the request; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
