@@ -22,6 +22,7 @@ from strop.utils.registry import Registry, dotted, required_parameters
 from strop.utils.rng import permutation, random_key
 
 if TYPE_CHECKING:
+    from strop.data.config import DataConfig
     from strop.data.sampler_class import VerlSampler
     from strop.protocol import DataProto
 
@@ -100,7 +101,7 @@ def register_sampler(name: str) -> Callable[[F], F]:
 class ResultsOrder:
     """The order of one sampler in a run, where it follows from results or is a user's own."""
 
-    def __init__(self, name: str, rows: Sequence[int], data: Any) -> None:
+    def __init__(self, name: str, rows: Sequence[int], data: DataConfig | None) -> None:
         """Args:
         name: of the sampler.
         rows: row numbers of the training prompts.
@@ -116,6 +117,7 @@ class ResultsOrder:
         if isinstance(function, type):
             from strop.data.sampler_class import VerlSampler  # torch: seconds
 
+            assert data is not None, "a sampler that is a class is made with the section data"
             self._object = VerlSampler(name, function, rows, data)
         self.sees_results = sees_results(name)
 

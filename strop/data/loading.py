@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from strop.config.sections import where_on
 from strop.data.config import DataConfig
 from strop.data.readers import read_rows
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 def load_rows(
-    config: DataConfig, split: Literal["train", "val"], tokenizer: Any, *, seed: int | None = None
+    config: DataConfig,
+    split: Literal["train", "val"],
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    seed: int | None = None,
 ) -> Sequence[dict[str, Any]]:
     """The rows of a split as `config` says, held or read by number.
 

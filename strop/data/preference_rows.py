@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from strop.algorithms.preference_loss_config import Loss
 from strop.data.bad_rows import BadRows, null_in
 from strop.data.chat import (
@@ -56,7 +58,7 @@ class PreferenceDataset:
     def __init__(
         self,
         rows: Sequence[Mapping[str, Any]],
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         config: PreferDataConfig,
         *,
         loss: Loss,

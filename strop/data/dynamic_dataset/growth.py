@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from transformers import PreTrainedTokenizerBase
+
 from strop.config.sections import where_on
 from strop.data.config import DataConfig
 from strop.data.data_generator import GeneratedRows
@@ -43,7 +45,7 @@ class Growth:
         data: DataConfig,
         rows: Sequence[Mapping[str, Any]],
         first: PromptDataset,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         prepare: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]],
         *,
         max_steps: int | None,

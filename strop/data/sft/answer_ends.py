@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from strop.data.chat import control_token_ids
 from strop.data.sft.conversations import has_marks, runs
 
@@ -13,7 +15,7 @@ from strop.data.sft.conversations import has_marks, runs
 class AnswerEnds:
     """The last trained token of each conversation."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Begin with none.
 
         Args:
