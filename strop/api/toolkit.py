@@ -18,7 +18,7 @@ from torch import Tensor
 from strop.api.training import Settings, overrides_of
 from strop.compat.key_aliases import key_aliases
 from strop.controller import as_list
-from strop.data.prompt_loader import draw
+from strop.data.prompt_loader import next_prompts
 from strop.protocol import DataProto, jagged
 from strop.protocol.schema import COLUMNS, made_by
 from strop.protocol.trajectory import Prompt
@@ -131,7 +131,7 @@ class Pieces:
 
     def prompts(self, count: int) -> list[Prompt]:
         """The next prompts of data.train_files in the order of the sampler; fewer only at the end of the last epoch."""
-        return draw(self.data.train, self.data.sampler, count).prompts
+        return next_prompts(self.data.train, self.data.sampler, count).prompts
 
     def play(self, prompts: Sequence[Prompt], samples_per_prompt: int) -> Samples:
         """Every prompt answered so often, and each answer scored; those that could not be are left out.

@@ -1,17 +1,39 @@
 """Data in: rows from files, prompts from rows, and the order in which they are visited.
 
-    entries.py                           the files that settings name, and whether they are there
-    readers.py, json_rows.py             rows from files and folders, all in memory
-    loading.py                           rows of a split, as the settings say
-    rows.py, chat.py, media.py           one row through the column mapping, the chat template, a reader of media
-    prompts.py, prompt_loader.py               PromptDataset, with the token ids of all; the prompts of a step
-    sampler.py, curriculum.py            the visits of a step, in the order of an epoch
-    visit_ids.py                         ids of visits
-
-Below it: `cache`, what is kept for the next run; `curriculum`, orders by results, and those of a user's own;
-`command`, which is `strop data`; `growing`, rows that come while a run goes on; `mixing`, how often the rows of each
-source are visited; `streaming`, rows that are read when they are visited; `tiny`, which makes a small model folder;
-`hub_rows`, rows of hubs and URLs, with `huggingface_sets` and `modelscope_sets`; `folders`, files of a folder.
+bad_rows.py              Rows that cannot be used, counted and reported together
+chat.py                  Rendering of chat messages to text and token ids
+config.py                DataConfig
+curriculum.py            Orders of the rows of an epoch (data.sampler)
+data_generator.py        Rows that are made while a run goes on, in verl's form
+dataset_class.py         Rows of a class of the user's own, in verl's form
+dataset_class_config.py  Settings of data.dataset_class and data.datagen
+entries.py               Entries of data.train_files as files and folders of this machine
+file_check.py            Report on data files before a run (`strop data check`)
+folders.py               Data files of a folder
+hub_rows.py              Rows of hubs and URLs
+huggingface_sets.py      Data sets of the Hugging Face hub at one commit
+json_rows.py             Rows of JSON and JSON-lines files
+loading.py               Rows of a split, as the settings say
+media.py                 Columns and message parts that hold images, videos or sound
+media_rows.py            Images and videos of rows, with their numbers of tokens
+modelscope_sets.py       Data sets of ModelScope at one state
+preference_config.py     PreferConfig
+preference_rows.py       PreferenceDataset: tokenised answers to the same prompt
+prepare.py               Well-known data sets, from their raw rows to verl's schema
+prompt_loader.py         The prompts of a step
+prompts.py               PromptDataset: rows as token ids
+readers.py               Rows from files, folders, hubs and URLs, all in memory
+rlhf_dataset.py          RLHFDataset and collate_fn in the conventions of verl
+rows.py                  One row through the column mapping
+sampler.py               PromptSampler: the rows that a step visits
+sampler_class.py         Samplers as classes, in verl's form
+tiny_model.py            A small model folder with random weights
+visit_ids.py             Ids of visits
+cache/                   Cache of fetched files, token ids and indexes
+dynamic_dataset/         Training rows that come while a run goes on
+mixture/                 Visits of the rows of each data source per epoch
+sft/                     Rows of supervised fine-tuning
+streaming/               Training rows that are read when they are visited
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _MOST_REASONS, _MOST_ROWS = 5, 6
 
 
 class BadRows:
-    """What was wrong with rows of a split so far."""
+    """Collects the errors of the rows of a split."""
 
     def __init__(self, split: str, num_rows: int, *, files: str) -> None:
         """Begin with none.

@@ -1,4 +1,4 @@
-"""From chat messages to text and token ids, through the template of the tokenizer.
+"""Rendering of chat messages to text and token ids, through the template of the tokenizer.
 
 Text is rendered first and encoded afterwards, without special tokens of the tokenizer's own: those of the
 template are all there are.
@@ -76,19 +76,19 @@ def to_messages(value: object, *, role: str, where: str, key: str) -> tuple[dict
     )
 
 
-def from_json_text(value: object, how: JsonMessages, *, where: str, key: str, setting: str) -> object:
-    """What a column holds, with messages in place of their JSON text where `how` says so.
+def from_json_text(value: object, mode: JsonMessages, *, where: str, key: str, setting: str) -> object:
+    """Value of a column, with messages in place of their JSON text where `mode` says so.
 
     Args:
         value: of the column.
-        how: what becomes of such a text.
+        mode: treatment of such a text.
         where, key: as of `to_messages`.
-        setting: full key of `how`.
+        setting: full key of `mode`.
 
     Raises:
         ValueError: it is refused, or looks like messages and cannot be read.
     """
-    if how == "text" or not isinstance(value, str):
+    if mode == "text" or not isinstance(value, str):
         return value
     messages = messages_in(value)
     if messages is None:
@@ -99,7 +99,7 @@ def from_json_text(value: object, how: JsonMessages, *, where: str, key: str, se
                 f"the text itself as one message"
             )
         return value
-    if how == "refuse":
+    if mode == "refuse":
         raise ValueError(
             f"{where}: column {key!r} holds messages as JSON text; {setting}=read reads them, {setting}=text takes the "
             f"text itself as one message"
@@ -137,7 +137,7 @@ def messages_in(text: str) -> list[Any] | None:
             else:
                 value = [value] if "role" in value and _LIKE_MESSAGES.match(text) else None
         if isinstance(value, list) and value:
-            if all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in value):
+            if all(isinstance(item, Mapping) and isinstance(item.get("role"), str) for item in value):
                 return value
             return None
     return None
@@ -251,7 +251,7 @@ def render(
     Args:
         tokenizer: with a chat template.
         chat: messages, tools and options.
-        num_messages: how many.
+        num_messages: number of messages.
         add_generation_prompt: with the beginning of an answer behind them.
         continue_final_message: up to the last word of the last one.
 
@@ -313,7 +313,7 @@ def control_token_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def _without_none(value: Any) -> Any:
-    """Without keys whose value is None at every depth, except in the arguments of calls."""
+    """Remove keys whose value is None at every depth, except in the arguments of calls."""
     if isinstance(value, Mapping):
         return {
             key: item if key == "arguments" else _without_none(item)
@@ -336,14 +336,14 @@ def shown_text(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int], med
     Of a video the times are those that its file says.
     """
     pieces, at = [], 0
-    for one in media:
-        start, end = one.span
-        wide, high = one.size
+    for medium in media:
+        start, end = medium.span
+        width, height = medium.size
         pieces.append(str(tokenizer.decode(list(token_ids[at:start]), skip_special_tokens=False)))
-        frames = (
-            f", {len(one.times)} frames from {one.times[0]:.1f} to {one.times[-1]:.1f} s" if one.times else ""
-        )
-        pieces.append(f"<{one.kind} {wide}x{high}: {one.num_tokens} tokens{frames}>")
+        times, frames = medium.times, ""
+        if times:
+            frames = f", {len(times)} frames from {times[0]:.1f} to {times[-1]:.1f} s"
+        pieces.append(f"<{medium.kind} {width}x{height}: {medium.num_tokens} tokens{frames}>")
         at = end
     pieces.append(str(tokenizer.decode(list(token_ids[at:]), skip_special_tokens=False)))
     return "".join(pieces)

@@ -1,4 +1,4 @@
-"""What a run reads: files, column names, limits and order."""
+"""Data settings of a run: files, column names, limits and order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strop.data.mixture.settings import check_sources
 from strop.utils.field_types import NonEmptyText, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 JsonMessages = Literal["refuse", "read", "text"]
-"""What becomes of a text that is a list of messages, written as JSON or by Python."""
+"""Treatment of a text that is a list of messages, written as JSON or by Python."""
 Column = Annotated[NonEmptyText, "name a column, or leave it out for the usual one"]
 
 
@@ -38,7 +38,7 @@ class DataConfig:
     prompt_key: Column = "prompt"
     """Column with the prompt: a list of chat messages, or a string that becomes one user message."""
     json_messages: JsonMessages = "refuse"
-    """What becomes of a prompt that is a list of messages as JSON text, as tables often hold it by accident: it is
+    """Treatment of a prompt that is a list of messages as JSON text, as tables often hold it by accident: it is
     refused, read as messages, or taken as a text of the user."""
     continue_final_message: bool = True
     """A prompt whose last message is the assistant's is continued: the answer goes on from its last word, as in TRL.
@@ -74,7 +74,7 @@ class DataConfig:
     """Drop prompts over max_prompt_tokens and report how many; false: data.truncation says what becomes of
     them."""
     truncation: Literal["error", "left", "right", "middle"] = "error"
-    """What becomes of prompts over max_prompt_tokens that are not dropped: the first one is an error, or tokens
+    """Treatment of prompts over max_prompt_tokens that are not dropped: the first one is an error, or tokens
     are cut off on the left (the end stays, with the generation prompt), on the right, or in the middle."""
     max_train_prompts: PositiveInt | None = None
     """Train on at most this many prompts, spread evenly over the rows; null means all."""
@@ -83,7 +83,7 @@ class DataConfig:
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template, for example {enable_thinking: false}."""
     source_weights: dict[str, NonNegativeFloat] = field(default_factory=dict)
-    """How often the training rows of a data source are visited per epoch, by its name: 2 is twice, 0.5 in every
+    """Visits per epoch of the training rows of a data source, by its name: 2 is twice, 0.5 in every
     other epoch, 0 never. 1 for sources that are not named. Where no row has a data source of these names, they are
     those of the files: the last part without its suffix; where several have it, the path from the folder that has them
     all. The whole entry of train_files names it too."""
@@ -125,12 +125,13 @@ class DataConfig:
 
 def check_template_kwargs(section: str, options: Mapping[str, Any]) -> None:
     """Refuse arguments of `apply_chat_template` among the variables of a template, as a ValueError."""
-    taken = ("add_generation_prompt", "continue_final_message", "tokenize", "tools", "return_dict")
-    for name in taken:
+    reserved = ("add_generation_prompt", "continue_final_message", "tokenize", "tools", "return_dict")
+    for name in reserved:
         if name in options:
-            own = "data.continue_final_message says so"
-            who = own if (section, name) == ("data", "continue_final_message") else "strop sets it"
+            reason = "strop sets it"
+            if (section, name) == ("data", "continue_final_message"):
+                reason = "data.continue_final_message says so"
             raise ValueError(
                 f"{section}.chat_template_kwargs has {name}, which is no variable of a template but an argument of "
-                f"apply_chat_template: leave it out, {who}"
+                f"apply_chat_template: leave it out, {reason}"
             )

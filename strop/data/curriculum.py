@@ -22,6 +22,7 @@ from strop.utils.registry import Registry, dotted, required_parameters
 from strop.utils.rng import permutation, random_key
 
 if TYPE_CHECKING:
+    from strop.data.config import DataConfig
     from strop.data.sampler_class import VerlSampler
     from strop.protocol import DataProto
 
@@ -32,7 +33,7 @@ Sampler = Callable[..., Rows]
 F = TypeVar("F", bound=Sampler)
 
 OFFERED = ("rows", "results", "epoch", "seed")
-"""What a sampler is given, by keyword, where it has a parameter of the name."""
+"""Keyword arguments of a sampler, passed where it has a parameter of the name."""
 
 SAMPLERS: Registry[Sampler] = Registry("sampler", group="strop.samplers")
 
@@ -56,7 +57,7 @@ ORDERS: dict[str, Callable[..., NDArray[np.int64]]] = {"shuffled": shuffled, "in
 
 @dataclass(frozen=True, kw_only=True)
 class RowResult:
-    """What came of a row of the training data at its last visit."""
+    """Result of a row of the training data at its last visit."""
 
     visits: int
     """Visits with at least one scored sample, over the whole run."""
@@ -65,7 +66,7 @@ class RowResult:
     pass_rate: float
     """Share of them that passed; their mean score where nothing decides which samples pass."""
     last_step: int
-    """When that was."""
+    """Step of that visit."""
 
 
 def register_sampler(name: str) -> Callable[[F], F]:
@@ -100,7 +101,7 @@ def register_sampler(name: str) -> Callable[[F], F]:
 class ResultsOrder:
     """The order of one sampler in a run, where it follows from results or is a user's own."""
 
-    def __init__(self, name: str, rows: Sequence[int], data: Any) -> None:
+    def __init__(self, name: str, rows: Sequence[int], data: DataConfig | None) -> None:
         """Args:
         name: of the sampler.
         rows: row numbers of the training prompts.
@@ -116,12 +117,13 @@ class ResultsOrder:
         if isinstance(function, type):
             from strop.data.sampler_class import VerlSampler  # torch: seconds
 
+            assert data is not None, "a sampler that is a class is made with the section data"
             self._object = VerlSampler(name, function, rows, data)
         self.sees_results = sees_results(name)
 
     @property
     def wants_batch(self) -> bool:
-        """It is a class that is shown steps."""
+        """True if the sampler is a class that learns from batches."""
         return self._object is not None and self._object.learns
 
     def check_growth(self) -> None:
@@ -144,10 +146,10 @@ class ResultsOrder:
         """
         if self._object is None:
             return ordered_rows(self._name, rows, self._results, epoch=epoch, seed=seed)
-        return self._rows[checked_order(self._name, np.arange(len(self._rows)), self._object.positions())]
+        return self._rows[check_order(self._name, np.arange(len(self._rows)), self._object.positions())]
 
     def record(self, results: Mapping[int, RowResult], batch: DataProto | None) -> None:
-        """Take in the results of a step; arguments as of `PromptSampler.record`."""
+        """Record the results of a step; arguments as of `PromptSampler.record`."""
         if self._object is not None and batch is not None:
             self._object.update(batch)
         for row, result in results.items():
@@ -155,15 +157,15 @@ class ResultsOrder:
             self._results[row] = replace(result, visits=before + result.visits)
 
     def state(self) -> dict[str, Any]:
-        """What the next order depends on, for the manifest of a checkpoint."""
+        """State that the next order depends on, for the manifest of a checkpoint."""
         if not self.sees_results and self._object is None:
             return {}
-        own = None if self._object is None else self._object.state()
+        object_state = None if self._object is None else self._object.state()
         results = {str(row): list(astuple(result)) for row, result in sorted(self._results.items())}
-        return {"results": results, "own": own}
+        return {"results": results, "own": object_state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from such a state."""
+        """Restore such a state."""
         self._results = {
             int(row): RowResult(visits=int(visits), mean_score=score, pass_rate=rate, last_step=int(step))
             for row, (visits, score, rate, step) in state["results"].items()
@@ -173,12 +175,12 @@ class ResultsOrder:
 
 
 def is_sampler(name: str) -> bool:
-    """There is a sampler of this name, built in or registered in this process."""
+    """True if there is a sampler of this name, built in or registered in this process."""
     return name in ORDERS or name in SAMPLERS
 
 
 def sees_results(name: str) -> bool:
-    """The sampler has a parameter for results, or is a class with a method `update`.
+    """True if the sampler has a parameter for results, or is a class with a method `update`.
 
     Raises:
         ValueError: there is no such sampler.
@@ -205,29 +207,29 @@ def ordered_rows(
     offered: dict[str, object] = {"rows": rows, "epoch": epoch, "seed": seed}
     if "results" in parameters:
         offered |= {"rows": rows.tolist(), "results": dict(results)}
-    given: object = function(**{key: value for key, value in offered.items() if key in parameters})
-    return checked_order(name, rows, given)
+    order: object = function(**{key: value for key, value in offered.items() if key in parameters})
+    return check_order(name, rows, order)
 
 
-def checked_order(name: str, rows: NDArray[np.int64], given: object) -> NDArray[np.int64]:
-    """What a sampler returned, if it is an order of these rows.
+def check_order(name: str, rows: NDArray[np.int64], order: object) -> NDArray[np.int64]:
+    """Validate the order that a sampler returned, and convert it to an array.
 
     Raises:
         ValueError: it is none.
     """
     function = SAMPLERS[name]
-    if not isinstance(given, Sequence | np.ndarray):
+    if not isinstance(order, Sequence | np.ndarray):
         raise ValueError(
-            f"sampler {name!r}: {dotted(function)} returned a {type(given).__name__}, but a sampler returns a "
+            f"sampler {name!r}: {dotted(function)} returned a {type(order).__name__}, but a sampler returns a "
             f"sequence with the {len(rows)} rows"
         )
-    numbers = np.asarray(given)
+    numbers = np.asarray(order)
     if numbers.dtype.kind not in "iu" or not np.array_equal(np.sort(numbers, axis=None), np.sort(rows)):
         strange = np.setdiff1d(numbers, rows).tolist()
-        what = f", among them {strange[0]!r}, which is none of them" if strange else ""
+        example = f", among them {strange[0]!r}, which is none of them" if strange else ""
         raise ValueError(
-            f"sampler {name!r}: {dotted(function)} returned {numbers.size} entries{what}, but a sampler returns each "
-            f"of the {len(rows)} rows once; use algorithm.filter_groups to leave prompts out"
+            f"sampler {name!r}: {dotted(function)} returned {numbers.size} entries{example}, but a sampler returns "
+            f"each of the {len(rows)} rows once; use algorithm.filter_groups to leave prompts out"
         )
     return numbers.astype(np.int64)
 

@@ -21,7 +21,7 @@ from strop.utils.user_files import load_user_file
 
 
 class AbstractDataGenerator(ABC):
-    """What a generator of rows derives from."""
+    """Base class of generators of rows."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
@@ -32,7 +32,7 @@ class AbstractDataGenerator(ABC):
 
 
 class RowsSoFar(Sequence[Mapping[str, Any]]):
-    """What a generator is shown."""
+    """The rows so far and the last batch, as a generator gets them."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], batch: DataProto | None) -> None:
         self._rows, self.batch = rows, batch
@@ -63,14 +63,14 @@ class GeneratedRows:
         self._label = f"data.datagen {config.name} of {config.path}"
         self._rows: list[Mapping[str, Any]] = list(rows)
         module = load_user_file(config.path, setting="data.datagen.path")
-        made = getattr(module, config.name, None)
-        if not isinstance(made, type) or not hasattr(made, "generate"):
+        generator_class = getattr(module, config.name, None)
+        if not isinstance(generator_class, type) or not hasattr(generator_class, "generate"):
             raise ValueError(
                 f"{self._label}: the file has no class of that name with a method generate(dataset)"
             )
         settings = VerlConfig({"path": config.path, "name": config.name, **config.kwargs})
         try:
-            self._generator: Any = made(settings)
+            self._generator: Any = generator_class(settings)
         except Exception as error:
             raise ValueError(
                 f"{self._label} cannot be made: {type(error).__name__}: {error}; it is called as "
@@ -78,7 +78,7 @@ class GeneratedRows:
             ) from error
 
     def restore(self, added: Sequence[Mapping[str, Any]]) -> None:
-        """These rows have come before."""
+        """Restore rows that were added earlier."""
         self._rows += added
 
     def new_rows(self, batch: DataProto | None) -> list[dict[str, Any]]:
@@ -88,27 +88,27 @@ class GeneratedRows:
             ValueError: generate failed, or returned something else.
         """
         try:
-            made = self._generator.generate(RowsSoFar(self._rows, batch))
+            returned = self._generator.generate(RowsSoFar(self._rows, batch))
         except Exception as error:
             raise ValueError(
                 f"{self._label}: generate failed with {type(error).__name__}: {error}"
             ) from error
-        found = _listed(made)
-        if found is None:
+        rows = _to_rows(returned)
+        if rows is None:
             raise ValueError(
-                f"{self._label}: generate returned a {type(made).__name__}; it returns a datasets.Dataset, a DataFrame "
-                f"or a list of rows"
+                f"{self._label}: generate returned a {type(returned).__name__}; it returns a datasets.Dataset, a "
+                f"DataFrame or a list of rows"
             )
-        self._rows += found
-        return found
+        self._rows += rows
+        return rows
 
 
-def _listed(made: Any) -> list[dict[str, Any]] | None:
-    if made is None:
+def _to_rows(returned: Any) -> list[dict[str, Any]] | None:
+    if returned is None:
         return []
-    if hasattr(made, "to_dict") and hasattr(made, "columns"):  # a DataFrame
-        made = made.to_dict("records")
-    elif hasattr(made, "to_list"):
-        made = made.to_list()
-    is_rows = isinstance(made, list | tuple) and all(isinstance(row, Mapping) for row in made)
-    return [dict(row) for row in made] if is_rows else None
+    if hasattr(returned, "to_dict") and hasattr(returned, "columns"):  # a DataFrame
+        returned = returned.to_dict("records")
+    elif hasattr(returned, "to_list"):
+        returned = returned.to_list()
+    is_rows = isinstance(returned, list | tuple) and all(isinstance(row, Mapping) for row in returned)
+    return [dict(row) for row in returned] if is_rows else None

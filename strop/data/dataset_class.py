@@ -29,11 +29,11 @@ _BESIDE_EXTRA_INFO = ("index", "tools_kwargs", "interaction_kwargs")
 
 def dataset_settings(config: DataConfig, seed: int | None) -> VerlConfig:
     """The `config` of a dataset class: data.* under verl's names and under ours."""
-    own = config.dataset_class
-    ours = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    custom_class = config.dataset_class
+    settings = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return VerlConfig(
         {
-            **ours,
+            **settings,
             "train_files": list(config.train_files),
             "val_files": list(config.val_files),
             "cache_dir": config.cache_dir or "~/.cache/strop",
@@ -54,7 +54,7 @@ def dataset_settings(config: DataConfig, seed: int | None) -> VerlConfig:
             "use_shm": False,
             "shuffle": False,  # rows are put in order by data.sampler, by their numbers
             "seed": seed,
-            "custom_cls": {"path": own.path, "name": own.name},
+            "custom_cls": {"path": custom_class.path, "name": custom_class.name},
         }
     )
 
@@ -79,14 +79,14 @@ class CustomRows(Sequence[dict[str, Any]]):
             raise ValueError(f"{label}: len() failed with {_reason(error)}") from error
         if self._length < 1:
             raise ValueError(f"{label} has {self._length} rows; a data set needs at least one")
-        self.hears_of_batches = hasattr(dataset, "on_batch_end")
-        """It may have more rows after a step."""
+        self.wants_batches = hasattr(dataset, "on_batch_end")
+        """True if it may add rows after a step (on_batch_end)."""
 
     def restore(self, added: Sequence[Mapping[str, Any]]) -> None:
-        """These rows have come before, which an object that is made anew need not know."""
+        """Restore rows that were added earlier; an object that is made anew need not know them."""
 
     def new_rows(self, batch: DataProto | None) -> list[dict[str, Any]]:
-        """Tell the object of a step; the rows that it has now and had not before.
+        """Call on_batch_end; returns the rows that it added.
 
         Raises:
             ValueError: it failed, or has fewer rows than before.
@@ -121,18 +121,18 @@ class CustomRows(Sequence[dict[str, Any]]):
         if not 0 <= index < self._length:
             raise IndexError(f"row {index} of {self._length}")
         try:
-            found = self._dataset[index]
+            item = self._dataset[index]
         except Exception as error:
             raise ValueError(f"{self._label}: row {index} failed with {_reason(error)}") from error
-        if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        if not isinstance(item, Mapping) or not all(isinstance(name, str) for name in item):
             raise ValueError(
-                f"{self._label}: row {index} is a {type(found).__name__}, but __getitem__ must return a dictionary "
+                f"{self._label}: row {index} is a {type(item).__name__}, but __getitem__ must return a dictionary "
                 f"of columns such as {self._prompt_key}, data_source and reward_model"
             )
-        return self._as_row(without_filled_nulls(encodable_value(dict(found))))  # most classes hold tables
+        return self._as_row(without_filled_nulls(encodable_value(dict(item))))  # most classes hold tables
 
-    def _as_row(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        row = {name: value for name, value in found.items() if not isinstance(value, torch.Tensor)}
+    def _as_row(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        row = {name: value for name, value in item.items() if not isinstance(value, torch.Tensor)}
         raw_prompt = row.pop(RAW_PROMPT, None)
         if raw_prompt is not None:
             row[self._prompt_key] = list(raw_prompt) if not isinstance(raw_prompt, str) else raw_prompt
@@ -154,9 +154,9 @@ def open_custom(
     Raises:
         ValueError: the file or class is missing, or making the object failed; the sentence names the class.
     """
-    wanted = config.dataset_class
-    label = f"data.dataset_class {wanted.name} of {wanted.path}"
-    make = load_user_class(wanted.path, wanted.name, setting="data.dataset_class")
+    custom_class = config.dataset_class
+    label = f"data.dataset_class {custom_class.name} of {custom_class.path}"
+    make = load_user_class(custom_class.path, custom_class.name, setting="data.dataset_class")
     try:
         dataset = make(
             list(files),
@@ -167,8 +167,8 @@ def open_custom(
         )
     except Exception as error:
         raise ValueError(
-            f"{label} cannot be made: {_reason(error)}; it is called as {wanted.name}(data_files, tokenizer, config, "
-            f"processor=None, max_samples=-1)"
+            f"{label} cannot be made: {_reason(error)}; it is called as {custom_class.name}(data_files, tokenizer, "
+            f"config, processor=None, max_samples=-1)"
         ) from error
     return CustomRows(dataset, label=label, prompt_key=config.prompt_key)
 

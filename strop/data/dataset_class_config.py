@@ -21,14 +21,14 @@ class _NamedClass:
     def __post_init__(self) -> None:
         divide_named_file(self)
         if bool(self.path) != bool(self.name):
-            given, value, missing = ("path", self.path, "name") if self.path else ("name", self.name, "path")
+            key, value, missing = ("path", self.path, "name") if self.path else ("name", self.name, "path")
             raise ValueError(
-                f"{self.KEY}.{given} is {value!r}, but {self.KEY}.{missing} is empty; set both, or none"
+                f"{self.KEY}.{key} is {value!r}, but {self.KEY}.{missing} is empty; set both, or none"
             )
 
     @property
     def is_on(self) -> bool:
-        """There is one."""
+        """True if there is one."""
         return bool(self.path)
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:

@@ -43,21 +43,21 @@ def missing(path: Path) -> str:
         return f"{text}; nor does the folder {folder}: check the path"
     others = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
     if near := _nearest(path, others):
-        return f"{text}; did you mean {near}? In that folder there are: {some_of(others)}"
+        return f"{text}; did you mean {near}? In that folder there are: {list_some(others)}"
     if others:
-        return f"{text}; in that folder there are: {some_of(others)}"
+        return f"{text}; in that folder there are: {list_some(others)}"
     return f"{text}; check the path"
 
 
 def _nearest(path: Path, others: Sequence[str]) -> str | None:
     """The file of the nearest name. Its end is compared only where the rest leaves a choice: all files of a folder may
     have the same."""
-    stems = difflib.get_close_matches(path.stem, {Path(one).stem for one in others}, n=1)
-    same = [one for one in others if Path(one).stem in stems]
-    return max(same, key=lambda one: difflib.SequenceMatcher(None, path.name, one).ratio(), default=None)
+    stems = difflib.get_close_matches(path.stem, {Path(name).stem for name in others}, n=1)
+    same = [name for name in others if Path(name).stem in stems]
+    return max(same, key=lambda name: difflib.SequenceMatcher(None, path.name, name).ratio(), default=None)
 
 
-def some_of(names: Sequence[str], limit: int = 8) -> str:
+def list_some(names: Sequence[str], limit: int = 8) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more

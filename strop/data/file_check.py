@@ -1,4 +1,4 @@
-"""What a person should know about data files before a run: every problem at once, lengths, repeats, sources.
+"""Report on data files before a run: every problem at once, lengths, repeats, sources.
 
 Unlike a run, which stops at the first bad row, this goes through all rows and counts.
 """
@@ -45,7 +45,7 @@ class Column:
     first_missing: int | None
     """The first of those."""
     remedy: str
-    """What it is for and how it is mapped; empty when no row lacks it."""
+    """Purpose and mapping of the column; empty when no row lacks it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class ShownPrompt:
 
     row: int
     why: str
-    """Why this one: first, median length, longest."""
+    """Reason for showing it: first, median length, longest."""
     num_tokens: int
     text: str
     """Decoded from the token ids, special tokens included; an image is `<image 448x448: 256 tokens>`."""
@@ -71,7 +71,7 @@ class Bin:
 
 @dataclass(frozen=True, kw_only=True)
 class DataReport:
-    """What `examine` found."""
+    """Result of `examine`."""
 
     num_rows: int
     columns: tuple[Column, ...]
@@ -80,7 +80,7 @@ class DataReport:
     malformed: tuple[str, ...]
     """A sentence about each of the first of those."""
     notes: tuple[str, ...]
-    """What else to know of rows, a sentence about each of the first of those."""
+    """Further sentences about rows, the first of them."""
     lengths: Mapping[int, int]
     """Tokens of each prompt by row, before any limit."""
     limit: int
@@ -97,8 +97,8 @@ class DataReport:
         return sum(length > self.limit for length in self.lengths.values())
 
     def problems(self, config: DataConfig) -> list[str]:
-        """Why a run would refuse these rows, one sentence each; nothing when it would not."""
-        found = [
+        """Reasons for which a run would refuse these rows, one sentence each; empty when it would not."""
+        sentences = [
             f"{column.num_missing} of {self.num_rows} rows have no value for {column.name!r}, the first is row "
             f"{column.first_missing} ({column.remedy})"
             for column in self.columns
@@ -106,20 +106,20 @@ class DataReport:
         ]
         if self.num_malformed:
             more = f"; and {self.num_malformed - 1} more rows" if self.num_malformed > 1 else ""
-            found.append(f"{self.malformed[0]}{more}")
+            sentences.append(f"{self.malformed[0]}{more}")
         is_dropped = config.filter_overlong_prompts
         if self.num_over and not is_dropped and config.truncation == "error":
-            found.append(
+            sentences.append(
                 f"{self.num_over} of {len(self.lengths)} prompts are longer than data.max_prompt_tokens="
                 f"{self.limit}; raise it to {max(self.lengths.values())}, drop them "
                 f"(data.filter_overlong_prompts=true) or cut them (data.truncation)"
             )
         if is_dropped and self.lengths and self.num_over == len(self.lengths):
-            found.append(
+            sentences.append(
                 f"every prompt is longer than data.max_prompt_tokens={self.limit}; raise it to at least "
                 f"{min(self.lengths.values())}"
             )
-        return found
+        return sentences
 
 
 def examine(
@@ -131,9 +131,9 @@ def examine(
         ValueError: the tokenizer has no chat template.
     """
     require_chat_template(tokenizer)
-    missing: dict[str, list[int]] = {name: [] for name in _mapped(config)}
+    missing: dict[str, list[int]] = {name: [] for name in _mapped_columns(config)}
     remedies: dict[str, str] = {}
-    found = _Prompts(tokenizer)
+    prompts = _Prompts(tokenizer)
     sources: Counter[str] = Counter()
     for row, source in enumerate(rows):
         for name, remedy in missing_values(source, config).items():
@@ -142,9 +142,9 @@ def examine(
         name = row_data_source(source, config)
         sources.update([name] if name else [])
         if source.get(config.prompt_key) is not None:
-            found.add(row, source, config)
-    found.encode()
-    encoded, malformed = found.encoded, [found.malformed[row] for row in sorted(found.malformed)]
+            prompts.add(row, source, config)
+    prompts.encode()
+    encoded, malformed = prompts.encoded, [prompts.malformed[row] for row in sorted(prompts.malformed)]
     columns = tuple(
         Column(
             name=name,
@@ -160,13 +160,13 @@ def examine(
         num_malformed=len(malformed),
         malformed=tuple(malformed[:_NUM_NAMED]),
         notes=tuple(
-            f"row {row}: {note}" for row, media in sorted(found.media.items()) for note in media.notes
+            f"row {row}: {note}" for row, media in sorted(prompts.media.items()) for note in media.notes
         )[:_NUM_NAMED],
         lengths={row: len(ids) for row, ids in encoded.items()},
         limit=config.max_prompt_tokens,
         sources=dict(sorted(sources.items())),
         repeats=_repeats(rows, config),
-        shown=_shown(encoded, tokenizer, config, found.media),
+        shown=_shown_prompts(encoded, tokenizer, config, prompts.media),
     )
 
 
@@ -175,14 +175,14 @@ class _Prompts:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        self._waiting: list[tuple[int, str]] = []
+        self._pending: list[tuple[int, str]] = []
         self.encoded: dict[int, list[int]] = {}
         self.media: dict[int, Any] = {}
         self.malformed: dict[int, str] = {}
-        """Why a row cannot be a prompt."""
+        """Reason why a row cannot be a prompt."""
 
     def add(self, row: int, source: Mapping[str, Any], config: DataConfig) -> None:
-        """Take in the next row."""
+        """Add the next row."""
         try:
             chat = _chat(source, config, f"row {row}")
             if chat.media:
@@ -190,23 +190,23 @@ class _Prompts:
 
                 self.media[row] = row_media(self._tokenizer, chat.media, chat.where)
                 self.media[row].read()
-            self._waiting.append((row, render_prompt(self._tokenizer, chat)))
+            self._pending.append((row, render_prompt(self._tokenizer, chat)))
         except TemplateTooCostly:
             raise  # no fault of the row, and the next one would take as long
         except ValueError as error:
             self.malformed[row] = str(error)
-        if len(self._waiting) == _BATCH:
+        if len(self._pending) == _BATCH:
             self.encode()
 
     def encode(self) -> None:
-        """Encode what was taken in."""
-        encoded = encode_all(self._tokenizer, [text for _, text in self._waiting])
-        for (row, _), ids in zip(self._waiting, encoded, strict=True):
+        """Encode the pending prompts."""
+        encoded = encode_all(self._tokenizer, [text for _, text in self._pending])
+        for (row, _), ids in zip(self._pending, encoded, strict=True):
             try:
                 self._keep(row, ids)
             except ValueError as error:
                 self.malformed[row] = str(error)
-        self._waiting = []
+        self._pending = []
 
     def _keep(self, row: int, ids: list[int]) -> None:
         if not ids:
@@ -215,7 +215,7 @@ class _Prompts:
 
 
 def _chat(source: Mapping[str, Any], config: DataConfig, where: str) -> Chat:
-    """As training sees the row.
+    """Conversation of a row, as training sees it.
 
     Raises:
         ValueError: it is malformed.
@@ -238,7 +238,7 @@ def overlap(
 
 
 def histogram(lengths: Sequence[int]) -> list[Bin]:
-    """At most ten bins of one round width (1, 2 or 5 times a power of ten) from the shortest to the longest."""
+    """Histogram with at most ten bins of one round width (1, 2 or 5 times a power of ten)."""
     if not lengths:
         return []
     low, high = min(lengths), max(lengths)
@@ -251,7 +251,7 @@ def histogram(lengths: Sequence[int]) -> list[Bin]:
     ]
 
 
-def _mapped(config: DataConfig) -> list[str]:
+def _mapped_columns(config: DataConfig) -> list[str]:
     names = [config.prompt_key, config.data_source_key, config.ground_truth_key]
     return [name for name in names if name is not None]
 
@@ -266,14 +266,14 @@ def _repeats(rows: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[int,
 
 
 def _identities(rows: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[int, str]:
-    """What makes a prompt the same as another: roles and contents, with runs of white space as one space."""
+    """Identity of each prompt for comparisons: roles and contents, with runs of white space as one space."""
     identities = {}
     for row, source in enumerate(rows):
         if source.get(config.prompt_key) is None:
             continue
         try:
             messages = row_messages(source, config, "")
-            media = [one.identity for one in _chat(source, config, "").media]
+            media = [medium.identity for medium in _chat(source, config, "").media]
         except ValueError:  # reported with the malformed rows
             continue
         plain = [
@@ -285,7 +285,7 @@ def _identities(rows: Sequence[Mapping[str, Any]], config: DataConfig) -> dict[i
     return identities
 
 
-def _shown(
+def _shown_prompts(
     encoded: Mapping[int, list[int]],
     tokenizer: PreTrainedTokenizerBase,
     config: DataConfig,
@@ -303,16 +303,20 @@ def _shown(
     for row in used:  # three different ones where there are three
         if len(chosen) < 3:
             chosen.setdefault(row, "another")
-    shown = []
-    for row, why in chosen.items():
-        ids, own = used[row], media.get(row)
+    prompts = []
+    for row, label in chosen.items():
+        ids, row_media = used[row], media.get(row)
         if config.truncation != "error" and len(ids) > limit:
             try:
-                ids = truncate(ids, limit, config.truncation, () if own is None else own.spans(ids))
+                ids = truncate(
+                    ids, limit, config.truncation, () if row_media is None else row_media.spans(ids)
+                )
             except ValueError as error:
-                shown.append(ShownPrompt(row=row, why=why, num_tokens=len(ids), text=f"(refused: {error})"))
+                prompts.append(
+                    ShownPrompt(row=row, why=label, num_tokens=len(ids), text=f"(refused: {error})")
+                )
                 continue
-            why = f"{why}, cut ({config.truncation}) from {len(used[row])} tokens"
-        text = shown_text(tokenizer, ids, () if own is None else own.media(ids))
-        shown.append(ShownPrompt(row=row, why=why, num_tokens=len(ids), text=text))
-    return tuple(shown)
+            label = f"{label}, cut ({config.truncation}) from {len(used[row])} tokens"
+        text = shown_text(tokenizer, ids, () if row_media is None else row_media.media(ids))
+        prompts.append(ShownPrompt(row=row, why=label, num_tokens=len(ids), text=text))
+    return tuple(prompts)

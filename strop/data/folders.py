@@ -1,4 +1,4 @@
-"""Files of a folder that are the rows that are meant.
+"""Data files of a folder.
 
 A folder that was downloaded from the hub holds the files of several splits, often below `data/` or below the
 name of a configuration, next to descriptions in JSON. Training and test rows must never be mixed by accident,
@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow
 
-from strop.data.entries import some_of
+from strop.data.entries import list_some
 from strop.data.json_rows import parse_object
 from strop.utils.safe_read import check_regular, read_text
 
@@ -21,14 +21,14 @@ _SPLIT = re.compile(r"(?:^|[-_.])(train|test|validation|valid|val|dev|eval)(?=[-
 
 
 def leaves(path: Path, split: str) -> list[Path]:
-    """What a folder means: its files, or itself where `datasets` wrote it.
+    """Data files of a folder, or the folder itself where `datasets` wrote it.
 
     Raises:
         ValueError: it has several splits, and none of these is named, or no data file.
     """
     if (path / "dataset_dict.json").exists():
-        named = path / "dataset_dict.json"
-        splits = parse_object(read_text(named), str(named)).get("splits")
+        dict_file = path / "dataset_dict.json"
+        splits = parse_object(read_text(dict_file), str(dict_file)).get("splits")
         names = [str(name) for name in splits] if isinstance(splits, list) else []
         if split in names:
             return [path / split]
@@ -82,12 +82,12 @@ def folder_files(folder: Path, split: str) -> list[Path]:
     if not split and len(by_split) == 1:
         return files
     names = [name for name in by_split if name]
-    shown = some_of([file.name for file in files])
+    listed = list_some([file.name for file in files])
     if split:
-        raise ValueError(f"data folder {folder} has no files of the split {split!r}; it holds {shown}")
+        raise ValueError(f"data folder {folder} has no files of the split {split!r}; it holds {listed}")
     example = f"{folder}@{names[0]}"
     raise ValueError(
-        f"data folder {folder} holds files of several splits ({shown}); name one split, for "
+        f"data folder {folder} holds files of several splits ({listed}); name one split, for "
         f"example {example}, or the files themselves"
     )
 

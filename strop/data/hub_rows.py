@@ -21,8 +21,8 @@ from typing import Any
 
 from strop.data import huggingface_sets, modelscope_sets
 from strop.data.cache import cache_folder, use
-from strop.utils.hub.repo import SILENCE_S, Refused, Unreachable, reason, while_heard
-from strop.utils.hub.store_errors import meant_by, way_out
+from strop.utils.hub.repo import SILENCE_S, Refused, Unreachable, reason, run_with_stall_limit
+from strop.utils.hub.store_errors import remedy, root_error
 from strop.utils.hub.stores import get_folder, key_of, listing_of, name_below, open_store
 from strop.utils.remote_path import HUBS
 from strop.utils.trust import ask, may_run
@@ -68,7 +68,7 @@ def parse_hub(entry: str) -> HubSource:
         ValueError: it has another form.
     """
     match = _HUB.fullmatch(entry)
-    prefix = next((one for one in HUBS if entry.startswith(one)), HUBS[0])
+    prefix = next((hub for hub in HUBS if entry.startswith(hub)), HUBS[0])
     if match is None or (prefix == "modelscope:" and "/" not in match["name"]):
         raise ValueError(
             f"data entry {entry!r} names no data set of the hub; write {prefix}owner/name, then optionally "
@@ -101,8 +101,8 @@ def commit_of(entry: str, say: Callable[[str], object]) -> str:
             return modelscope_sets.resolved(source.name, source.revision, say)
         return huggingface_sets.resolved(source.name, source.revision, say)
     except (Refused, Unreachable) as error:
-        where = "ModelScope" if source.hub == "modelscope:" else "the hub"
-        raise ValueError(f"data entry {entry!r} cannot be read from {where}: {error}") from error
+        hub = "ModelScope" if source.hub == "modelscope:" else "the hub"
+        raise ValueError(f"data entry {entry!r} cannot be read from {hub}: {error}") from error
 
 
 def open_hub(entry: str) -> Any:
@@ -152,8 +152,8 @@ def fetch(
     Args:
         url: of any kind that fsspec knows.
         suffixes: of the files that are taken from a folder.
-        cache_dir: where copies are kept; empty means the default.
-        silence_s: how long the store may take to answer, and to send the next bytes of a file, in seconds.
+        cache_dir: folder of the cache; empty means the default.
+        silence_s: longest time for the store to answer, and to send the next bytes of a file, in seconds.
 
     Raises:
         ValueError: the kind of URL is unknown or needs a package, nothing is there, or the store failed or went
@@ -162,20 +162,20 @@ def fetch(
     _ask(url)
     try:
         system, path = open_store(url)
-        is_folder, found = while_heard(lambda: listing_of(system, path), lambda: 0, silence_s)
-        wanted = {name_below(path, name): name for name in found if not is_folder or name.endswith(suffixes)}
-        if not wanted:
+        is_folder, listing = run_with_stall_limit(lambda: listing_of(system, path), lambda: 0, silence_s)
+        names = {name_below(path, name): name for name in listing if not is_folder or name.endswith(suffixes)}
+        if not names:
             raise FileNotFoundError(f"the folder holds no {', '.join(suffixes)} files")
-        infos = {local: found[name] for local, name in wanted.items()}
+        infos = {local: listing[name] for local, name in names.items()}
         folder = cache_folder(cache_dir) / "files" / key_of(url, infos)
         if not folder.is_dir():
             sizes = {local: info.get("size") for local, info in infos.items()}
-            get_folder(system, wanted, folder, sizes=sizes, silence_s=silence_s)
+            get_folder(system, names, folder, sizes=sizes, silence_s=silence_s)
         use(folder)
     except Exception as error:
         # Every store has its own client with its own kinds of errors.
-        error = meant_by(error)
+        error = root_error(error)
         raise ValueError(
-            f"data entry {url!r} cannot be fetched ({reason(error)}); {way_out(error)}"
+            f"data entry {url!r} cannot be fetched ({reason(error)}); {remedy(error)}"
         ) from error
-    return folder if is_folder else folder / next(iter(wanted))
+    return folder if is_folder else folder / next(iter(names))

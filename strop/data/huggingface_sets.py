@@ -29,14 +29,14 @@ def resolved(name: str, revision: str, say: Callable[[str], object]) -> str:
         try:
             listing = repo.list(revision)
         except Unreachable as error:
-            commit = _kept(repo, name, revision)
+            commit = _cached_commit(repo, name, revision)
             if not commit:
                 raise
             say(f"{error}; of the data set {name}, commit {commit} is used, which the cache has")
             return commit
-        repo.note(revision, listing)
+        repo.store_commit(revision, listing)
         return listing.revision
-    commit = _kept(repo, name, revision)
+    commit = _cached_commit(repo, name, revision)
     if not commit:
         raise Refused(
             f"HF_HUB_OFFLINE is set, and the cache does not say which commit {revision or 'the newest'} is: read it "
@@ -66,13 +66,13 @@ def open_at(name: str, config: str | None, split: str, commit: str) -> Any:
 
 
 def _from_cache(name: str, config: str | None, commit: str) -> Any:
-    found = _prepared(name, config or "*", commit)
-    if len(found) > 1:
-        names = ", ".join(folder.parts[-3] for folder in found)
+    folders = _prepared(name, config or "*", commit)
+    if len(folders) > 1:
+        names = ", ".join(folder.parts[-3] for folder in folders)
         raise ValueError(f"the cache has the configurations {names} of it: name one of them")
-    if not found:
+    if not folders:
         raise ValueError(f"the hub was not reached, and the cache has it at other commits than {commit}")
-    config_name, version, _ = found[0].parts[-3:]
+    config_name, version, _ = folders[0].parts[-3:]
     cache: Any = importlib.import_module("datasets.packaged_modules.cache.cache")
     return cache.Cache(
         dataset_name=name.rpartition("/")[2],
@@ -89,14 +89,14 @@ def _prepared(name: str, config: str, commit: str) -> list[Path]:
     naming: Any = importlib.import_module("datasets.naming")
     *owner, last = name.split("/")
     root = Path(settings.HF_DATASETS_CACHE) / "___".join([*owner, naming.camelcase_to_snakecase(last)])
-    found = [path for path in root.glob(f"{config}/*/{commit}") if (path / "dataset_info.json").is_file()]
-    return sorted(found, key=lambda path: path.stat().st_mtime)
+    folders = [path for path in root.glob(f"{config}/*/{commit}") if (path / "dataset_info.json").is_file()]
+    return sorted(folders, key=lambda path: path.stat().st_mtime)
 
 
-def _kept(repo: HuggingFaceRepo, name: str, revision: str) -> str:
+def _cached_commit(repo: HuggingFaceRepo, name: str, revision: str) -> str:
     """The commit by the caches: that which was noted, else the one that was prepared last; empty without any."""
-    noted = repo.noted(revision)
-    if noted or revision not in ("", "main"):
-        return noted
+    commit = repo.stored_commit(revision)
+    if commit or revision not in ("", "main"):
+        return commit
     commits = [path.name for path in _prepared(name, "*", "*") if COMMIT.fullmatch(path.name)]
     return commits[-1] if commits else ""

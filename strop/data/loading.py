@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from strop.config.sections import where_on
 from strop.data.config import DataConfig
 from strop.data.readers import read_rows
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 def load_rows(
-    config: DataConfig, split: Literal["train", "val"], tokenizer: Any, *, seed: int | None = None
+    config: DataConfig,
+    split: Literal["train", "val"],
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    seed: int | None = None,
 ) -> Sequence[dict[str, Any]]:
     """The rows of a split as `config` says, held or read by number.
 
@@ -25,8 +32,8 @@ def load_rows(
 
         limit = config.max_train_prompts if split == "train" else config.max_val_prompts
         rows: Sequence[dict[str, Any]] = open_custom(config, files, tokenizer, max_samples=limit, seed=seed)
-        hears = getattr(rows, "hears_of_batches", False) and split == "train"
-        return rows if is_streamed or hears else list(rows)
+        wants_batches = getattr(rows, "wants_batches", False) and split == "train"
+        return rows if is_streamed or wants_batches else list(rows)
     if is_streamed:
         from strop.data.streaming import open_rows  # tokenizers: seconds
 

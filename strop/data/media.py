@@ -1,4 +1,4 @@
-"""Columns and message parts that hold images, videos or sound, and whether a row has them.
+"""Columns and message parts that hold images, videos or sound.
 
 A row has media in the columns `data.image_key` and `data.video_key`, or right in the parts of a message
 ({"type": "image", ...}). media_rows.py finds and measures them, and imports torch and Pillow for that.
@@ -22,7 +22,7 @@ def has_media(
     messages: Sequence[Mapping[str, Any]],
     columns: Mapping[str, str] = MEDIA_COLUMNS,
 ) -> bool:
-    """Whether a row has one of the columns of media, or a message with a part that is one."""
+    """True if a row has one of the columns of media, or a message with a part that is one."""
     if any(source.get(column) is not None for column in columns.values()):
         return True
     return any(part.get("type") in MEDIA_COLUMNS for message in messages for part in content_parts(message))
@@ -49,8 +49,8 @@ def without_contents(messages: Sequence[Mapping[str, Any]]) -> tuple[dict[str, A
     for message in messages:
         parts = content_parts(message)
         if any(part.get("type") in MEDIA_COLUMNS for part in parts):
-            named = [{"type": p["type"]} if p.get("type") in MEDIA_COLUMNS else p for p in parts]
-            plain.append({**message, "content": named})
+            placeholders = [{"type": p["type"]} if p.get("type") in MEDIA_COLUMNS else p for p in parts]
+            plain.append({**message, "content": placeholders})
         else:
             plain.append(dict(message))
     return tuple(plain)

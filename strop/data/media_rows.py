@@ -30,37 +30,39 @@ def take_media(
     Raises:
         ValueError: the numbers of placeholders and media differ, or a medium has an unknown form.
     """
-    given_here = {kind: _column(source.get(name), kind, name, where) for kind, name in columns.items()}
-    asked = dict.fromkeys(columns, 0)
-    found: list[MediaSource] = []
+    column_media = {kind: _column(source.get(name), kind, name, where) for kind, name in columns.items()}
+    num_placeholders = dict.fromkeys(columns, 0)
+    sources: list[MediaSource] = []
     placed = []
     for message in messages:
         parts = []
         for part in _with_placeholders(message):
             kind = part.get("type")
             if kind in MEDIA_COLUMNS:
-                given = part.get(kind, part.get("path"))
-                if given is None:
-                    asked[kind] += 1
-                    given = next(given_here[kind].rest, None)
-                if given is not None:
-                    if kind == "video":  # what a part says of its frames
-                        said = {name: value for name, value in part.items() if name not in ("type", "path")}
-                        given = {**said, "video": given}
-                    found.append(source_of(kind, given, where))
+                medium = part.get(kind, part.get("path"))
+                if medium is None:
+                    num_placeholders[kind] += 1
+                    medium = next(column_media[kind].rest, None)
+                if medium is not None:
+                    if kind == "video":  # with the settings for its frames
+                        options = {
+                            name: value for name, value in part.items() if name not in ("type", "path")
+                        }
+                        medium = {**options, "video": medium}
+                    sources.append(source_of(kind, medium, where))
                 part = {"type": kind}
             parts.append(part)
         is_text = isinstance(message.get("content"), str) and not any(
             p["type"] in MEDIA_COLUMNS for p in parts
         )
         placed.append(dict(message) if is_text or "content" not in message else {**message, "content": parts})
-    for kind, column in given_here.items():
-        if asked[kind] != column.count:
+    for kind, column in column_media.items():
+        if num_placeholders[kind] != column.count:
             raise ValueError(
-                f"{where} has {asked[kind]} placeholders <{kind}> in its messages, but {column.count} {kind}s in "
-                f"column {columns[kind]!r}; they must be as many, in the same order"
+                f"{where} has {num_placeholders[kind]} placeholders <{kind}> in its messages, but "
+                f"{column.count} {kind}s in column {columns[kind]!r}; they must be as many, in the same order"
             )
-    return tuple(placed), tuple(found)
+    return tuple(placed), tuple(sources)
 
 
 def row_media(tokenizer: PreTrainedTokenizerBase, sources: Sequence[MediaSource], where: str) -> RowMedia:
@@ -85,7 +87,7 @@ def row_media(tokenizer: PreTrainedTokenizerBase, sources: Sequence[MediaSource]
 
 @dataclass(kw_only=True)
 class _Column:
-    """What a column of media still has to give."""
+    """Media of a column that are not placed yet, and the number of all."""
 
     rest: Iterator[Any]
     count: int

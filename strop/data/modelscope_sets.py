@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.utils.hub.modelscope import MAIN, STATE, ModelScopeRepo
-from strop.utils.hub.repo import Refused, Unreachable, while_heard
+from strop.utils.hub.repo import Refused, Unreachable, run_with_stall_limit
 
 _LEFT_OUT = (".py", ".gitattributes", ".gitignore")
 """Endings of files that hold no rows; code of a data set is never fetched."""
@@ -45,24 +45,24 @@ def open_at(name: str, config: str | None, split: str, revision: str, say: Calla
 
 def _folder(name: str, revision: str, say: Callable[[str], object]) -> Path:
     repo = ModelScopeRepo(name, "dataset")
-    kept = repo.cached(revision)
-    if kept is not None and revision.rpartition("/")[2] == kept.name:
-        return kept  # a state does not change
+    cached = repo.cached(revision)
+    if cached is not None and revision.rpartition("/")[2] == cached.name:
+        return cached  # a state does not change
     try:
-        listing = while_heard(partial(repo.list, revision), repo.traffic)
+        listing = run_with_stall_limit(partial(repo.list, revision), repo.traffic)
     except (Unreachable, TimeoutError) as error:
-        if kept is None:
+        if cached is None:
             raise Unreachable(f"{error}; check the network, or name a folder that has its files") from error
-        say(f"{error}; the copy of the data set modelscope:{name} in {kept} is used")
-        return kept
-    names = [one for one in sorted(listing.sizes) if not one.endswith(_LEFT_OUT)]
+        say(f"{error}; the copy of the data set modelscope:{name} in {cached} is used")
+        return cached
+    names = [file for file in sorted(listing.sizes) if not file.endswith(_LEFT_OUT)]
     if not names:
         raise Refused("it has no files with rows")
     if repo.cached(listing.revision) is None:
-        total = sum(listing.sizes[one] for one in names)
+        total = sum(listing.sizes[file] for file in names)
         say(f"fetching the data set modelscope:{name}: {len(names)} files, {total / 2**20:.1f} MiB")
     try:
-        return while_heard(partial(repo.get, listing, names), repo.traffic)
+        return run_with_stall_limit(partial(repo.get, listing, names), repo.traffic)
     except TimeoutError as error:
         raise Unreachable(str(error)) from error
     except OSError as error:

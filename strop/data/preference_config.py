@@ -1,4 +1,4 @@
-"""What training on preferences reads, and how it is trained."""
+"""Settings of training on preferences: data and optimization."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class PreferDataConfig:
     val_files: tuple[str, ...] = ()
     """The same for validation; empty means no validation."""
     prompt_key: Column = "prompt"
-    """Column with what was asked, a string (one user message) or a list of messages. A row without it, whose answers
-    are whole conversations, was asked what these have in common."""
+    """Column with the prompt, a string (one user message) or a list of messages. A row without it, whose answers
+    are whole conversations, has their common beginning as its prompt."""
     json_messages: JsonMessages = "refuse"
-    """What becomes of a column that holds a list of messages as JSON text: it is refused, read as messages, or taken
+    """Treatment of a column that holds a list of messages as JSON text: it is refused, read as messages, or taken
     as a text."""
     chosen_key: Column = "chosen"
     """Column with the better answer, a string (one assistant message) or a list of messages."""
@@ -54,11 +54,11 @@ class PreferConfig(PreferenceLossConfig):
     """Training on preferences: read by `strop prefer`, `strop dpo` and `strop reward-model` alone."""
 
     data: PreferDataConfig = field(default_factory=PreferDataConfig)
-    """What was compared."""
+    """Comparisons to train on."""
     optim: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-6))
     """Optimizer."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """How forward and backward passes are cut."""
+    """Micro-batches of forward and backward passes."""
     examples_per_update: PositiveInt = 32
     """Comparisons (kto: answers) per optimizer step."""
     num_epochs: PositiveInt = 1
@@ -83,4 +83,4 @@ class PreferConfig(PreferenceLossConfig):
 CHANGEABLE = ("prefer.engine.",)
 """Settings that a run may be continued with anew and stays the same."""
 LENGTH, LEARNING = ("prefer.num_epochs", "prefer.max_steps"), ("prefer.optim.",)
-"""Those that steer it."""
+"""Settings of the length of a run, and of its optimizer."""

@@ -1,4 +1,4 @@
-"""Rows as answers to the same prompt, tokenised.
+"""Tokenised preference rows: answers to the same prompt.
 
 Every example has two conversations: the better and the other answer; with loss=kto, the answer and another row's answer
 to the same prompt, by which the distance to the starting model is estimated.
@@ -11,6 +11,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from strop.algorithms.preference_loss_config import Loss
 from strop.data.bad_rows import BadRows, null_in
@@ -34,7 +36,7 @@ Messages = tuple[dict[str, Any], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class PreferenceExample:
     """Two conversations with the same prompt."""
 
     row: int
@@ -43,9 +45,9 @@ class Compared:
     margin: float = 0.0
     """With loss=reward: how much better the first one is."""
     is_good: bool = True
-    """With loss=kto: what the row says of the first one."""
+    """With loss=kto: label of the first one."""
     has_empty: bool = False
-    """Whether an answer of the row has no text: it is trained to end at once."""
+    """True if an answer of the row has no text: it is trained to end at once."""
 
 
 class PreferenceDataset:
@@ -56,7 +58,7 @@ class PreferenceDataset:
     def __init__(
         self,
         rows: Sequence[Mapping[str, Any]],
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         config: PreferDataConfig,
         *,
         loss: Loss,
@@ -68,7 +70,7 @@ class PreferenceDataset:
             rows: from `read_rows`.
             tokenizer: with a chat template.
             config: column names, the longest conversation, and variables for the template.
-            loss: which kind of rows there are.
+            loss: decides the kind of rows.
             split: word for the rows in messages.
 
         Raises:
@@ -81,11 +83,13 @@ class PreferenceDataset:
         self._control = control_token_ids(tokenizer)
         self._num_rows = len(rows)
         bad = BadRows(split, len(rows), files=f"prefer.data.{split}_files")
-        made = self._rated(rows, bad) if loss == "kto" else self._all_compared(rows, bad)
+        examples = self._read_rated(rows, bad) if loss == "kto" else self._read_comparisons(rows, bad)
         limit = config.max_tokens + (loss == "reward")  # one more is read behind a scored one
-        self._examples = [one for one in made if max(len(side.token_ids) for side in one.pair) <= limit]
+        self._examples = [
+            example for example in examples if max(len(side.token_ids) for side in example.pair) <= limit
+        ]
         self.ends = AnswerEnds(tokenizer)
-        for side in (side for one in self._examples for side in one.pair if loss != "reward"):
+        for side in (side for example in self._examples for side in example.pair if loss != "reward"):
             self.ends.add(side.token_ids, side.loss_mask)
         if not self._examples:
             raise ValueError(
@@ -96,25 +100,25 @@ class PreferenceDataset:
     def __len__(self) -> int:
         return len(self._examples)
 
-    def __getitem__(self, index: int) -> Compared:
+    def __getitem__(self, index: int) -> PreferenceExample:
         return self._examples[index]
 
     @property
     def longest(self) -> int:
         """Tokens of the longest conversation."""
-        return max(len(side.token_ids) for one in self._examples for side in one.pair)
+        return max(len(side.token_ids) for example in self._examples for side in example.pair)
 
     def report(self) -> str:
         """One line: how many comparisons, how long, how many dropped."""
-        lengths = [len(side.token_ids) for one in self._examples for side in one.pair]
-        what = "answers" if self._loss == "kto" else "comparisons"
+        lengths = [len(side.token_ids) for example in self._examples for side in example.pair]
+        noun = "answers" if self._loss == "kto" else "comparisons"
         line = (
-            f"{self._split}: {len(self)} {what}, conversations of {min(lengths)} to {max(lengths)} tokens (median "
+            f"{self._split}: {len(self)} {noun}, conversations of {min(lengths)} to {max(lengths)} tokens (median "
             f"{statistics.median_low(lengths)})"
         )
         if self._loss == "kto":
-            line += f", {sum(one.is_good for one in self._examples)} of them good"
-        if empty := sum(one.has_empty for one in self._examples):
+            line += f", {sum(example.is_good for example in self._examples)} of them good"
+        if empty := sum(example.has_empty for example in self._examples):
             line += f"; {empty} with an empty answer"
         if dropped := self._num_rows - len(self):
             share = 100 * dropped / self._num_rows
@@ -123,15 +127,15 @@ class PreferenceDataset:
             line += f"; {warning}"
         return line
 
-    def _all_compared(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[Compared]:
-        made = []
+    def _read_comparisons(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[PreferenceExample]:
+        examples = []
         for number, row in enumerate(rows):
             with bad.reading(f"{self._split} row {number}"):
-                made.append(self._compared(number, row))
+                examples.append(self._read_comparison(number, row))
         bad.check()
-        return made
+        return examples
 
-    def _compared(self, number: int, row: Mapping[str, Any]) -> Compared:
+    def _read_comparison(self, number: int, row: Mapping[str, Any]) -> PreferenceExample:
         config, where = self._config, f"{self._split} row {number}"
         if empty := null_in(row, (config.chosen_key, config.rejected_key)):
             raise ValueError(
@@ -144,14 +148,14 @@ class PreferenceDataset:
                     f"and prefer.data.rejected_key"
                 )
         prompt, chosen, rejected = self._parts(row, where)
-        sides = [self._tokenized(row, prompt, answer, number, where) for answer in (chosen, rejected)]
+        sides = [self._tokenize(row, prompt, answer, number, where) for answer in (chosen, rejected)]
         if sides[0].token_ids == sides[1].token_ids:
             raise ValueError(f"{where} compares an answer with itself; remove the row")
         has_empty = not all(
             answer[-1].get("content") or answer[-1].get("tool_calls") for answer in (chosen, rejected)
         )
         margin = self._margin(row, where) if self._loss == "reward" else 0.0
-        return Compared(row=number, pair=(sides[0], sides[1]), margin=margin, has_empty=has_empty)
+        return PreferenceExample(row=number, pair=(sides[0], sides[1]), margin=margin, has_empty=has_empty)
 
     def _margin(self, row: Mapping[str, Any], where: str) -> float:
         key = self._config.margin_key
@@ -175,7 +179,7 @@ class PreferenceDataset:
         while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
             shared += 1
         rest = (chosen[shared:], rejected[shared:])
-        if shared == 0 or not all(one and one[0]["role"] == "assistant" for one in rest):
+        if shared == 0 or not all(answer and answer[0]["role"] == "assistant" for answer in rest):
             raise ValueError(
                 f"{where}: the two answers are no conversations that begin alike and go on with an assistant message "
                 f"each; give the prompt in {config.prompt_key!r} and the answers alone"
@@ -197,41 +201,41 @@ class PreferenceDataset:
 
     def _read(self, row: Mapping[str, Any], key: str, role: str, where: str) -> Messages:
         """Messages of a column."""
-        how = self._config.json_messages
-        value = from_json_text(row[key], how, where=where, key=key, setting="prefer.data.json_messages")
+        mode = self._config.json_messages
+        value = from_json_text(row[key], mode, where=where, key=key, setting="prefer.data.json_messages")
         return to_messages(value, role=role, where=where, key=key)
 
-    def _rated(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[Compared]:
+    def _read_rated(self, rows: Sequence[Mapping[str, Any]], bad: BadRows) -> list[PreferenceExample]:
         """Each answer, and beside it the next row's, as if it had been given to this prompt."""
         config, read = self._config, []
         for number, row in enumerate(rows):
             where = f"{self._split} row {number}"
             with bad.reading(where):
-                read.append(self._one_rated(row, where))
+                read.append(self._rated_answer(row, where))
         bad.check()
         if len(read) < 2:
             raise ValueError(f"{self._split} data has one row; prefer.loss=kto sets rows against each other")
-        made = []
+        examples = []
         for number, (row, (prompt, answer, label)) in enumerate(zip(rows, read, strict=True)):
             where = f"{self._split} row {number}"
             other = read[(number + 1) % len(read)][1]
             sides: list[SftExample] = []
             with bad.reading(where):
-                sides = [self._tokenized(row, prompt, one, number, where) for one in (answer, other)]
+                sides = [self._tokenize(row, prompt, text, number, where) for text in (answer, other)]
             if not sides:
                 continue
-            made.append(
-                Compared(
+            examples.append(
+                PreferenceExample(
                     row=number,
-                    pair=(sides[0], _within(sides[1], config.max_tokens)),
+                    pair=(sides[0], _cut(sides[1], config.max_tokens)),
                     is_good=label,
                     has_empty=not (answer[-1].get("content") or answer[-1].get("tool_calls")),
                 )
             )
         bad.check()
-        return made
+        return examples
 
-    def _one_rated(self, row: Mapping[str, Any], where: str) -> tuple[Messages, Messages, bool]:
+    def _rated_answer(self, row: Mapping[str, Any], where: str) -> tuple[Messages, Messages, bool]:
         """Prompt, answer and label of a row."""
         key, label_key = self._config.completion_key, self._config.label_key
         if empty := null_in(row, (key, label_key)):
@@ -245,7 +249,7 @@ class PreferenceDataset:
         answer = self._read(row, key, "assistant", where)
         return self._prompt(row, where), answer, label
 
-    def _tokenized(
+    def _tokenize(
         self, row: Mapping[str, Any], prompt: Messages, answer: Messages, number: int, where: str
     ) -> SftExample:
         if has_media(row, (*prompt, *answer)):
@@ -259,7 +263,7 @@ class PreferenceDataset:
         return SftExample(row=number, token_ids=tuple(ids), loss_mask=tuple(mask))
 
 
-def _within(example: SftExample, limit: int) -> SftExample:
+def _cut(example: SftExample, limit: int) -> SftExample:
     """The beginning, where something of it is an answer; else the whole, which drops the row."""
     if len(example.token_ids) <= limit or not any(example.loss_mask[:limit]):
         return example

@@ -1,6 +1,6 @@
 """Well-known data sets, from their raw rows to verl's schema.
 
-A raw row is one of the data set as its authors publish it; COMPAT 3.1 describes what comes out. Answers are
+A raw row is one of the data set as its authors publish it; COMPAT 3.1 describes the result. Answers are
 found in the text by searching and counting braces; nothing is evaluated.
 """
 
@@ -60,11 +60,11 @@ class Raw:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How the raw rows of a data set become rows."""
+    """Conversion of the raw rows of a data set."""
 
     convert: Callable[[Raw], Row]
     source: str
-    """Where the raw rows are published, as an entry of data.train_files."""
+    """Published raw rows, as an entry of data.train_files."""
     is_repeated: bool = False
     """The raw set repeats its prompts; each is kept once."""
 
@@ -130,7 +130,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def last_boxed(text: str) -> str | None:
-    """What stands between the braces of the last complete \\boxed{...} or \\fbox{...}; None without one."""
+    """Content of the last complete \\boxed{...} or \\fbox{...}; None without one."""
     boxes = {opening.end() for opening in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)}
     opened: list[int] = []
     last: tuple[int, int] | None = None
@@ -238,9 +238,9 @@ def _countdown(raw: Raw) -> Row:
             f"raw row {raw.index} needs whole numbers in 'nums' and one in 'target', but has nums={numbers!r}, "
             f"target={target!r}"
         )
-    shown = ", ".join(map(str, numbers))
+    listed = ", ".join(map(str, numbers))
     prompt = (
-        f"Reach {target} with the numbers {shown}, each used exactly once, with +, -, *, / and brackets. Think step "
+        f"Reach {target} with the numbers {listed}, each used exactly once, with +, -, *, / and brackets. Think step "
         f"by step, then write the expression between <answer> and </answer>, for example <answer>(1 + 2) / 3"
         f"</answer>."
     )

@@ -1,4 +1,4 @@
-"""The prompts of a step: visits of rows, without those that cannot be played."""
+"""The prompts of a step: visits of rows, without those that are skipped."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from strop.protocol.trajectory import Prompt
 
 
 class TrainingPrompts(Protocol):
-    """What a run asks for its training prompts: a `PromptDataset`, or rows that are streamed."""
+    """Training prompts of a run: a `PromptDataset`, or rows that are streamed."""
 
     @property
     def row_numbers(self) -> Sequence[int]:
-        """Rows that are kept; what a sampler visits."""
+        """Rows that are kept, which a sampler visits."""
 
     @property
     def has_media(self) -> bool:
@@ -25,44 +25,44 @@ class TrainingPrompts(Protocol):
     def prompt(self, row: int, uid: str) -> Prompt:
         """The prompt of a row number, as the visit `uid`."""
 
-    def refusal(self, prompt: Prompt) -> str:
-        """Why a visited prompt is not played; empty when it is."""
+    def skip_reason(self, prompt: Prompt) -> str:
+        """Reason why a visited prompt is skipped; empty when it is not."""
 
     def report(self) -> str:
         """One line: how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class PromptBatch:
     """The visits of a step, or of a round of one."""
 
     prompts: list[Prompt]
-    """Those that are played, in the order of the visits."""
-    refused: dict[str, str]
-    """The others: why, by uid."""
+    """Prompts to sample answers to, in the order of the visits."""
+    skipped: dict[str, str]
+    """Reason of each skipped visit, by uid."""
 
 
-def draw(prompts: TrainingPrompts, sampler: PromptSampler, count: int) -> Drawn:
+def next_prompts(prompts: TrainingPrompts, sampler: PromptSampler, count: int) -> PromptBatch:
     """`count` prompts of the next visits, fewer only when the last epoch is over.
 
     Raises:
         ValueError: no row of all has a prompt that can be played.
     """
-    drawn = Drawn(prompts=[], refused={})
-    while len(drawn.prompts) < count:
-        visits = sampler.next(count - len(drawn.prompts))
+    result = PromptBatch(prompts=[], skipped={})
+    while len(result.prompts) < count:
+        visits = sampler.next(count - len(result.prompts))
         if not visits:
             break
         for epoch, row in visits:
             prompt = prompts.prompt(row, visit_uid(epoch, row))
-            reason = prompts.refusal(prompt)
+            reason = prompts.skip_reason(prompt)
             if reason:
-                drawn.refused[prompt.uid] = reason
+                result.skipped[prompt.uid] = reason
             else:
-                drawn.prompts.append(prompt)
-        if not drawn.prompts and len(drawn.refused) >= len(prompts.row_numbers):
+                result.prompts.append(prompt)
+        if not result.prompts and len(result.skipped) >= len(prompts.row_numbers):
             raise ValueError(
-                f"none of {len(drawn.refused)} visited prompts can be used ({next(iter(drawn.refused.values()))}); "
+                f"none of {len(result.skipped)} visited prompts can be used ({next(iter(result.skipped.values()))}); "
                 f"raise the limit, or check the data with `strop data check`"
             )
-    return drawn
+    return result

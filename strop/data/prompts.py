@@ -13,7 +13,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from strop.data.bad_rows import BadRows, null_in
-from strop.data.cache.prompts import kept_or_encoded
+from strop.data.cache.prompts import load_or_encode
 from strop.data.chat import Chat, check_last, encode_all, render_prompt, require_chat_template, to_chat
 from strop.data.config import DataConfig
 from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS
@@ -73,7 +73,7 @@ class PromptDataset:
         self._check_media_columns()
         self._tokenizer = tokenizer
         self._media: dict[int, Any] = {}
-        encoded = kept_or_encoded(self._encode, tokenizer, self._chats, len(rows), config.cache_dir)
+        encoded = load_or_encode(self._encode, tokenizer, self._chats, len(rows), config.cache_dir)
         for row, media in self._media.items():
             encoded[row] = media.expand(encoded[row])
         for row, ids in enumerate(encoded):
@@ -87,12 +87,12 @@ class PromptDataset:
 
     @property
     def row_numbers(self) -> tuple[int, ...]:
-        """Rows that are kept, in the order of the files; what `prompt` accepts and a sampler visits."""
+        """Rows that are kept, in the order of the files; `prompt` accepts them and a sampler visits them."""
         return tuple(self._ids)
 
     @property
     def data_sources(self) -> dict[int, str]:
-        """Data source of each row that is kept; what `mixing.visits_per_epoch` takes."""
+        """Data source of each row that is kept; an argument of `mixture.visits_per_epoch`."""
         return {row: row_data_source(self._source_rows[row], self._config) for row in self._ids}
 
     @property
@@ -113,10 +113,10 @@ class PromptDataset:
         return any(row in self._ids for row in self._media)
 
     @property
-    def films(self) -> str:
+    def video_digest(self) -> str:
         """Digest of all videos in files; empty where there are none."""
-        found = [film for row in self._ids if row in self._media for film in self._media[row].films]
-        return hashlib.blake2b(" ".join(found).encode(), digest_size=16).hexdigest() if found else ""
+        files = [file for row in self._ids if row in self._media for file in self._media[row].films]
+        return hashlib.blake2b(" ".join(files).encode(), digest_size=16).hexdigest() if files else ""
 
     def read_media(self) -> None:
         """Decode what may fail later: every video of the rows that are kept, up to the last frame that is taken.
@@ -137,13 +137,13 @@ class PromptDataset:
         if row not in self._ids:
             raise KeyError(f"row {row} is not among the {len(self)} rows of the {self.split} prompts")
         config, source = self._config, self._source_rows[row]
-        named = {config.prompt_key, config.data_source_key, "extra_info", "agent_name", *AUDIO_COLUMNS}
-        named |= set(config.media_columns.values())
+        mapped = {config.prompt_key, config.data_source_key, "extra_info", "agent_name", *AUDIO_COLUMNS}
+        mapped |= set(config.media_columns.values())
         if config.ground_truth_key is not None and "." in config.ground_truth_key:
-            named.add(
+            mapped.add(
                 config.ground_truth_key.split(".")[0]
             )  # a plain column stays: TRL rewards take it by name
-        columns = {key: value for key, value in source.items() if key not in named}
+        columns = {key: value for key, value in source.items() if key not in mapped}
         if is_text_prompt(source, config):  # TRL rewards take prompts and answers as texts then
             columns["prompt"] = source[config.prompt_key]
         return Prompt(
@@ -159,8 +159,8 @@ class PromptDataset:
             media=self._media[row].media(self._ids[row]) if row in self._media else (),
         )
 
-    def refusal(self, prompt: Prompt) -> str:
-        """Empty: prompts that cannot be played are not among these."""
+    def skip_reason(self, prompt: Prompt) -> str:
+        """Empty: prompts that are too long are not among these."""
         return ""
 
     @property
@@ -221,8 +221,8 @@ class PromptDataset:
         if empty := null_in(source, list(missing)):
             raise ValueError(f"{where} has {empty}: give a value, or remove the row")
         if missing:
-            wanted = "; none for ".join(f"{name!r} ({what})" for name, what in missing.items())
-            raise ValueError(f"{where} has no value for {wanted}; columns found: {', '.join(source)}")
+            listed = "; none for ".join(f"{name!r} ({purpose})" for name, purpose in missing.items())
+            raise ValueError(f"{where} has no value for {listed}; columns found: {', '.join(source)}")
         row_extra_info(source, where)
         messages = prompt_messages(source, config, where)
         check_last(messages, where, may_continue=config.continue_final_message)
@@ -257,14 +257,14 @@ class PromptDataset:
         dropped = set(over) if is_filtered else set()
         rows = [row for row in range(len(encoded)) if row not in dropped]
         if self._max_prompts is not None:
-            rows = list(spread(rows, self._max_prompts))
-        kept = {row: encoded[row] for row in rows}
+            rows = list(subsample(rows, self._max_prompts))
+        limited = {row: encoded[row] for row in rows}
         if self._config.truncation != "error":
             for row in rows:
                 if len(encoded[row]) > limit:
-                    kept[row] = array("i", self._truncate(row, encoded[row]))
+                    limited[row] = array("i", self._truncate(row, encoded[row]))
                     self._num_cut += 1
-        return kept
+        return limited
 
     def _truncate(self, row: int, token_ids: array[int]) -> list[int]:
         """At most max_prompt_tokens of the ids of a row, without a cut inside of its media."""
@@ -277,7 +277,7 @@ class PromptDataset:
             raise ValueError(f"{self._where(row)}: {error}") from error
 
 
-def spread(rows: Sequence[int], count: int) -> Sequence[int]:
+def subsample(rows: Sequence[int], count: int) -> Sequence[int]:
     """At most `count` rows at even distances, so that a file sorted by source or difficulty is covered."""
     if len(rows) <= count:
         return rows
@@ -291,8 +291,8 @@ def truncate(
 
     Args:
         token_ids: of a prompt.
-        limit: how many may stay.
-        side: where tokens are taken away: `left` keeps the end, `right` the beginning, `middle` the first half
+        limit: most tokens that stay.
+        side: of the removed tokens: `left` keeps the end, `right` the beginning, `middle` the first half
             (rounded down) and the last half.
         spans: [start, end) of tokens that stand for an image, a video or a sound. They are kept whole and do
             not move relative to the text around them; only text is taken away.

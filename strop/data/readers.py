@@ -27,7 +27,7 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
 
     Args:
         files: entries of data.train_files.
-        cache_dir: where fetched files are kept; empty means the default.
+        cache_dir: folder of fetched files; empty means the default.
 
     Raises:
         ValueError: no file is named, an entry has no rows, an unknown suffix, or broken contents; a line of
@@ -37,21 +37,21 @@ def read_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> list[d
     check_entries(files)
     rows: list[dict[str, Any]] = []
     for entry in map(str, files):
-        found: list[dict[str, Any]] = []
+        entry_rows: list[dict[str, Any]] = []
         if is_hub(entry):
-            found = [without_filled_nulls(row) for row in open_set(entry).to_list()]
+            entry_rows = [without_filled_nulls(row) for row in open_set(entry).to_list()]
         else:
             for path in leaves(entry, cache_dir):
                 with fetched(entry, path):
                     if path.is_dir():
-                        found += map(without_filled_nulls, folders.open_saved(path).to_list())
+                        entry_rows += map(without_filled_nulls, folders.open_saved(path).to_list())
                     elif path.suffix == ".parquet":
-                        found += map(without_filled_nulls, _parquet(path).to_pylist())
+                        entry_rows += map(without_filled_nulls, _parquet(path).to_pylist())
                     else:
-                        found += read_json_rows(path)
-        if not found:
+                        entry_rows += read_json_rows(path)
+        if not entry_rows:
             raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
-        rows.extend(found)
+        rows.extend(entry_rows)
     return rows
 
 
@@ -104,7 +104,7 @@ def check_entries(files: Sequence[str | Path]) -> None:
 
 
 def leaves(entry: str, cache_dir: str | Path) -> list[Path]:
-    """What an entry other than those of hubs means: files, and folders that `save_to_disk` wrote, in their order.
+    """Files of an entry other than those of hubs: files, and folders that `save_to_disk` wrote, in their order.
 
     Raises:
         ValueError: an unknown suffix, a folder with several splits, or a URL that cannot be fetched.
@@ -149,11 +149,11 @@ def _parquet(path: Path) -> pyarrow.Table:
         check_regular(path)
         return pyarrow.parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise parquet_refused(path, error) from error
+        raise parquet_error(path, error) from error
 
 
-def parquet_refused(path: Path, error: Exception) -> ValueError:
-    """What is raised for a file that pyarrow cannot read."""
+def parquet_error(path: Path, error: Exception) -> ValueError:
+    """Error for a file that pyarrow cannot read."""
     reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
     return ValueError(
         f"data file {path} cannot be read as parquet ({reason}); write it again, or check that it was copied whole"

@@ -45,17 +45,17 @@ _MEDIA = ("images", "videos", "audios")
 def collate_fn(data_list: Sequence[Mapping[str, Any]]) -> dict[str, Tensor | NDArray[np.object_]]:
     """Rows as columns: tensors stacked on dim 0, all else as object arrays [B] whose entries stay what they are."""
     tensors: dict[str, list[Tensor]] = {}
-    others: dict[str, list[Any]] = {}
+    lists: dict[str, list[Any]] = {}
     for row in data_list:
         for key, value in row.items():
             if isinstance(value, Tensor):
                 tensors.setdefault(key, []).append(value)
             else:
-                others.setdefault(key, []).append(value)
+                lists.setdefault(key, []).append(value)
     columns: dict[str, Tensor | NDArray[np.object_]] = {
         key: torch.stack(values) for key, values in tensors.items()
     }
-    for key, entries in others.items():
+    for key, entries in lists.items():
         columns[key] = np.fromiter(entries, dtype=object, count=len(entries))
     return columns
 
@@ -112,19 +112,19 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         datasets = importlib.import_module("datasets")  # heavy, and only this class needs it
         if all(str(file).endswith(".parquet") and Path(file).is_file() for file in self.data_files):
             tables = [pyarrow.parquet.read_table(file) for file in self.data_files]
-            found = datasets.concatenate_datasets([datasets.Dataset(table) for table in tables])
+            frame = datasets.concatenate_datasets([datasets.Dataset(table) for table in tables])
         else:
             rows = read_rows(self.data_files, self.cache_dir)
             names = dict.fromkeys(name for row in rows for name in row)  # not those of the first row alone
-            found = datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
-        if 0 < self.max_samples < len(found):
+            frame = datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
+        if 0 < self.max_samples < len(frame):
             chosen = np.arange(self.max_samples)
             if self.shuffle:
                 chosen = np.random.default_rng(self.seed).choice(
-                    len(found), size=self.max_samples, replace=False
+                    len(frame), size=self.max_samples, replace=False
                 )
-            found = found.select(chosen.tolist())
-        self.dataframe = self.maybe_filter_out_long_prompts(found)
+            frame = frame.select(chosen.tolist())
+        self.dataframe = self.maybe_filter_out_long_prompts(frame)
 
     def maybe_filter_out_long_prompts(self, dataframe: Any = None) -> Any:
         """The rows whose prompt has at most `max_prompt_length` tokens, or all when they are not to be filtered.
@@ -134,16 +134,16 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         frame = self.dataframe if dataframe is None else dataframe
         if not self.filter_overlong_prompts:
             return frame
-        kept: list[int] = []
+        numbers_kept: list[int] = []
         for start in range(0, len(frame), _BATCH):
             numbers = range(start, min(start + _BATCH, len(frame)))
-            texts = [self._rendered(dict(frame[number]), number) for number in numbers]
+            texts = [self._render(dict(frame[number]), number) for number in numbers]
             for number, ids in zip(numbers, encode_all(self.tokenizer, texts), strict=True):
                 if len(ids) <= self.max_prompt_length:
-                    kept.append(number)
-        return frame if len(kept) == len(frame) else frame.select(kept)
+                    numbers_kept.append(number)
+        return frame if len(numbers_kept) == len(frame) else frame.select(numbers_kept)
 
-    def _rendered(self, row: dict[str, Any], number: int) -> str:
+    def _render(self, row: dict[str, Any], number: int) -> str:
         """The prompt through the chat template; media count as their placeholders."""
         where = f"row {number} of {type(self).__name__}"
         row = without_filled_nulls(row)

@@ -1,4 +1,4 @@
-"""One row of the files through the column mapping: what is asked, of which source, and the right answer."""
+"""One row of the files through the column mapping: prompt, data source and right answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OTHER_ANSWER_KEYS = ("answer", "solution", "ground_truth", "target", "label")
 
 
 def missing_values(source: Mapping[str, Any], config: DataConfig) -> dict[str, str]:
-    """For each mapped column that the row has no value in: what it is for and how it is mapped."""
+    """Purpose and mapping of each mapped column that the row has no value in."""
     missing = {}
     if source.get(config.prompt_key) is None:
         missing[config.prompt_key] = "the prompt; map it with data.prompt_key"
@@ -70,7 +70,7 @@ def prompt_messages(source: Mapping[str, Any], config: DataConfig, where: str) -
 
 
 def is_text_prompt(source: Mapping[str, Any], config: DataConfig) -> bool:
-    """Whether the prompt is a text, which becomes one message of the user."""
+    """True if the prompt is a text, which becomes one message of the user."""
     text = source[config.prompt_key]
     return isinstance(text, str) and not (config.json_messages == "read" and messages_in(text))
 

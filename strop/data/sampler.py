@@ -39,7 +39,7 @@ class PromptSampler:
         chosen: the rows that an epoch visits, out of all; not given: all of them.
         reorder_every: steps after which what is left of an epoch is ordered again; 0: never.
         data: the section data, for samplers that are classes.
-        films: digest of the video files of the rows; a run that goes on must find the same.
+        video_digest: digest of the video files of the rows; a run that goes on must find the same.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class PromptSampler:
         chosen: Callable[[int], Collection[int]] | None = None,
         reorder_every: int = 0,
         data: DataConfig | None = None,
-        films: str = "",
+        video_digest: str = "",
     ) -> None:
         if len(rows) == 0:
             raise ValueError("a sampler needs at least one row; check the data files and the length filter")
@@ -63,9 +63,9 @@ class PromptSampler:
         if prompts_per_step < 1:
             raise ValueError(f"data.prompts_per_step is {prompts_per_step}; it must be at least 1")
         self._prompts_per_step = prompts_per_step
-        self._seed, self._films = seed, films
+        self._seed, self._video_digest = seed, video_digest
         self._name, self._reorder_every = name, reorder_every
-        self._by: ResultsOrder | None = None if name in ORDERS else ResultsOrder(name, rows, data)
+        self._results_order: ResultsOrder | None = None if name in ORDERS else ResultsOrder(name, rows, data)
         self._num_epochs = num_epochs
         self._first_epoch: dict[int, int] = {}
         self._rest_until: dict[int, tuple[int, int | None]] = {}
@@ -76,7 +76,7 @@ class PromptSampler:
         self._start({})
 
     def _start(self, consumed: dict[int, set[int]]) -> None:
-        """Stand at the beginning of the first epoch that is not wholly consumed."""
+        """Start at the beginning of the first epoch that is not wholly consumed."""
         self._consumed = consumed
         self._epoch = 0
         while self._is_over(self._epoch, consumed.get(self._epoch, set())):
@@ -86,7 +86,7 @@ class PromptSampler:
         self._index = 0
 
     def _is_over(self, epoch: int, consumed: set[int]) -> bool:
-        """Every row of the epoch was visited, or rests in it."""
+        """True if every row of the epoch was visited, or rests in it."""
         if len(consumed) == len(self._rows):
             return True
         return bool(consumed) and all(
@@ -107,8 +107,8 @@ class PromptSampler:
         Raises:
             ValueError: the sampler is a class, which was made with the rows there were.
         """
-        if self._by is not None and rows:
-            self._by.check_growth()
+        if self._results_order is not None and rows:
+            self._results_order.check_growth()
         self._rows = np.concatenate([self._rows, np.asarray(rows, dtype=np.int64)])
         self._first_epoch |= dict.fromkeys(rows, first_epoch)
         if self._order is None or not first_epoch > self._epoch:
@@ -124,25 +124,25 @@ class PromptSampler:
         """The rows that there are in an epoch."""
         if not self._first_epoch:
             return self._rows
-        there = [int(row) for row in self._rows if self._first_epoch.get(int(row), 0) <= epoch]
-        return np.asarray(there, dtype=np.int64)
+        present = [int(row) for row in self._rows if self._first_epoch.get(int(row), 0) <= epoch]
+        return np.asarray(present, dtype=np.int64)
 
     def _order_of(self, epoch: int) -> NDArray[np.int64]:
-        order = ORDERS[self._name] if self._by is None else self._by.order
+        order = ORDERS[self._name] if self._results_order is None else self._results_order.order
         return order(self._rows_of(epoch), epoch=epoch, seed=self._seed)
 
     def next(self, count: int | None = None) -> list[tuple[int, int]]:
         """The (epoch, row) visits of the next step; shorter, then empty, when the last epoch is over.
 
         Args:
-            count: how many; not given: prompts_per_step.
+            count: number of visits; not given: prompts_per_step.
 
         Raises:
             ValueError: every row is retired.
         """
-        wanted = self._prompts_per_step if count is None else count
+        num_visits = self._prompts_per_step if count is None else count
         visits: list[tuple[int, int]] = []
-        while len(visits) < wanted and not self.is_finished:
+        while len(visits) < num_visits and not self.is_finished:
             if self._order is None:
                 self._order = self._order_of(self._epoch)
             row = int(self._order[self._index])
@@ -152,7 +152,7 @@ class PromptSampler:
                     self._consumed.setdefault(self._epoch, set()).add(row)
             self._index += 1
             if self._index == len(self._order):
-                self._check_some_left()
+                self._check_not_all_retired()
                 self._consumed.pop(self._epoch, None)
                 self._epoch += 1
                 self._order, self._index = None, 0
@@ -160,32 +160,32 @@ class PromptSampler:
 
     @property
     def sees_results(self) -> bool:
-        """`record` is of use."""
-        return self._by is not None and self._by.sees_results
+        """True if the sampler uses the results of `record`."""
+        return self._results_order is not None and self._results_order.sees_results
 
     @property
     def wants_batch(self) -> bool:
-        """`record` takes a batch too."""
-        return self._by is not None and self._by.wants_batch
+        """True if `record` needs the batch too."""
+        return self._results_order is not None and self._results_order.wants_batch
 
     def record(self, step: int, results: Mapping[int, RowResult], batch: DataProto | None = None) -> None:
-        """Take in the results of a step.
+        """Record the results of a step.
 
         The sampler sees it when it orders the next epoch, or with `reorder_every` the rest of this one.
 
         Args:
-            step: which one.
+            step: number of the step.
             results: of each row that has scored samples, with its visits in this step.
             batch: the samples with their numbers, for a sampler that is a class; None in a step without.
         """
-        if self._by is not None:
-            self._by.record(results, batch)
+        if self._results_order is not None:
+            self._results_order.record(results, batch)
         if self._reorder_every and step % self._reorder_every == 0:
             self._order, self._index = None, 0
 
     def progress(self) -> dict[str, Any]:
-        """What a sampler that sees results depends on, for the manifest of a checkpoint; of others, nothing."""
-        state = {} if self._by is None else self._by.state()
+        """State of a sampler that sees results, for the manifest of a checkpoint; empty of others."""
+        state = {} if self._results_order is None else self._results_order.state()
         if not state:
             return {}
         order = None if self._order is None else self._order.tolist()
@@ -212,7 +212,7 @@ class PromptSampler:
         since, until = self._rest_until.get(row, (epoch, epoch))
         return since < epoch and (until is None or epoch <= until)
 
-    def _check_some_left(self) -> None:
+    def _check_not_all_retired(self) -> None:
         if all(self._rest_until.get(int(row), (0, 0))[1] is None for row in self._rows):
             raise ValueError(
                 "every prompt was solved by all its samples and is retired, so there is nothing left to learn: the run "
@@ -253,14 +253,14 @@ class PromptSampler:
         return -(-visits // self._prompts_per_step)
 
     def state(self) -> dict[str, int | bool | str]:
-        """What the order depends on, for the manifest of a checkpoint; `restore` compares it."""
+        """Settings that the order depends on, for the manifest of a checkpoint; `restore` compares them."""
         return {
             "seed": self._seed,
             "sampler": self._name,
             "reorder_every": self._reorder_every,
             "num_rows": len(self._rows),
             "rows_digest": hashlib.sha256(self._rows.astype("<i8").tobytes()).hexdigest()[:16],
-            **({"films": self._films} if self._films else {}),
+            **({"films": self._video_digest} if self._video_digest else {}),
         }
 
     def restore(
@@ -276,9 +276,9 @@ class PromptSampler:
 
         Args:
             consumed: uids of all training visits that are done (`Ledger`).
-            state: what `state` said when the checkpoint was written.
-            curriculum: what `curriculum` said then.
-            progress: what `progress` said then.
+            state: result of `state` when the checkpoint was written.
+            curriculum: result of `curriculum` then.
+            progress: result of `progress` then.
             step: the last one that was done.
 
         Raises:
@@ -290,10 +290,10 @@ class PromptSampler:
             int(row): (int(since or 0), until) for row, (since, until) in (curriculum or {}).items()
         }
         visits = [parse_visit_uid(uid) for uid in consumed]
-        is_known = np.isin(np.array([row for _, row in visits], dtype=np.int64), self._rows)
+        are_known = np.isin(np.array([row for _, row in visits], dtype=np.int64), self._rows)
         by_epoch: dict[int, set[int]] = {}
-        for (epoch, row), known, uid in zip(visits, is_known, consumed, strict=True):
-            if not known:
+        for (epoch, row), is_known, uid in zip(visits, are_known, consumed, strict=True):
+            if not is_known:
                 raise ValueError(
                     f"the run already trained on prompt {uid}, but row {row} is not among the {len(self._rows)} "
                     f"rows read now; resume with the data files and data.max_prompt_tokens of the run"
@@ -301,11 +301,11 @@ class PromptSampler:
             by_epoch.setdefault(epoch, set()).add(row)
         self._start(by_epoch)
         if self._num_epochs is not None:
-            left = self._num_visits(self._epoch) - sum(len(rows) for rows in self._consumed.values())
-            self._least_steps = step + self._steps_for(max(0, left))
+            num_left = self._num_visits(self._epoch) - sum(len(rows) for rows in self._consumed.values())
+            self._least_steps = step + self._steps_for(max(0, num_left))
         if progress:
-            if self._by is not None:
-                self._by.restore(progress)
+            if self._results_order is not None:
+                self._results_order.restore(progress)
             if progress["epoch"] == self._epoch and progress["order"] is not None:
                 self._order = np.asarray(progress["order"], dtype=np.int64)
 

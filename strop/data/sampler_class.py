@@ -7,7 +7,7 @@
         def state_dict(self): ...                     plain values: part of every checkpoint
         def load_state_dict(self, state): ...
 
-The last two are asked for here: without them a resumed run would go on in another order.
+The last two are required here: without them a resumed run would go on in another order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from strop.protocol import DataProto
 
 
 class AbstractSampler(ABC):
-    """What a sampler class of verl derives from."""
+    """Base class of sampler classes of verl."""
 
     @abstractmethod
     def __init__(self, data_source: Sized, data_config: Mapping[str, Any]) -> None:
@@ -44,16 +44,16 @@ class AbstractCurriculumSampler(AbstractSampler):
         """The samples of a step that were trained on or could have been, as `on_batch_end` of a dataset gets them."""
 
 
-def check_sampler_class(name: str, cls: type[Any]) -> None:
+def check_sampler_class(sampler: str, cls: type[Any]) -> None:
     """Refuse a class whose state no checkpoint can hold.
 
     Raises:
         ValueError: methods are missing.
     """
-    missing = [one for one in ("__iter__", "state_dict", "load_state_dict") if not hasattr(cls, one)]
+    missing = [name for name in ("__iter__", "state_dict", "load_state_dict") if not hasattr(cls, name)]
     if missing:
         raise ValueError(
-            f"sampler {name!r}: {cls.__qualname__} has no {' and no '.join(missing)}, so a run that is resumed "
+            f"sampler {sampler!r}: {cls.__qualname__} has no {' and no '.join(missing)}, so a run that is resumed "
             f"would go on in another order: add state_dict(), which returns plain values, and "
             f"load_state_dict(state), or write a function order(rows, results, *, epoch, seed)"
         )
@@ -68,7 +68,7 @@ class VerlSampler:
 
     @property
     def learns(self) -> bool:
-        """It has a method `update`."""
+        """True if it has a method `update`."""
         return hasattr(self._object, "update")
 
     def positions(self) -> list[int]:
@@ -76,30 +76,30 @@ class VerlSampler:
         return list(self._object)
 
     def update(self, batch: DataProto) -> None:
-        """Show it a step."""
+        """Pass it the batch of a step."""
         self._object.update(batch)
 
     def state(self) -> dict[str, Any]:
-        """For the manifest of a checkpoint.
+        """State for the manifest of a checkpoint.
 
         Raises:
             ValueError: it cannot be written as JSON.
         """
         state = self._object.state_dict()
         try:
-            kept: dict[str, Any] = json.loads(json.dumps(state))
+            restored: dict[str, Any] = json.loads(json.dumps(state))
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{self._name}.state_dict returned what a checkpoint cannot hold ({error}): return plain numbers, "
                 f"strings, lists, and mappings with strings as keys"
             ) from error
-        if kept != state:
+        if restored != state:
             raise ValueError(
                 f"{self._name}.state_dict returned values that JSON changes (tuples, or keys that are no strings): "
                 f"return plain numbers, strings, lists, and mappings with strings as keys"
             )
-        return kept
+        return restored
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from such a state."""
+        """Restore such a state."""
         self._object.load_state_dict(dict(state))

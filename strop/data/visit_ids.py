@@ -18,7 +18,7 @@ def val_uid(row: int) -> str:
 
 
 def is_visit(uid: str) -> bool:
-    """The id is that of a training visit."""
+    """True if the id is that of a training visit."""
     return _VISIT_UID.fullmatch(uid) is not None
 
 

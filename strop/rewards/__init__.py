@@ -1,25 +1,25 @@
 """Scoring: what an answer is worth, found out in processes that may hang, crash or lie without harm.
 
-budget.py            Where reward files import `bounded` from, a comparison with a limit on its computing
+budget.py            Public import path of `bounded` for reward files
 combine.py           Several scores of one sample as one reward
-config.py            What scores the samples, within which limits, and what becomes of those that could not be scored
+config.py            Reward settings
 function_loading.py  Loads reward functions in the worker process
 functions.py         RewardFunction
-listed_functions.py  Reward functions that are given lists, and return one
-managers.py          Where reward files import `RewardManagerBase` and `register` from
-outcome.py           What became of one attempt to score a sample, and how a step's outcomes are summed up
-passing.py           Which answers pass
-pool.py              The reward behind a process border
-query_functions.py   Reward functions of OpenRLHF, which are given whole sequences as text
+listed_functions.py  Reward functions over lists of answers
+managers.py          Public import path of `RewardManagerBase` and `register` for reward files
+outcome.py           Outcome of one attempt to score a sample, and the summary of a step's outcomes
+passing.py           Pass verdict of answers
+pool.py              Reward pool
+query_functions.py   Reward functions of OpenRLHF, which take whole sequences as text
 required.py          Parts of a reward that a run trains with (algorithm.reward_keys)
 rescoring.py         Saved answers, scored again by a reward
-stdout_capture.py    What reward functions print
+stdout_capture.py    Output of reward functions
 verl_managers.py     Reward managers of verl
-wire.py              The lines that travel between the reward pool and its worker processes
+wire.py              Wire format between the reward pool and its worker processes
 worker_main.py       The worker process of the reward pool
 worker_pool.py       The reward functions of a run in worker processes
 worker_process.py    The parent's handle to one worker process
-certify/             A reward function tried without a model
+certify/             A reward function tested without a model
 judges/              Scores that come over HTTP
 scorers/             The built-in scorers, one module each, chosen by the `data_source` of a row
 

@@ -1,4 +1,4 @@
-"""Where reward files import `bounded` from, a comparison with a limit on its computing."""
+"""Public import path of `bounded` for reward files: a comparison with a compute budget."""
 
 from __future__ import annotations
 

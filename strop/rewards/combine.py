@@ -19,7 +19,7 @@ JUDGING = ("acc", "pred")
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one function said about a sample."""
+    """Score of one function for a sample."""
 
     key: str
     """Name of the part; empty where the function is alone, whose parts keep their names."""
@@ -28,7 +28,7 @@ class Part:
     score: float | None
     """None: it does not apply to this sample."""
     parts: Mapping[str, Value] = field(default_factory=dict)
-    """What else it returned."""
+    """Other entries of the returned dictionary."""
 
 
 def combine(parts: Sequence[Part]) -> tuple[float | None, dict[str, Value]]:

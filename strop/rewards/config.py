@@ -1,4 +1,4 @@
-"""What scores the samples, within which limits, and what becomes of those that could not be scored."""
+"""Reward settings: functions, limits, and the handling of samples that could not be scored."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ class ServiceSection(Protocol):
 
     @property
     def scores(self) -> bool:
-        """Whether the service is asked at all."""
+        """True if the service is used."""
         ...
 
     @property
     def compares(self) -> bool:
-        """Whether it compares the answers to a prompt, and scores none by itself."""
+        """True if it compares the answers to a prompt, and scores none by itself."""
         ...
 
     @property
     def has_price(self) -> bool:
-        """Whether asking it costs something, which the run then counts."""
+        """True if requests cost something, which the run then counts."""
         ...
 
 
@@ -78,7 +78,7 @@ class FunctionConfig:
 
 @section("reward.on_failure")
 class OnFailureConfig:
-    """What becomes of a sample that could not be scored, by the reason.
+    """Handling of a sample that could not be scored, by the reason.
 
     exclude: it is left out of training. fixed: it is trained with reward.failed_score. retry: it is scored again, up
     to reward.retries times, and then left out.
@@ -105,7 +105,7 @@ class RewardConfig:
     """A reward manager in that file, in place of the function: its class, or the name it is registered with
     (strop.rewards.managers). The function `name` of the file becomes its compute_score; kwargs go to it."""
     weight: Annotated[FiniteFloat, "0 leaves the function out"] = 1.0
-    """What the function's score is multiplied with in training. 0 leaves the reward to a reward model; pass
+    """Factor of the function's score in training. 0 leaves the reward to a reward model; pass
     rates are still those of the function."""
     num_workers: Annotated[int, Ge(1), Le(MAX_WORKERS), "that many processes are started"] = 2
     """Processes that score at the same time."""
@@ -124,13 +124,13 @@ class RewardConfig:
     """Name of the function, or of the service, whose score decides which answers pass. Empty: the `acc` that a function
     gives, or a single reward of 0 or 1; where there is neither, there is no pass rate, only a mean reward."""
     pass_threshold: FiniteFloat = 0.5
-    """Where pass_by is set: the score from which on an answer passes."""
+    """Score from which on an answer passes, where pass_by is set."""
     on_failure: OnFailureConfig = field(default_factory=OnFailureConfig)
-    """What becomes of a sample that could not be scored."""
+    """Handling of a sample that could not be scored."""
     failed_score: FiniteFloat = 0.0
-    """What such a sample is trained with where on_failure says fixed."""
+    """Score that such a sample is trained with where on_failure says fixed."""
     retries: Annotated[PositiveInt, "to score nothing again, use exclude in reward.on_failure"] = 1
-    """How often such a sample is scored again where on_failure says retry."""
+    """Number of times such a sample is scored again where on_failure says retry."""
     max_failed_share: Annotated[Share, "use 0.2 for 20 %"] = 0.2
     """Share of a step's samples that may fail to be scored; above it the run stops."""
     overlong_buffer: Annotated[NonNegativeInt, "0 tokens are no penalty"] = 0
@@ -190,7 +190,7 @@ class RewardConfig:
                     f"set reward.pass_by to the function whose score it is for, or remove it"
                 )
             return
-        names = [one.part for one in self.functions]
+        names = [function.part for function in self.functions]
         names += [self.part] if self.uses_functions and not self.functions else []
         names += self.services
         if self.pass_by not in names:
@@ -242,7 +242,7 @@ class RewardConfig:
         return {name: section for name, section in sections.items() if section.scores}
 
     def code_named(self) -> Iterator[Named]:
-        """What scoring would run, import, start or contact beside strop and its packages."""
+        """Code, programs and services that scoring would use beside strop and its packages."""
         if self.path:
             yield Named(key="reward.path", value=self.path, path=self.path)
         for function in self.functions:

@@ -46,11 +46,15 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
     if path not in modules:
         modules[path] = load_module(path, setup["source"], len(modules))
     module = modules[path]
-    found = [key for key, value in vars(module).items() if callable(value) and _is_of(module.__name__, value)]
+    defined = [
+        key for key, value in vars(module).items() if callable(value) and _is_of(module.__name__, value)
+    ]
     function = getattr(module, name, None)
     if function is None:
         names = (
-            f"it defines {', '.join(sorted(found))}; set reward.name" if found else "it defines no function"
+            f"it defines {', '.join(sorted(defined))}; set reward.name"
+            if defined
+            else "it defines no function"
         )
         raise LoadError(f"reward file {path} has no function {name!r}: {names}")
     if not callable(function):
@@ -60,16 +64,16 @@ def load_function(setup: Mapping[str, Any], modules: dict[str, ModuleType]) -> R
     forms = {"completions": of_trl, "solution_strs": of_batches, "queries": of_queries}
     form = next((form for form in forms if form in inspect.signature(function).parameters), "")
     label = f"{name} in {Path(path).name}"
-    made = replace(
+    loaded = replace(
         _with_parameters(function, label, kwargs),
         path=path,
         key=setup["key"],
         weight=setup["weight"],
     )
     if form:
-        return forms[form](function, made, setup)
-    check_supplied(made, SINGLE)
-    return made
+        return forms[form](loaded, setup)
+    check_supplied(loaded, SINGLE)
+    return loaded
 
 
 def _is_of(module_name: str, value: Any) -> bool:

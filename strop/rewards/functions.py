@@ -27,7 +27,7 @@ from strop.utils.user_files import modules_beside
 
 MODULE_NAME = "strop_user_reward"
 SINGLE = ("data_source", "solution_str", "ground_truth", "extra_info")
-"""What a function may take."""
+"""Arguments that a function may take."""
 
 
 class LoadError(Exception):
@@ -44,7 +44,7 @@ class RewardFunction:
 
     function: Callable[..., Any]
     label: str
-    """What error sentences call it: `compute_score in reward.py`."""
+    """Name in error sentences: `compute_score in reward.py`."""
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     parameters: frozenset[str] = frozenset()
     """Names the function accepts as keywords."""
@@ -68,16 +68,16 @@ class RewardFunction:
         nothing more than its file."""
 
     def __call__(self, call: Mapping[str, Any]) -> Any:
-        """What the function returns for one call, as it is; possibly a coroutine."""
-        given = {name: call[name] for name in SINGLE if self.takes_any or name in self.parameters}
-        return self.function(**given, **self.kwargs)
+        """Call the function for one answer; returns its value unread, possibly a coroutine."""
+        arguments = {name: call[name] for name in SINGLE if self.takes_any or name in self.parameters}
+        return self.function(**arguments, **self.kwargs)
 
     def call_all(self, calls: Sequence[Mapping[str, Any]]) -> Any:
-        """What the function returns for all answers to a prompt, where it takes them at once."""
+        """Call the function once for all answers to a prompt, where it takes groups."""
         raise NotImplementedError
 
     def read_all(self, returned: Any, count: int) -> list[Part | BadReturnError]:
-        """Of each of so many answers, its part of what was returned, or why there is none."""
+        """Part of each of `count` answers in a returned value, or the reason why there is none."""
         raise NotImplementedError
 
     def read(self, returned: Any) -> Part:
@@ -100,7 +100,7 @@ class RewardFunction:
         return self.part(score, parts)
 
     def part(self, score: float | None, parts: Mapping[str, Value]) -> Part:
-        """What it said of a sample; no score where it does not apply to it."""
+        """Part with this function's key and weight; score None where it does not apply to the sample."""
         return Part(key=self.key, weight=self.weight, score=score, parts=parts)
 
     def _number(self, value: Any, verb: str) -> float:

@@ -1,4 +1,4 @@
-"""Reward functions that are given lists, and return one: TRL's, and those for whole batches.
+"""Reward functions over lists of answers: TRL's, and those for whole batches.
 
     f(prompts, completions, **columns) -> list[float | None]                          TRL
     f(data_sources, solution_strs, ground_truths, extra_infos) -> list[float]         for batches
@@ -9,7 +9,7 @@ or a tensor. This module runs in the reward's worker processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,10 +17,12 @@ from strop.rewards.combine import Part
 from strop.rewards.functions import SINGLE, BadReturnError, RewardFunction, check_supplied, shown
 
 
-def called(function: RewardFunction, given: Mapping[str, Any]) -> Any:
-    """What a function returns, called with those of these arguments that it takes."""
-    taken = {name: one for name, one in given.items() if function.takes_any or name in function.parameters}
-    return function.function(**taken, **function.kwargs)
+def call_with_accepted(function: RewardFunction, arguments: Mapping[str, Any]) -> Any:
+    """Call a function with those of these arguments that it takes."""
+    accepted = {
+        name: value for name, value in arguments.items() if function.takes_any or name in function.parameters
+    }
+    return function.function(**accepted, **function.kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,44 +32,44 @@ class BatchFunction(RewardFunction):
     takes_groups: ClassVar[bool] = True
 
     def call_all(self, calls: Sequence[Mapping[str, Any]]) -> Any:
-        """What it returns for these calls, the answers to one prompt; possibly a coroutine."""
-        return called(self, {f"{name}s": [call[name] for call in calls] for name in SINGLE})
+        """Call the function with the answers to one prompt; the result may be a coroutine."""
+        return call_with_accepted(self, {f"{name}s": [call[name] for call in calls] for name in SINGLE})
 
     def read_all(self, returned: Any, count: int) -> list[Part | BadReturnError]:
-        """Of each of so many answers, the part of what it returned, or why that is no reward.
+        """Part of each of `count` answers, or the reason why what was returned for it is no reward.
 
         Raises:
             BadReturnError: it returned something else than one element for each.
         """
-        made: list[Part | BadReturnError] = []
-        for one in self.listed(returned, count):
+        parts: list[Part | BadReturnError] = []
+        for element in self.elements(returned, count):
             try:
-                made.append(self.read_one(one))
+                parts.append(self.read_one(element))
             except BadReturnError as error:
-                made.append(error)
-        return made
+                parts.append(error)
+        return parts
 
     def read_one(self, element: Any) -> Part:
-        """As RewardFunction.read, of an element of the list."""
+        """Read one element of the list, as RewardFunction.read."""
         return RewardFunction.read(self, element)
 
     def __call__(self, call: Mapping[str, Any]) -> Any:
         return self.call_all([call])
 
     def read(self, returned: Any) -> Part:
-        """As RewardFunction, of the one element of a list."""
-        return self.read_one(self.listed(returned, 1)[0])
+        """Read a list of one element."""
+        return self.read_one(self.elements(returned, 1)[0])
 
-    def listed(self, returned: Any, count: int) -> list[Any]:
+    def elements(self, returned: Any, count: int) -> list[Any]:
         """The elements of what it returned for so many answers: a list, an array, a tensor, a column.
 
         Raises:
             BadReturnError: it is none of these, or has another number of elements.
         """
-        found = returned.tolist() if hasattr(returned, "tolist") else returned
-        if isinstance(found, list | tuple) and len(found) == count:
-            is_column = found is not returned
-            return [_alone(one) if is_column or hasattr(one, "tolist") else one for one in found]
+        values = returned.tolist() if hasattr(returned, "tolist") else returned
+        if isinstance(values, list | tuple) and len(values) == count:
+            is_column = values is not returned
+            return [_scalar(value) if is_column or hasattr(value, "tolist") else value for value in values]
         for_all = "one sample" if count == 1 else f"{count} samples"
         raise BadReturnError(
             f"{self.label} returned {shown(returned)} for {for_all}; this kind of function returns a list with "
@@ -75,10 +77,10 @@ class BatchFunction(RewardFunction):
         )
 
 
-def _alone(element: Any) -> Any:
+def _scalar(element: Any) -> Any:
     """The one number of a row of a column, or of a tensor of one element."""
-    found = element.tolist() if hasattr(element, "tolist") else element
-    return found[0] if isinstance(found, list) and len(found) == 1 else found
+    value = element.tolist() if hasattr(element, "tolist") else element
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,27 +88,25 @@ class TrlFunction(BatchFunction):
     """A function in TRL's form."""
 
     def call_all(self, calls: Sequence[Mapping[str, Any]]) -> Any:
-        """As BatchFunction."""
+        """Call the function with prompts, completions and the columns of the rows."""
         columns = calls[0]["columns"]
-        given = {name: [call["columns"][name] for call in calls] for name in columns}
-        given |= {name: [call[name] for call in calls] for name in SINGLE if name not in given}
-        given |= {f"{name}s": [call[name] for call in calls] for name in ("prompt", "completion")}
-        given["completion_ids"] = [call["completion_ids"] for call in calls]
-        if missing := self.required - given.keys() - self.kwargs.keys():
+        arguments = {name: [call["columns"][name] for call in calls] for name in columns}
+        arguments |= {name: [call[name] for call in calls] for name in SINGLE if name not in arguments}
+        arguments |= {f"{name}s": [call[name] for call in calls] for name in ("prompt", "completion")}
+        arguments["completion_ids"] = [call["completion_ids"] for call in calls]
+        if missing := self.required - arguments.keys() - self.kwargs.keys():
             raise TypeError(
                 f"it needs {', '.join(sorted(missing))}, but the data has only the columns "
                 f"{', '.join(sorted(columns))}"
             )
-        return called(self, given)
+        return call_with_accepted(self, arguments)
 
     def read_one(self, element: Any) -> Part:
-        """As BatchFunction; None is no score: the function does not apply to the sample."""
+        """Read one element of the list; None is no score: the function does not apply to the sample."""
         return self.part(None, {}) if element is None else RewardFunction.read(self, element)
 
 
-def of_batches(
-    function: Callable[..., Any], loaded: RewardFunction, setup: Mapping[str, Any]
-) -> RewardFunction:
+def of_batches(loaded: RewardFunction, setup: Mapping[str, Any]) -> RewardFunction:
     """A loaded function for batches; arguments as of `strop.rewards.query_functions.of_queries`.
 
     Raises:
@@ -116,6 +116,6 @@ def of_batches(
     return BatchFunction(**vars(loaded))
 
 
-def of_trl(function: Callable[..., Any], loaded: RewardFunction, setup: Mapping[str, Any]) -> RewardFunction:
+def of_trl(loaded: RewardFunction, setup: Mapping[str, Any]) -> RewardFunction:
     """A loaded function in TRL's form; arguments as there."""
     return TrlFunction(**{**vars(loaded), "wants_conversation": True})

@@ -1,4 +1,4 @@
-"""Where reward files import `RewardManagerBase` and `register` from."""
+"""Public import path of `RewardManagerBase` and `register` for reward files."""
 
 from __future__ import annotations
 

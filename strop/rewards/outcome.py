@@ -1,4 +1,4 @@
-"""What became of one attempt to score a sample, and how a step's outcomes are summed up."""
+"""Outcome of one attempt to score a sample, and the summary of a step's outcomes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from strop.utils.sanitize.values import MAX_NUMBER
 OutcomeKind = Literal["score", "error", "timeout", "infrastructure"]
 KINDS: tuple[OutcomeKind, ...] = ("score", "error", "timeout", "infrastructure")
 Value = float | str | bool
-"""What a part of a reward may be."""
+"""Types of a part of a reward."""
 
 
 MAX_TEXT_CHARS = 1 << 20
@@ -28,8 +28,8 @@ class RewardError(ValueError):
 
 
 class RewardUnavailable(RuntimeError):
-    """What scores could not be reached or did not work, which says nothing about the answer. A reward function may
-    raise it; the outcome is then of kind `infrastructure`."""
+    """A service that scores could not be reached or did not work, which says nothing about the answer. A reward
+    function may raise it; the outcome is then of kind `infrastructure`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +48,10 @@ class Outcome:
     """One sentence; empty when kind is `score`."""
     seconds: float = 0.0
     """Wall-clock time spent in the function, or waiting for a service."""
-    stand_in: float | None = None
-    """What a sample without score is trained with (`fixed` in reward.on_failure); None: it is left out of training."""
+    fallback_score: float | None = None
+    """Score that a sample without one is trained with (`fixed` in reward.on_failure); None: left out of training."""
     usage: Mapping[str, float] = field(default_factory=dict)
-    """What scoring used up, by name (`judge/requests`); added over samples in metrics."""
+    """Resources used by scoring, by name (`judge/requests`); added over samples in metrics."""
 
     def __post_init__(self) -> None:
         parts = {
@@ -64,7 +64,7 @@ class Outcome:
         if self.kind == "score":
             if self.score is None or usable(self.score) is None or self.error:
                 raise ValueError(f"a scored outcome needs a finite score and no error, got {self!r}")
-            if self.stand_in is not None:
+            if self.fallback_score is not None:
                 raise ValueError(f"a scored outcome needs nothing in place of its score, got {self!r}")
         elif self.score is not None or not self.error:
             raise ValueError(
@@ -84,10 +84,10 @@ def usable_part(value: object) -> Value:
     return int(number) if isinstance(value, int) else number
 
 
-def _kind_of(error: str) -> object:
-    """What errors of one cause have in common: the exception and its line, whatever value its text repeats."""
-    who, raised, what = error.partition(" raised ")
-    return (who, what.partition(":")[0], what.rpartition(" at ")[2]) if raised else error
+def _error_group(error: str) -> object:
+    """Group key of errors of one cause: the exception and its line, whatever value its text repeats."""
+    label, raised, message = error.partition(" raised ")
+    return (label, message.partition(":")[0], message.rpartition(" at ")[2]) if raised else error
 
 
 def summarize(outcomes: Sequence[Outcome], *, timeout_s: float) -> str:
@@ -106,7 +106,7 @@ def summarize(outcomes: Sequence[Outcome], *, timeout_s: float) -> str:
         errors: dict[object, list[str]] = {}
         for outcome in outcomes:
             if outcome.kind == kind:
-                errors.setdefault(_kind_of(outcome.error), []).append(outcome.error)
+                errors.setdefault(_error_group(outcome.error), []).append(outcome.error)
         same = max(errors.values(), key=len)
         most, times = Counter(same).most_common(1)[0]
         text = most if times == len(same) else f"{most}, and alike with other values"

@@ -1,4 +1,4 @@
-"""Which answers pass: the `acc` of a scored outcome.
+"""Pass verdict of answers: the `acc` of a scored outcome.
 
 A reward is not a verdict: a weighted sum, or a score with steps between wrong and right, says nothing of passing. What
 decides is, in this order: the function that reward.pass_by names, from reward.pass_threshold on; the `acc` that a
@@ -22,9 +22,9 @@ PASS_THRESHOLD = 0.5
 
 
 def passes(score: float, parts: Mapping[str, Value]) -> bool | None:
-    """Whether an answer with this score passes; None where nothing decides that. A score without any part is a single
+    """True if an answer with this score passes; None where nothing decides that. A score without any part is a single
     reward."""
-    acc = finite((parts or own_verdict(score, {})).get(ACC))
+    acc = finite((parts or with_binary_acc(score, {})).get(ACC))
     return None if acc is None else acc > PASS_THRESHOLD
 
 
@@ -42,11 +42,11 @@ def with_verdict(outcome: Outcome, config: RewardConfig) -> Outcome:
         return replace(outcome, parts=parts)
     if not config.is_single:
         return outcome
-    names = [*(one.part for one in config.functions), *config.services]
-    own = finite(outcome.parts.get(names[0])) if names else outcome.score
-    return replace(outcome, parts=own_verdict(own, outcome.parts))
+    names = [*(function.part for function in config.functions), *config.services]
+    score = finite(outcome.parts.get(names[0])) if names else outcome.score
+    return replace(outcome, parts=with_binary_acc(score, outcome.parts))
 
 
-def own_verdict(score: float | None, parts: Mapping[str, Value]) -> dict[str, Value]:
+def with_binary_acc(score: float | None, parts: Mapping[str, Value]) -> dict[str, Value]:
     """The parts of a reward that stands alone: its score is `acc` where it is 0 or 1 and no other one is given."""
     return {ACC: score, **parts} if score in (0.0, 1.0) and ACC not in parts else dict(parts)

@@ -1,9 +1,9 @@
-"""The reward behind a process border: `await pool.score(...)` always comes back with an outcome.
+"""Reward pool: scores in worker processes; `await pool.score(...)` always comes back with an outcome.
 
-Functions run in worker processes (workers.py): the caller waits for one future per sample, which the thread that owns
-them resolves when the worker answers, when the sample's deadline ends, or when the pool is closed. Where services score
-as well, strop.rewards.judges asks all of them. What could not be scored is scored again, or given a score in its place,
-as reward.on_failure says.
+Functions run in worker processes (worker_pool.py): the caller waits for one future per sample, which the thread that
+owns them resolves when the worker answers, when the sample's deadline ends, or when the pool is closed. Where services
+score as well, strop.rewards.judges asks all of them. Samples that could not be scored are scored again, or given a
+score in its place, as reward.on_failure says.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ async def try_loading(config: RewardConfig) -> bool:
     file is looked at alone.
 
     Returns:
-        Whether a function takes lists, and so all answers to a prompt at once.
+        True if a function takes lists, and so all answers to a prompt at once.
 
     Raises:
         RewardError: a file is missing, cannot be imported, or has no such function.
         UntrustedCode: received settings name a file.
     """
-    for named in config.code_named():
-        ask(named.key, named.value)
+    for reference in config.code_named():
+        ask(reference.key, reference.value)
     workers = Workers(replace(config, num_workers=1), tokenizer="", log_file=None, shows=False)
     if config.manager:
         workers.check_files()
@@ -46,7 +46,7 @@ async def try_loading(config: RewardConfig) -> bool:
 
 
 class RewardPool:
-    """Everything that scores the samples of a run; use as `async with RewardPool(config) as pool:`."""
+    """Scores the samples of a run with functions and services; use as `async with RewardPool(config) as pool:`."""
 
     def __init__(
         self,
@@ -100,8 +100,8 @@ class RewardPool:
             raise RewardError(
                 "reward.manager needs the tokenizer of a model, and there is none here: set model.path"
             )
-        for named in self.config.code_named():
-            ask(named.key, named.value)
+        for reference in self.config.code_named():
+            ask(reference.key, reference.value)
         self._is_running = True
         try:
             if self._services is not None:
@@ -120,14 +120,14 @@ class RewardPool:
         if self._workers is not None:
             await self._workers.close()
 
-    def spent(self) -> dict[str, float]:
-        """What each service that has a price has cost in this process."""
-        return {} if self._services is None else self._services.spent()
+    def cost(self) -> dict[str, float]:
+        """Cost in this process of each service that has a price."""
+        return {} if self._services is None else self._services.cost()
 
-    def tell_spent(self, run_spent: Mapping[str, float]) -> None:
-        """What services have cost the run so far, in all its processes and starts."""
+    def set_cost(self, run_cost: Mapping[str, float]) -> None:
+        """Set the cost of services for the run so far, in all its processes and starts."""
         if self._services is not None:
-            self._services.tell_spent(run_spent)
+            self._services.set_cost(run_cost)
 
     async def score_text(self, prompt: Prompt, solution_str: str) -> Outcome:
         """Score an answer that comes from no trajectory, such as a probe."""
@@ -154,7 +154,7 @@ class RewardPool:
             prompt: the row it answers; its ground truth, columns and extra_info reach the function.
             trajectory: its turn count and extra facts are added to extra_info.
             solution_str: the decoded response.
-            in_group: `compare` follows: what functions that take lists say is left to it.
+            in_group: `compare` follows, and calls the functions that take lists.
         """
         if not self._is_running:
             raise RuntimeError("the reward pool is not running; use `async with RewardPool(config) as pool:`")
@@ -172,9 +172,9 @@ class RewardPool:
                 outcome = await self._workers.score(prompt, trajectory, solution_str)
             for name, value in outcome.usage.items():
                 usage[name] = usage.get(name, 0.0) + value
-            if self._then(outcome) != "retry" or not self._is_running:
+            if self._on_failure(outcome) != "retry" or not self._is_running:
                 break
-        outcome = replace(self._with_stand_in(outcome), usage=usage)
+        outcome = replace(self._with_fallback(outcome), usage=usage)
         return outcome if waits else with_verdict(outcome, self.config)
 
     async def compare(
@@ -183,8 +183,8 @@ class RewardPool:
         answers: Sequence[tuple[str, Outcome]],
         trajectories: Sequence[Trajectory] = (),
     ) -> list[Outcome]:
-        """The outcomes of all answers to a prompt with what is found by looking at them together; as they are where
-        nothing does.
+        """The outcomes of all answers to a prompt with the scores of functions and services that take them together;
+        unchanged where none does.
 
         Args:
             prompt: the row.
@@ -193,51 +193,54 @@ class RewardPool:
         """
         outcomes = [outcome for _, outcome in answers]
         if self.takes_groups and trajectories:
-            outcomes = await self._scored_together(prompt, answers, trajectories)
+            outcomes = await self._score_group(prompt, answers, trajectories)
         if self._services is not None:
             texts = [text for text, _ in answers]
             outcomes = await self._services.compare(prompt, list(zip(texts, outcomes, strict=True)))
-        by_agents = {place for place, one in enumerate(trajectories) if one.reward_score is not None}
+        by_agents = {
+            index for index, trajectory in enumerate(trajectories) if trajectory.reward_score is not None
+        }
         return [
-            outcome if place in by_agents else with_verdict(outcome, self.config)
-            for place, outcome in enumerate(outcomes)
+            outcome if index in by_agents else with_verdict(outcome, self.config)
+            for index, outcome in enumerate(outcomes)
         ]
 
-    async def _scored_together(
+    async def _score_group(
         self, prompt: Prompt, answers: Sequence[tuple[str, Outcome]], trajectories: Sequence[Trajectory]
     ) -> list[Outcome]:
-        """What the functions say of all answers to a prompt, added to what is known of each. Those that their agent has
-        scored, and those that could not be scored, stay as they are."""
+        """Scores of the functions for all answers to a prompt, added to the outcome of each. Answers that their agent
+        has scored, and those that could not be scored, stay as they are."""
         assert self._workers is not None, "functions take the answers"
         outcomes = [outcome for _, outcome in answers]
-        places = [
-            place
-            for place, trajectory in enumerate(trajectories)
-            if trajectory.reward_score is None and outcomes[place].kind == "score"
+        indices = [
+            index
+            for index, trajectory in enumerate(trajectories)
+            if trajectory.reward_score is None and outcomes[index].kind == "score"
         ]
-        if not places:
+        if not indices:
             return outcomes
-        group = [(trajectories[place], answers[place][0]) for place in places]
+        group = [(trajectories[index], answers[index][0]) for index in indices]
         for _ in range(self.config.retries + 1):
-            said = await self._workers.score_group(prompt, group)
-            if not any(self._then(one) == "retry" for one in said) or not self._is_running:
+            scored = await self._workers.score_group(prompt, group)
+            if not any(self._on_failure(outcome) == "retry" for outcome in scored) or not self._is_running:
                 break
-        for place, one in zip(places, said, strict=True):
-            outcomes[place] = self._joined(outcomes[place], self._with_stand_in(one))
+        for index, outcome in zip(indices, scored, strict=True):
+            outcomes[index] = self._merge(outcomes[index], self._with_fallback(outcome))
         return outcomes
 
-    def _joined(self, known: Outcome, said: Outcome) -> Outcome:
-        """What services have said of an answer, and functions of the same."""
-        if said.score is None or self._services is None:
-            return replace(said, usage=known.usage)
-        named = {} if self.config.functions else {self.config.part: said.score}
-        score = (known.score or 0.0) + said.score
-        return replace(said, score=score, parts={**known.parts, **named, **said.parts}, usage=known.usage)
+    def _merge(self, services: Outcome, functions: Outcome) -> Outcome:
+        """One outcome from those of the services and of the functions for the same answer."""
+        if functions.score is None or self._services is None:
+            return replace(functions, usage=services.usage)
+        own_part = {} if self.config.functions else {self.config.part: functions.score}
+        score = (services.score or 0.0) + functions.score
+        parts = {**services.parts, **own_part, **functions.parts}
+        return replace(functions, score=score, parts=parts, usage=services.usage)
 
-    def _then(self, outcome: Outcome) -> str:
-        """What reward.on_failure says of an outcome; empty where it has a score."""
+    def _on_failure(self, outcome: Outcome) -> str:
+        """Setting of reward.on_failure for an outcome; empty where it has a score."""
         return "" if outcome.kind == "score" else str(getattr(self.config.on_failure, outcome.kind))
 
-    def _with_stand_in(self, outcome: Outcome) -> Outcome:
-        is_fixed = self._then(outcome) == "fixed"
-        return replace(outcome, stand_in=self.config.failed_score if is_fixed else None)
+    def _with_fallback(self, outcome: Outcome) -> Outcome:
+        is_fixed = self._on_failure(outcome) == "fixed"
+        return replace(outcome, fallback_score=self.config.failed_score if is_fixed else None)

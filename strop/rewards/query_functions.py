@@ -1,4 +1,4 @@
-"""Reward functions of OpenRLHF, which are given whole sequences as text.
+"""Reward functions of OpenRLHF, which take whole sequences as text.
 
     def reward_func(queries, prompts, labels, **kwargs):
         return {"rewards": tensor, "scores": tensor, "extra_logs": {name: tensor}}
@@ -12,12 +12,12 @@ This module runs in the reward's worker processes, under the same limits as a fu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from strop.rewards.functions import BadReturnError, RewardFunction
-from strop.rewards.listed_functions import BatchFunction, called
+from strop.rewards.listed_functions import BatchFunction, call_with_accepted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,16 @@ class QueryFunction(BatchFunction):
     """Of the policy; None where there is no model, and texts stand without their template."""
 
     def call_all(self, calls: Sequence[Mapping[str, Any]]) -> Any:
-        """As BatchFunction."""
+        """Call the function with queries, prompts and labels."""
         texts = [self._texts(call) for call in calls]
         labels = ["" if call["ground_truth"] is None else call["ground_truth"] for call in calls]
         prompts = [prompt for prompt, _ in texts]
-        return called(self, {"queries": [a + b for a, b in texts], "prompts": prompts, "labels": labels})
+        return call_with_accepted(
+            self, {"queries": [a + b for a, b in texts], "prompts": prompts, "labels": labels}
+        )
 
-    def listed(self, returned: Any, count: int) -> list[Any]:
-        """Reward, scores and numbers to log of each answer, of what was returned for so many.
+    def elements(self, returned: Any, count: int) -> list[Any]:
+        """Reward, scores and numbers to log of each of `count` answers.
 
         Raises:
             BadReturnError: there is not one reward for each in it.
@@ -68,25 +70,22 @@ class QueryFunction(BatchFunction):
 
     def _each(self, value: Any, verb: str, count: int) -> list[Any]:
         """The elements of a tensor or a list, one for each answer."""
-        listed = value.reshape(-1).tolist() if hasattr(value, "tolist") else value
-        if not isinstance(listed, list | tuple) or len(listed) != count:
+        elements = value.reshape(-1).tolist() if hasattr(value, "tolist") else value
+        if not isinstance(elements, list | tuple) or len(elements) != count:
             of = "one sample" if count == 1 else f"{count} samples"
             raise BadReturnError(f"{self.label} {verb} {value!r:.80} for {of}; it is one number per query")
-        return list(listed)
+        return list(elements)
 
 
 def _has_no_axis(value: Any) -> bool:
     return not hasattr(value, "__len__") or getattr(value, "shape", None) == ()
 
 
-def of_queries(
-    function: Callable[..., Any], loaded: RewardFunction, setup: Mapping[str, Any]
-) -> RewardFunction:
+def of_queries(loaded: RewardFunction, setup: Mapping[str, Any]) -> RewardFunction:
     """A loaded function in this form.
 
     Args:
-        function: the user's.
-        loaded: the same as the core sees it.
+        loaded: the user's function.
         setup: as of `load_function`.
     """
     tokenizer = None

@@ -21,17 +21,17 @@ def with_parts(outcome: Outcome, keys: Sequence[str], config: RewardConfig) -> O
     """
     if outcome.score is None:
         return outcome
-    found = {**outcome.parts, "score": outcome.score}
-    lacking = next((key for key in keys if finite(found.get(key)) is None), None)
+    numbers = {**outcome.parts, "score": outcome.score}
+    lacking = next((key for key in keys if finite(numbers.get(key)) is None), None)
     if lacking is None:
         return outcome
-    said = f"{lacking}: {found[lacking]}" if lacking in found else ", ".join(sorted(found))
+    description = f"{lacking}: {numbers[lacking]}" if lacking in numbers else ", ".join(sorted(numbers))
     return replace(
         outcome,
         kind="error",
         score=None,
         parts={},
         error=f"algorithm.reward_keys names {lacking!r}, but the reward has no such number for this sample: it has "
-        f"{said}; return one for every sample",
-        stand_in=config.failed_score if config.on_failure.error == "fixed" else None,
+        f"{description}; return one for every sample",
+        fallback_score=config.failed_score if config.on_failure.error == "fixed" else None,
     )

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from strop.config.sections import where_on
 from strop.data import DataConfig, read_rows
-from strop.data.prompts import spread
+from strop.data.prompts import subsample
 from strop.data.rows import row_data_source, row_extra_info, row_messages, value_inside
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardConfig, RewardPool
@@ -43,11 +43,11 @@ class SavedSample:
     prompt: Prompt
     response: str
     score: float | None
-    """What it was given then; None where it was not, or the file does not say."""
+    """Saved score; None where there was none, or the file does not say."""
     is_scored: bool
-    """Whether the file says what the score was: a sample that could not be scored has none."""
+    """True if the file says what the score was: a sample that could not be scored has none."""
     trajectory: Trajectory
-    """What a reward function is told of it: number of turns, facts of its agent, tokens."""
+    """Facts for the reward function: number of turns, facts of its agent, tokens."""
     step: int | None = None
     group: Hashable
     """Equal for answers to the same prompt, which are compared where something compares: in a run those of one visit of
@@ -83,28 +83,30 @@ def rescore(samples: Sequence[SavedSample], reward: RewardConfig, *, tokenizer: 
         ValueError: answers are to be compared, and rows do not say what they answer.
     """
     if reward.compares:
-        _check_known(samples)
+        _check_prompts(samples)
 
     async def run() -> list[Outcome]:
         async with RewardPool(reward, tokenizer=tokenizer) as pool:
             outcomes = await asyncio.gather(
                 *(
-                    pool.score(one.prompt, one.trajectory, one.response, in_group=pool.compares)
-                    for one in samples
+                    pool.score(sample.prompt, sample.trajectory, sample.response, in_group=pool.compares)
+                    for sample in samples
                 )
             )
             groups = grouped(samples) if pool.compares else []
-            answers = [[(samples[place].response, outcomes[place]) for place in group] for group in groups]
+            answers = [[(samples[index].response, outcomes[index]) for index in group] for group in groups]
             prompts = [samples[group[0]].prompt for group in groups]
-            played = [[samples[place].trajectory for place in group] for group in groups]
-            compared = await asyncio.gather(*map(pool.compare, prompts, answers, played))
-            for group, made in zip(groups, compared, strict=True):
-                for place, outcome in zip(group, made, strict=True):
-                    outcomes[place] = outcome
+            trajectories = [[samples[index].trajectory for index in group] for group in groups]
+            compared = await asyncio.gather(*map(pool.compare, prompts, answers, trajectories))
+            for group, group_outcomes in zip(groups, compared, strict=True):
+                for index, outcome in zip(group, group_outcomes, strict=True):
+                    outcomes[index] = outcome
             return outcomes
 
     outcomes = asyncio.run(run())
-    return [Rescored(sample=one, outcome=outcome) for one, outcome in zip(samples, outcomes, strict=True)]
+    return [
+        Rescored(sample=sample, outcome=outcome) for sample, outcome in zip(samples, outcomes, strict=True)
+    ]
 
 
 def some_of(samples: Sequence[SavedSample], limit: int, reward: RewardConfig) -> list[SavedSample]:
@@ -114,28 +116,28 @@ def some_of(samples: Sequence[SavedSample], limit: int, reward: RewardConfig) ->
         ValueError: as `rescore`.
     """
     if not reward.compares:
-        return [samples[place] for place in spread(range(len(samples)), limit)]
-    _check_known(samples)
+        return [samples[index] for index in subsample(range(len(samples)), limit)]
+    _check_prompts(samples)
     groups = grouped(samples)
-    chosen = spread(range(len(groups)), max(1, limit * len(groups) // max(1, len(samples))))
-    return [samples[place] for number in chosen for place in groups[number]]
+    chosen = subsample(range(len(groups)), max(1, limit * len(groups) // max(1, len(samples))))
+    return [samples[index] for number in chosen for index in groups[number]]
 
 
 def grouped(samples: Sequence[SavedSample]) -> list[list[int]]:
-    """Places of the answers to each prompt, see `SavedSample.group`; one that does not say what it answers is alone."""
+    """Indices of the answers to each prompt (`SavedSample.group`); one that does not say what it answers is alone."""
     groups: dict[Hashable, list[int]] = {}
-    for place, one in enumerate(samples):
-        groups.setdefault(one.group if one.prompt.messages else place, []).append(place)
+    for index, sample in enumerate(samples):
+        groups.setdefault(sample.group if sample.prompt.messages else index, []).append(index)
     return list(groups.values())
 
 
-def _check_known(samples: Sequence[SavedSample]) -> None:
+def _check_prompts(samples: Sequence[SavedSample]) -> None:
     """Refuse samples that a judge cannot compare.
 
     Raises:
         ValueError: a sample does not say what it answers.
     """
-    unknown = next((one for one in samples if not one.prompt.messages), None)
+    unknown = next((sample for sample in samples if not sample.prompt.messages), None)
     if unknown is not None:
         raise ValueError(
             f"reward.judge.compare compares the answers to a prompt, and {unknown.id} does not say what it answers: "
@@ -178,18 +180,18 @@ def _of_run(
             )
         source = rows[number]
     where = f"{split} row {number}"
-    kept = decode(saved["dataset_row"].encode())[0] if saved.get("dataset_row") else {}
+    dataset_row = decode(saved["dataset_row"].encode())[0] if saved.get("dataset_row") else {}
     prompt = Prompt(
         uid=saved["uid"],
         row=number,
         token_ids=tuple(saved.get("prompt_ids") or (0,)),
         messages=row_messages(source, data, where)
         if source
-        else _as_messages(kept.get("messages") or saved.get("prompt")),
+        else _as_messages(dataset_row.get("messages") or saved.get("prompt")),
         data_source=saved["data_source"] or "",
         ground_truth=value_inside(source, data.ground_truth_key) if source else saved.get("ground_truth"),
-        extra_info=row_extra_info(source, where) if source else kept.get("extra_info", {}),
-        columns=_columns(source, data) if source else kept.get("columns", {}),
+        extra_info=row_extra_info(source, where) if source else dataset_row.get("extra_info", {}),
+        columns=_columns(source, data) if source else dataset_row.get("columns", {}),
     )
     trajectory = Trajectory(
         uid=prompt.uid, sample_index=0, prompt_ids=prompt.token_ids, num_turns=saved.get("num_turns") or 2,

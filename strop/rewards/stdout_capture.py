@@ -1,4 +1,4 @@
-"""What reward functions print: the first lines on the terminal, everything in a log file of bounded size.
+"""Output of reward functions: the first lines on the terminal, everything in a log file of bounded size.
 
 Used from the thread of the worker processes only. What cannot be written is lost, and nothing else.
 """
@@ -27,7 +27,7 @@ AS_IT_IS = {"is_as_it_is": True}
 """Of a record that is a line for the person who watches, and no warning of ours."""
 
 
-class Printed:
+class OutputLog:
     """Takes the lines of all workers of a pool."""
 
     def __init__(self, file: Path | None, *, shows: bool = True) -> None:
@@ -42,8 +42,8 @@ class Printed:
             self._to_show -= 1
             log.warning("reward prints: %s", redacted(line), extra=AS_IT_IS)
             if not self._to_show:
-                where = "is not shown" if self._path is None else f"is in {self._path}"
-                log.warning("reward prints: what follows %s", where, extra=AS_IT_IS)
+                destination = "is not shown" if self._path is None else f"is in {self._path}"
+                log.warning("reward prints: what follows %s", destination, extra=AS_IT_IS)
 
     def close(self) -> None:
         """Close the file."""
@@ -64,8 +64,8 @@ class Printed:
             self._path = None
 
 
-class Lines(asyncio.Protocol):
-    """What one worker writes to one stream, line by line."""
+class LineStream(asyncio.Protocol):
+    """One output stream of a worker, line by line."""
 
     def __init__(self, take: Callable[[str], None]) -> None:
         """Args:

@@ -56,7 +56,7 @@ def register(name: str) -> Callable[[C], C]:
 
 
 class Settings(dict[str, Any]):
-    """A dictionary whose entries are attributes too: what managers are given as their configuration."""
+    """A dictionary whose entries are attributes too: the configuration of managers."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -164,7 +164,7 @@ def batch_of(call: Mapping[str, Any], tokenizer: Any) -> DataProto:
     prompts = torch.tensor([prompt], dtype=torch.int64)
     responses = torch.tensor([response], dtype=torch.int64).reshape(1, len(response))
     input_ids = torch.cat([prompts, responses], dim=1)
-    others = {
+    columns = {
         **call["columns"],
         "data_source": call["data_source"],
         "reward_model": {"style": "rule", "ground_truth": call["ground_truth"]},
@@ -182,7 +182,7 @@ def batch_of(call: Mapping[str, Any], tokenizer: Any) -> DataProto:
             "position_ids": torch.arange(input_ids.shape[1]).unsqueeze(0),
             "response_mask": torch.ones_like(responses),
         },
-        non_tensors={name: [value] for name, value in others.items()},
+        non_tensors={name: [value] for name, value in columns.items()},
     )
 
 
@@ -198,16 +198,16 @@ def load_manager(setup: Mapping[str, Any]) -> RewardFunction:
     module = load_module(setup["path"], setup["source"])
     manager = registered.get(setup["manager"]) or getattr(module, setup["manager"], None)
     if not inspect.isclass(manager):
-        found = [
+        classes = [
             name for name, value in vars(module).items() if inspect.isclass(value) and _is_own(module, value)
         ]
         raise LoadError(
             f"reward file {setup['path']} has no class and registers no manager {setup['manager']!r}: it defines "
-            f"{', '.join(sorted({*found, *registered})) or 'none'}; set reward.manager"
+            f"{', '.join(sorted({*classes, *registered})) or 'none'}; set reward.manager"
         )
     tokenizer = AutoTokenizer.from_pretrained(setup["tokenizer"], trust_remote_code=False)
-    made = _make(manager, setup, tokenizer, getattr(module, setup["name"], default_compute_score))
-    call = made.run_single if hasattr(made, "run_single") else _older(made)
+    instance = _make(manager, setup, tokenizer, getattr(module, setup["name"], default_compute_score))
+    call = instance.run_single if hasattr(instance, "run_single") else _call_form(instance)
     label = f"{setup['manager']} in {setup['path'].rpartition('/')[2]}"
     return ManagerFunction(
         function=call, label=label, wants_conversation=True, path=setup["path"], tokenizer=tokenizer
@@ -229,27 +229,28 @@ def _make(manager: type, setup: Mapping[str, Any], tokenizer: Any, compute_score
     parameters = inspect.signature(manager).parameters.values()
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     names = {p.name for p in parameters}
-    known = names | {"config"} if takes_any else names
+    accepted = names | {"config"} if takes_any else names
     refused = set() if takes_any or "config" in names else kwargs.keys() - names
     if refused:
         raise LoadError(
             f"reward.kwargs has {', '.join(sorted(refused))}, which {manager.__name__} does not take"
         )
-    given = {
-        name: value for name, value in offered.items() if name in known or (takes_any and name in kwargs)
+    arguments = {
+        name: value for name, value in offered.items() if name in accepted or (takes_any and name in kwargs)
     }
     try:
-        return manager(**given)
+        return manager(**arguments)
     except Exception as error:  # the constructor is the user's; its failure becomes one sentence
         raise LoadError(
             f"{manager.__name__} in reward file {setup['path']} cannot be made: {type(error).__name__}: {error}"
         ) from error
 
 
-def _older(made: Any) -> Callable[[DataProto], Any]:
-    if not callable(made):
+def _call_form(manager: Any) -> Callable[[DataProto], Any]:
+    """A manager of the older form, called as `manager(data, return_dict=True)`."""
+    if not callable(manager):
         raise LoadError(
-            f"{type(made).__name__} has neither run_single(data) nor __call__(data), so it is no reward manager"
+            f"{type(manager).__name__} has neither run_single(data) nor __call__(data), so it is no reward manager"
         )
-    takes = inspect.signature(made).parameters
-    return (lambda data: made(data, return_dict=True)) if "return_dict" in takes else made
+    parameters = inspect.signature(manager).parameters
+    return (lambda data: manager(data, return_dict=True)) if "return_dict" in parameters else manager

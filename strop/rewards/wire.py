@@ -1,6 +1,6 @@
-"""The lines that travel between the reward pool and its worker processes: JSON in both directions.
+"""Wire format between the reward pool and its worker processes: JSON lines in both directions.
 
-Nothing is pickled: what a worker says is data that its parent checks, whatever the scored text or the
+Nothing is pickled: a worker's message is data that its parent checks, whatever the scored text or the
 reward function made of it. A message is one line (strop.utils.json_lines). `call_of` makes the calls.
 
     to the worker      [call, *comparisons]                     score this; these comparisons have ended a process
@@ -37,7 +37,7 @@ NOT_SENT = "which cannot be sent to the processes that score"
 
 
 def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, wants_conversation: bool) -> dict[str, Any]:
-    """What a worker process is sent.
+    """Call of one answer, as a worker process is sent it.
 
     Args:
         prompt: the row; its ground truth, columns and extra_info reach the function.
@@ -72,31 +72,31 @@ def call_of(prompt: Prompt, trajectory: Trajectory, text: str, *, wants_conversa
 
 
 def refusal(call: Mapping[str, Any], row: int, error: Exception) -> str:
-    """Which value of a call cannot be sent, and what to do; `error` is what `encode` raised."""
+    """Error sentence about the value of a call that cannot be sent; `error` was raised by `encode`."""
     with contextlib.suppress(RecursionError):
-        for place, value in _leaves(call, ""):
+        for key, value in _leaves(call, ""):
             try:
                 encode([value])
             except (TypeError, ValueError):
                 name = type_name(value)
                 return (
-                    f"row {row} has {'an' if name[0] in 'aeiou' else 'a'} {name} in {place}, {NOT_SENT} "
+                    f"row {row} has {'an' if name[0] in 'aeiou' else 'a'} {name} in {key}, {NOT_SENT} "
                     f"({describe_object(value):.80}): write it as text or a number into the data, or leave it out"
                 )
     return f"row {row} has a value {NOT_SENT}: {error}"
 
 
-def _leaves(value: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Every value that is no list or mapping, with its place: `extra_info.price`."""
+def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Every value that is no list or mapping, with its dotted key: `extra_info.price`."""
     if isinstance(value, Mapping):
-        for key, item in value.items():
-            name = key if isinstance(key, str) else describe_object(key)
-            yield from _leaves(item, f"{place}.{name}" if place else name)
+        for child, item in value.items():
+            name = child if isinstance(child, str) else describe_object(child)
+            yield from _leaves(item, f"{key}.{name}" if key else name)
     elif isinstance(value, (list, tuple)):
         for number, item in enumerate(value):
-            yield from _leaves(item, f"{place}[{number}]")
+            yield from _leaves(item, f"{key}[{number}]")
     else:
-        yield place.removeprefix("columns."), value
+        yield key.removeprefix("columns."), value
 
 
 def outcome_of(message: list[Any]) -> Outcome:
@@ -127,7 +127,7 @@ def outcomes_of(message: list[Any]) -> list[Outcome]:
     """
     match message:
         case ["all", [_, *_] as results, int() | float() as seconds] if all(
-            isinstance(one, list) for one in results
+            isinstance(result, list) for result in results
         ):
-            return [outcome_of(["done", *one, seconds / len(results)]) for one in results]
+            return [outcome_of(["done", *result, seconds / len(results)]) for result in results]
     raise ValueError(f"not the results of a reward worker: {str(message)[:200]}")

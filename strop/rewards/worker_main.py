@@ -46,7 +46,7 @@ _NOT_THE_ANSWER = (RewardUnavailable, SandboxUnavailable, SandboxFailed, Connect
 """Exceptions that say that something scoring needs is not there."""
 
 
-def _say(results: BinaryIO, message: list[Any]) -> None:
+def _write(results: BinaryIO, message: list[Any]) -> None:
     results.write(encode(message))
     results.flush()
 
@@ -75,14 +75,14 @@ def _limit_resources(max_memory_bytes: int | None) -> None:
 
 @cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """For functions that are coroutines."""
+    """Event loop for functions that are coroutines."""
     import asyncio  # half of what a process would import otherwise
 
     return asyncio.new_event_loop()
 
 
-def _awaited(returned: Any) -> Any:
-    """What a function returned, or what the coroutine gives that it returned."""
+def _resolve(returned: Any) -> Any:
+    """The returned value, awaited where it is a coroutine."""
     if not inspect.isawaitable(returned):
         return returned
 
@@ -96,8 +96,8 @@ class _OutOfMemory(Exception):
     """Memory ran out, as the text says: what filled it may still be there, so the process should be replaced."""
 
 
-def _tried(function: RewardFunction, work: Callable[[], T]) -> T | Outcome:
-    """What work with a function gives; whatever else happens becomes an outcome.
+def _call_guarded(function: RewardFunction, work: Callable[[], T]) -> T | Outcome:
+    """Result of work with a function; an exception becomes an outcome.
 
     Raises:
         _OutOfMemory: the function has used it up.
@@ -108,13 +108,13 @@ def _tried(function: RewardFunction, work: Callable[[], T]) -> T | Outcome:
     except BadReturnError as error:
         return Outcome(kind="error", error=str(error))
     except MemoryError as error:
-        ran_out = f"{label} ran out of memory: {_described(error, function)}"
+        ran_out = f"{label} ran out of memory: {_describe(error, function)}"
     except _NOT_THE_ANSWER as error:
-        return Outcome(kind="infrastructure", error=f"{label} could not score: {_described(error, function)}")
+        return Outcome(kind="infrastructure", error=f"{label} could not score: {_describe(error, function)}")
     except BaseException as error:  # noqa: BLE001 (the declared boundary: user code may raise anything)
         with contextlib.suppress(BaseException):  # an exception whose own text cannot be made
             traceback.print_exc()
-        return Outcome(kind="error", error=f"{label} raised {_described(error, function)}")
+        return Outcome(kind="error", error=f"{label} raised {_describe(error, function)}")
     raise _OutOfMemory(ran_out)  # here nothing holds what the function has filled
 
 
@@ -122,14 +122,14 @@ def _score_one(functions: Sequence[RewardFunction], arguments: Mapping[str, Any]
     """Call the functions one after the other; the first that fails decides.
 
     Raises:
-        _OutOfMemory: as `_tried`.
+        _OutOfMemory: as `_call_guarded`.
     """
     parts: list[Part] = []
     for function in functions:
-        said = _tried(function, partial(_read_one, function, arguments))
-        if isinstance(said, Outcome):
-            return said
-        parts.append(said)
+        part = _call_guarded(function, partial(_read_one, function, arguments))
+        if isinstance(part, Outcome):
+            return part
+        parts.append(part)
     return _combined(functions, parts, arguments)
 
 
@@ -140,50 +140,54 @@ def _score_all(
     function failed as a whole.
 
     Raises:
-        _OutOfMemory: as `_tried`.
+        _OutOfMemory: as `_call_guarded`.
     """
-    together: list[list[Part | BadReturnError] | None] = []
+    group_parts: list[list[Part | BadReturnError] | None] = []
     for function in functions:
         if not function.takes_groups:
-            together.append(None)
+            group_parts.append(None)
             continue
-        said = _tried(function, partial(_read_all, function, calls))
-        if isinstance(said, Outcome):
-            return said
-        together.append(said)
-    return [_one_of_all(functions, together, place, call) for place, call in enumerate(calls)]
+        parts = _call_guarded(function, partial(_read_all, function, calls))
+        if isinstance(parts, Outcome):
+            return parts
+        group_parts.append(parts)
+    return [_outcome_in_group(functions, group_parts, index, call) for index, call in enumerate(calls)]
 
 
 def _read_all(function: RewardFunction, calls: Sequence[Mapping[str, Any]]) -> list[Part | BadReturnError]:
-    return function.read_all(_awaited(function.call_all(calls)), len(calls))
+    return function.read_all(_resolve(function.call_all(calls)), len(calls))
 
 
 def _read_one(function: RewardFunction, call: Mapping[str, Any]) -> Part:
-    return function.read(_awaited(function(call)))
+    return function.read(_resolve(function(call)))
 
 
-def _one_of_all(
+def _outcome_in_group(
     functions: Sequence[RewardFunction],
-    together: Sequence[list[Part | BadReturnError] | None],
-    place: int,
+    group_parts: Sequence[list[Part | BadReturnError] | None],
+    index: int,
     call: Mapping[str, Any],
 ) -> Outcome:
-    """The outcome of the answer at this place among those to its prompt."""
+    """The outcome of the answer at this index in its group. Functions that take no groups are called here."""
     parts: list[Part] = []
-    for function, of_group in zip(functions, together, strict=True):
-        said = _tried(function, partial(_read_one, function, call)) if of_group is None else of_group[place]
-        if isinstance(said, BadReturnError):
-            return Outcome(kind="error", error=str(said))
-        if isinstance(said, Outcome):
-            return said
-        parts.append(said)
+    for function, of_group in zip(functions, group_parts, strict=True):
+        part: Part | BadReturnError | Outcome
+        if of_group is None:
+            part = _call_guarded(function, partial(_read_one, function, call))
+        else:
+            part = of_group[index]
+        if isinstance(part, BadReturnError):
+            return Outcome(kind="error", error=str(part))
+        if isinstance(part, Outcome):
+            return part
+        parts.append(part)
     return _combined(functions, parts, call)
 
 
 def _combined(
     functions: Sequence[RewardFunction], parts: Sequence[Part], arguments: Mapping[str, Any]
 ) -> Outcome:
-    """The outcome of a sample of which every function has said something."""
+    """The outcome of a sample that every function has scored."""
     score, merged = combine(parts)
     label = functions[0].label if len(functions) == 1 else f"all {len(functions)} reward functions"
     if score is None:
@@ -204,7 +208,7 @@ def _combined(
     return Outcome(kind="score", score=score, parts=merged)
 
 
-def _described(error: BaseException, function: RewardFunction) -> str:
+def _describe(error: BaseException, function: RewardFunction) -> str:
     try:
         return describe(error, function.path)[:MAX_ERROR_CHARACTERS]
     except BaseException:  # noqa: BLE001 (the text of the exception is the user's code as well)
@@ -219,14 +223,14 @@ def _serve(
 
     def tell(*message: Any) -> None:
         if os.getpid() == own_pid:  # the pipes are not for a copy that a function has forked
-            _say(results, list(message))
+            _write(results, list(message))
 
     deadline.listen(lambda at_most_s: tell("back") if at_most_s is None else tell("away", at_most_s))
     guard = budget.Guard(lambda comparison: tell("grading", comparison), timeout_s=setup["timeout_s"])
     prepared: set[str] = set()
     for line in commands:
-        asked, *hopeless = decode(line)
-        source = str((asked[0] if isinstance(asked, list) else asked)["data_source"])
+        call, *hopeless = decode(line)
+        source = str((call[0] if isinstance(call, list) else call)["data_source"])
         if source not in prepared:
             for function in functions:
                 with contextlib.suppress(Exception):  # the call itself will say it, as this sample's error
@@ -237,22 +241,23 @@ def _serve(
         budget.use(guard)
         started, is_spent = time.perf_counter(), False
         try:
-            made = _score_all(functions, asked) if isinstance(asked, list) else _score_one(functions, asked)
+            result = _score_all(functions, call) if isinstance(call, list) else _score_one(functions, call)
         except _OutOfMemory as error:
-            made, is_spent = Outcome(kind="error", error=f"{error}{setup['memory_limit']}"), True
+            result, is_spent = Outcome(kind="error", error=f"{error}{setup['memory_limit']}"), True
         if os.getpid() != own_pid:
             os._exit(0)
         seconds = time.perf_counter() - started
-        if isinstance(made, list):
-            tell("all", [[one.kind, one.score, one.parts, one.error] for one in made], seconds)
+        if isinstance(result, list):
+            outcomes = [[outcome.kind, outcome.score, outcome.parts, outcome.error] for outcome in result]
+            tell("all", outcomes, seconds)
         else:
-            tell("done", made.kind, made.score, made.parts, made.error, seconds)
+            tell("done", result.kind, result.score, result.parts, result.error, seconds)
         if is_spent or guard.has_interrupted:
             os._exit(0)
 
 
 def _is_out_of_memory(error: BaseException | None) -> bool:
-    """Also where the loader of a library says so."""
+    """True for a MemoryError, and for an error of the loader of libraries that means the same."""
     return isinstance(error, MemoryError) or "failed to map segment" in str(error)
 
 
@@ -275,10 +280,10 @@ def main(commands_fd: int, results_fd: int, life_fd: int) -> None:
         functions = load_functions(setup["functions"])
     except LoadError as error:
         limit = setup["memory_limit"] if _is_out_of_memory(error.__cause__) else ""
-        _say(results, ["failed", f"{error}{limit}"])
+        _write(results, ["failed", f"{error}{limit}"])
         return
     wants_conversation = any(function.wants_conversation for function in functions)
-    _say(results, ["ready", wants_conversation, any(function.takes_groups for function in functions)])
+    _write(results, ["ready", wants_conversation, any(function.takes_groups for function in functions)])
     try:
         _serve(commands, results, functions, setup)
     except BaseException:  # noqa: BLE001 (the pipes are gone; threads that a function left behind must not keep the process)

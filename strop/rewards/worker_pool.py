@@ -2,13 +2,13 @@
 in a thread that owns the processes.
 
 It has its own thread so that deadlines hold, and results are taken, while the caller's event loop is busy with a
-training step. Its event loop has a task for each worker, which keeps one process after the other (worker.py), takes
-calls from one queue, and gives their outcomes to the futures that callers wait for. Each future is resolved: with a
-score, an error or a timeout, and where the pool stops with the reason.
+training step. Its event loop has a task for each worker, which keeps one process after the other
+(worker_process.py), takes calls from one queue, and gives their outcomes to the futures that callers wait for. Each
+future is resolved: with a score, an error or a timeout, and where the pool stops with the reason.
 
 A process works on one call at a time, in the order in which it got them, and says when it starts one. Its deadline
-stands still while the call is where other limits hold, as in a sandbox (waiting.py). What is queued behind a call that
-times out or ends its process goes back to where it was in the queue.
+stands still while the call is where other limits hold, as in a sandbox (strop.utils.deadline). Calls queued behind one
+that times out or ends its process go back to where they were in the queue.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.config import RewardConfig
 from strop.rewards.functions import describe
 from strop.rewards.outcome import Outcome, RewardError
-from strop.rewards.stdout_capture import Printed
+from strop.rewards.stdout_capture import OutputLog
 from strop.rewards.wire import call_of, refusal
 from strop.rewards.worker_process import REAP_S, WorkerProcess, death_sentence
 from strop.utils.json_lines import decode, encode
@@ -40,9 +40,9 @@ from strop.utils.safe_read import read_text
 
 log = logging.getLogger(__name__)
 
-Made = Outcome | list[Outcome]
+CallResult = Outcome | list[Outcome]
 """Of one answer, or of a group that failed as a whole; of each answer of a group."""
-Call = tuple[int, bytes, asyncio.Future[Made], int]
+Call = tuple[int, bytes, asyncio.Future[CallResult], int]
 """One answer, or a group of them, to score: its place in the queue, its line for the pipe (wire.py), what its caller
 waits for, and how many answers are in it."""
 _CLOSE_S = 10.0
@@ -55,7 +55,7 @@ _MAX_LEFT_OUT = 3
 """Comparisons of one sample that are left out, after which its deaths are errors."""
 _MAX_IDLE_DEATHS = 3
 """Deaths in a row without one finished call, after which the calls that wait are given up."""
-_OVERTAXED = {-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
+_BUDGET_SIGNALS = {-signal.SIGXCPU, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
 """Ends of a process whose comparison needs more computing or stack than there is."""
 MAX_SOURCE_BYTES = 2**24
 """Of a Python file."""
@@ -78,7 +78,7 @@ class Workers:
         self._calls: asyncio.PriorityQueue[Call] = asyncio.PriorityQueue()
         self._numbers = itertools.count()
         self._incoming: list[Call] = []
-        self._done: list[tuple[asyncio.Future[Made], Made]] = []
+        self._done: list[tuple[asyncio.Future[CallResult], CallResult]] = []
         self._processes: set[WorkerProcess] = set()
         self._lock = threading.Lock()
         self._stopped = "the reward pool was closed"
@@ -116,7 +116,7 @@ class Workers:
             "max_memory_bytes": None if limit is None else int(limit * 2**30),
             "memory_limit": f"; a worker may allocate {limit:g} GiB (reward.max_memory_gib)" if limit else "",
         }])  # fmt: skip
-        self._printed = Printed(self._log_file, shows=self._shows)
+        self._printed = OutputLog(self._log_file, shows=self._shows)
         self._loaded: set[int] = set()
         self._ready: concurrent.futures.Future[tuple[bool, bool]] = concurrent.futures.Future()
         self._stopped = ""
@@ -138,54 +138,56 @@ class Workers:
             raise RuntimeError(f"the reward workers did not end within {_CLOSE_S:g} s of being killed")
 
     async def score(self, prompt: Prompt, trajectory: Trajectory, text: str) -> Outcome:
-        """What the functions say about an answer; arguments as `call_of`."""
+        """Score an answer with all functions; arguments as `call_of`."""
         call = self._call_of(prompt, trajectory, text)
         if isinstance(call, Outcome):
             return call
-        made = await self._made_of(call, num_answers=1)
-        assert isinstance(made, Outcome), "a call of one answer has one outcome"
-        return made
+        outcome = await self._submit(call, num_answers=1)
+        assert isinstance(outcome, Outcome), "a call of one answer has one outcome"
+        return outcome
 
     async def score_group(self, prompt: Prompt, answers: Sequence[tuple[Trajectory, str]]) -> list[Outcome]:
-        """What the functions say about all answers to a prompt, which those that take lists get at once.
+        """Score all answers to a prompt; functions that take lists get them at once.
 
         Where that fails as a whole, the answers that it fails for are left out, and the others scored together.
         """
         calls = [self._call_of(prompt, trajectory, text) for trajectory, text in answers]
-        outcomes = {place: call for place, call in enumerate(calls) if isinstance(call, Outcome)}
-        sent = {place: call for place, call in enumerate(calls) if not isinstance(call, Outcome)}
-        made = await self._all_of(sent)
-        if isinstance(made, Outcome) and len(sent) > 1:
-            left_out, made = await self._without_bad(sent, made)
+        outcomes = {index: call for index, call in enumerate(calls) if isinstance(call, Outcome)}
+        sent = {index: call for index, call in enumerate(calls) if not isinstance(call, Outcome)}
+        result = await self._score_together(sent)
+        if isinstance(result, Outcome) and len(sent) > 1:
+            left_out, result = await self._without_bad(sent, result)
             outcomes |= left_out
-            sent = {place: call for place, call in sent.items() if place not in left_out}
-        for number, place in enumerate(sent):
-            outcomes[place] = made if isinstance(made, Outcome) else made[number]
-        return [outcomes[place] for place in range(len(calls))]
+            sent = {index: call for index, call in sent.items() if index not in left_out}
+        for number, index in enumerate(sent):
+            outcomes[index] = result if isinstance(result, Outcome) else result[number]
+        return [outcomes[index] for index in range(len(calls))]
 
     async def _without_bad(
         self, sent: Mapping[int, Mapping[str, Any]], failed: Outcome
-    ) -> tuple[dict[int, Outcome], Made]:
-        """The answers that a call of all fails for, each with what became of it, and what is made of the others.
+    ) -> tuple[dict[int, Outcome], CallResult]:
+        """The answers that a call of all fails for, each with its outcome, and the result for the others.
 
         Each is tried alone. Where several fail so, or none, the function may need more than one answer: then the call
         is made without one after the other of these. What no such try can tell apart failed as a whole.
         """
 
-        def but(*places: int) -> dict[int, Mapping[str, Any]]:
-            return {place: call for place, call in sent.items() if place not in places}
+        def but(*indices: int) -> dict[int, Mapping[str, Any]]:
+            return {index: call for index, call in sent.items() if index not in indices}
 
-        alone = await asyncio.gather(*(self._all_of({place: call}) for place, call in sent.items()))
-        bad = {place: one for place, one in zip(sent, alone, strict=True) if isinstance(one, Outcome)}
+        alone = await asyncio.gather(*(self._score_together({index: call}) for index, call in sent.items()))
+        bad = {
+            index: outcome for index, outcome in zip(sent, alone, strict=True) if isinstance(outcome, Outcome)
+        }
         if len(bad) != 1 and len(sent) > 2 and failed.kind != "timeout":
-            for place in bad or sent:
-                made = await self._all_of(but(place))
-                if not isinstance(made, Outcome):
-                    return {place: failed}, made
-        return (bad, await self._all_of(but(*bad))) if 0 < len(bad) < len(sent) else ({}, failed)
+            for index in bad or sent:
+                result = await self._score_together(but(index))
+                if not isinstance(result, Outcome):
+                    return {index: failed}, result
+        return (bad, await self._score_together(but(*bad))) if 0 < len(bad) < len(sent) else ({}, failed)
 
     def _call_of(self, prompt: Prompt, trajectory: Trajectory, text: str) -> dict[str, Any] | Outcome:
-        """What is sent of an answer, or why nothing can be."""
+        """The call to send for an answer; an error outcome where it cannot be encoded."""
         call = call_of(prompt, trajectory, text, wants_conversation=self._wants_conversation)
         try:
             encode([call])
@@ -193,18 +195,20 @@ class Workers:
             return Outcome(kind="error", error=refusal(call, prompt.row, error))
         return call
 
-    async def _all_of(self, sent: Mapping[int, Mapping[str, Any]]) -> Made:
+    async def _score_together(self, sent: Mapping[int, Mapping[str, Any]]) -> CallResult:
         """The outcomes of these answers, scored together."""
-        return await self._made_of(list(sent.values()), num_answers=len(sent)) if sent else []
+        return await self._submit(list(sent.values()), num_answers=len(sent)) if sent else []
 
-    async def _made_of(self, call: Any, *, num_answers: int) -> Made:
-        future: asyncio.Future[Made] = asyncio.get_running_loop().create_future()
+    async def _submit(
+        self, call: Mapping[str, Any] | list[Mapping[str, Any]], *, num_answers: int
+    ) -> CallResult:
+        future: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
         with self._lock:
             if self._stopped:
                 return _unscored(self._stopped)
             self._incoming.append((next(self._numbers), encode([call]), future, num_answers))
             if len(self._incoming) == 1:
-                self._loop.call_soon_threadsafe(self._take_in)
+                self._loop.call_soon_threadsafe(self._enqueue_incoming)
         return await future
 
     # --- the thread ---
@@ -221,7 +225,7 @@ class Workers:
         try:
             async with asyncio.TaskGroup() as group:
                 for worker in range(self._config.num_workers):
-                    group.create_task(self._work(worker))
+                    group.create_task(self._run_worker(worker))
         except asyncio.CancelledError:
             reason = self._stopped
         except ExceptionGroup as errors:
@@ -235,23 +239,25 @@ class Workers:
         finally:
             with self._lock:
                 self._stopped = self._stopped or reason
-            left, self._processes = self._processes, set()
-            await asyncio.gather(*(one.end(wait_s=0.0 if one.since else REAP_S) for one in left))
+            processes, self._processes = self._processes, set()
+            await asyncio.gather(
+                *(process.end(wait_s=0.0 if process.since else REAP_S) for process in processes)
+            )
             if not self._ready.done():
                 self._ready.set_exception(RewardError(reason))
-            self._take_in()
-            self._let_go(reason)
+            self._enqueue_incoming()
+            self._resolve_waiting(reason)
             self._deliver()
             self._printed.close()
 
-    def _take_in(self) -> None:
+    def _enqueue_incoming(self) -> None:
         with self._lock:
             incoming, self._incoming = self._incoming, []
         for call in incoming:
             self._calls.put_nowait(call)
 
-    async def _work(self, worker: int) -> None:
-        """Have one process after the other score what there is.
+    async def _run_worker(self, worker: int) -> None:
+        """Score calls from the queue with one process after the other.
 
         Raises:
             OSError: no process can be started.
@@ -264,34 +270,34 @@ class Workers:
             process = WorkerProcess(self._config, self._paths, self._printed)
             self._processes.add(process)
             calls: deque[Call] = deque()
-            death, is_chance = "", False
+            death, may_recover = "", False
             try:
                 await process.connect()
                 await self._load(worker, process)
                 while True:
                     await self._score_next(process, calls)
             except TimeoutError:
-                death = await self._hangs(process, calls)
+                death = await self._on_timeout(process, calls)
             except RewardError as error:
                 death = str(error)
             except (EOFError, ValueError) as error:
                 if isinstance(error, ValueError):
                     log.warning("a reward worker wrote something unexpected and is replaced: %s", error)
                 status = await process.end(wait_s=REAP_S)
-                death, is_chance = self._died(process, calls, status), status == -signal.SIGKILL
+                death, may_recover = self._on_death(process, calls, status), status == -signal.SIGKILL
             finally:
                 for call in calls:
                     self._calls.put_nowait(call)
             await process.end(wait_s=0.0)
             self._processes.remove(process)
             if death:
-                self._count(death, is_chance=is_chance)
+                self._count_death(death, may_recover=may_recover)
 
     async def _load(self, worker: int, process: WorkerProcess) -> None:
-        wanted = await process.load(self._setup)
+        capabilities = await process.load(self._setup)
         self._loaded.add(worker)
         if len(self._loaded) == self._config.num_workers and not self._ready.done():
-            self._ready.set_result(wanted)
+            self._ready.set_result(capabilities)
 
     async def _score_next(self, process: WorkerProcess, calls: deque[Call]) -> None:
         """Have the process score the next calls, which are left in `calls` until they have an outcome."""
@@ -308,53 +314,54 @@ class Workers:
             calls.remove(call)
         process.send(b"".join(line for _, line, _, _ in calls))
         while calls:
-            made = await process.score(calls[0][3])
-            self._resolve(calls.popleft(), made)
+            result = await process.score(calls[0][3])
+            self._resolve(calls.popleft(), result)
             self._idle_deaths, self._last_death = 0, ""
-            seconds = made.seconds if isinstance(made, Outcome) else sum(one.seconds for one in made)
+            outcomes = [result] if isinstance(result, Outcome) else result
+            seconds = sum(outcome.seconds for outcome in outcomes)
             self._mean_s += 0.1 * (seconds - self._mean_s)
 
-    async def _hangs(self, process: WorkerProcess, calls: deque[Call]) -> str:
-        """A limit was exceeded: the outcome of the call that did so, or what is to be said of a process that does not
-        get as far as a call."""
+    async def _on_timeout(self, process: WorkerProcess, calls: deque[Call]) -> str:
+        """Resolve a call that exceeded its limit with a timeout. Returns a sentence about a process that did not get
+        as far as a call, else an empty text."""
         since = process.since
-        where = await process.ask_where()
+        location = await process.ask_location()
         if since is None:
             limit = f"within {self._config.start_timeout_s:g} s (reward.start_timeout_s)"
-            return f"{self._label} could not be loaded {limit}: its imports hang{where}"
+            return f"{self._label} could not be loaded {limit}: its imports hang{location}"
         num_answers = calls[0][3]
         each = f", for each of {num_answers} answers" if num_answers > 1 else ""
         limit = f"{self._config.timeout_s * num_answers:g} s (reward.timeout_s{each})"
-        sentence = f"{self._label} did not finish in {limit}{where}"
+        sentence = f"{self._label} did not finish in {limit}{location}"
         outcome = Outcome(kind="timeout", seconds=time.monotonic() - since, error=sentence)
         self._resolve(calls.popleft(), outcome)
         return ""
 
-    def _died(self, process: WorkerProcess, calls: deque[Call], status: int) -> str:
-        """As `_hangs`, of a process that has ended."""
+    def _on_death(self, process: WorkerProcess, calls: deque[Call], status: int) -> str:
+        """Handle a process that has ended, with the same result as `_on_timeout`."""
         sentence = f"the worker process {death_sentence(status)}"
-        where = process.where()
+        location = process.location()
         if process.since is not None:
             call = number, line, future, num_answers = calls.popleft()
             message = decode(line)
-            if status in _OVERTAXED and process.grading is not None and len(message) <= _MAX_LEFT_OUT:
+            if status in _BUDGET_SIGNALS and process.grading is not None and len(message) <= _MAX_LEFT_OUT:
                 calls.appendleft((number, encode([*message, process.grading]), future, num_answers))
             else:
                 seconds = time.monotonic() - process.since
-                error = f"{sentence} in {self._label}{where}"
+                error = f"{sentence} in {self._label}{location}"
                 self._resolve(call, Outcome(kind="error", seconds=seconds, error=error))
             return ""
         if process.calls_done and not calls:
             return ""
         action = "preparing to score with" if process.is_loaded else "loading"
-        return f"{sentence} while {action} {self._label}{where}"
+        return f"{sentence} while {action} {self._label}{location}"
 
-    def _count(self, death: str, *, is_chance: bool) -> None:
-        """A process has ended before it scored a call that it should score.
+    def _count_death(self, death: str, *, may_recover: bool) -> None:
+        """Count a process that has ended before it scored a call.
 
         Args:
             death: a sentence.
-            is_chance: another process may live longer.
+            may_recover: another process may live longer.
 
         Raises:
             RewardError: the pool does not get started.
@@ -362,19 +369,19 @@ class Workers:
         self._idle_deaths += 1
         self._last_death = self._last_death or death
         is_hopeless = self._idle_deaths >= _MAX_IDLE_DEATHS
-        if not self._ready.done() and (is_hopeless or not is_chance):
+        if not self._ready.done() and (is_hopeless or not may_recover):
             raise RewardError(self._last_death)
         if is_hopeless:
-            self._let_go(f"reward workers die before they score anything: {self._last_death}")
+            self._resolve_waiting(f"reward workers die before they score anything: {self._last_death}")
             self._has_given_up, self._idle_deaths, self._last_death = True, 0, ""
 
-    def _let_go(self, reason: str) -> None:
-        """Leave the calls that wait without a score."""
+    def _resolve_waiting(self, reason: str) -> None:
+        """Resolve the waiting calls without a score."""
         while not self._calls.empty():
             self._resolve(self._calls.get_nowait(), _unscored(reason))
 
-    def _resolve(self, call: Call, outcome: Made) -> None:
-        """Have its caller told of an outcome, together with all that come before this thread waits again."""
+    def _resolve(self, call: Call, outcome: CallResult) -> None:
+        """Hand an outcome to the caller, together with all that come before this thread waits again."""
         if not self._done:
             self._loop.call_soon(self._deliver)
         self._done.append((call[2], outcome))
@@ -384,38 +391,41 @@ class Workers:
         for loop in {future.get_loop() for future, _ in done}:
             of_loop = [pair for pair in done if pair[0].get_loop() is loop]
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-                loop.call_soon_threadsafe(_give, of_loop)
+                loop.call_soon_threadsafe(_set_results, of_loop)
 
 
 def _unscored(reason: str) -> Outcome:
     return Outcome(kind="infrastructure", error=f"not scored: {reason}")
 
 
-def _give(done: Sequence[tuple[asyncio.Future[Made], Made]]) -> None:
+def _set_results(done: Sequence[tuple[asyncio.Future[CallResult], CallResult]]) -> None:
     for future, outcome in done:
         if not future.done():
             future.set_result(outcome)
 
 
 def _label(config: RewardConfig) -> str:
-    """What sentences call the functions."""
+    """Name of the functions in error sentences."""
     if config.manager:
         return f"{config.manager} in {Path(config.path).name}"
     return ", ".join(
-        f"{one.name} in {Path(one.path).name}" if one.path else "the built-in scorer"
-        for one in config.functions or (config,)
+        f"{function.name} in {Path(function.path).name}" if function.path else "the built-in scorer"
+        for function in config.functions or (config,)
     )
 
 
 def _setups(config: RewardConfig, tokenizer: str) -> list[dict[str, Any]]:
-    """What a worker process needs to load each function."""
+    """Settings from which a worker process loads each function."""
     if config.functions:
-        named = [(one.path, one.name, one.kwargs, one.part, one.weight) for one in config.functions]
+        entries = [
+            (function.path, function.name, function.kwargs, function.part, function.weight)
+            for function in config.functions
+        ]
     else:
-        named = [(config.path, config.name, config.kwargs, "", 1.0)]
+        entries = [(config.path, config.name, config.kwargs, "", 1.0)]
     setups = []
-    for given, name, kwargs, key, weight in named:
-        path, source = _read_source(given)
+    for file, name, kwargs, key, weight in entries:
+        path, source = _read_source(file)
         setups.append({
             "path": path, "source": source, "name": name, "kwargs": kwargs, "key": key, "weight": weight,
             "manager": config.manager, "tokenizer": tokenizer, "is_left_out": config.weight == 0,
@@ -424,7 +434,7 @@ def _setups(config: RewardConfig, tokenizer: str) -> list[dict[str, Any]]:
 
 
 def _sections(config: RewardConfig) -> dict[str, Mapping[str, Any]]:
-    """The sections that worker processes are told: that of the sandbox."""
+    """Settings sections for the worker processes: that of the sandbox."""
     return {"reward.sandbox": asdict(config.sandbox)}
 
 

@@ -1,6 +1,6 @@
-"""The parent's handle to one worker process: its pipes, what it says of the calls sent to it, and how it ended.
+"""The parent's handle to one worker process: its pipes, the outcomes of its calls, and its exit status.
 
-Used in the event loop of the pool's own thread (workers.py).
+Used in the event loop of the pool's own thread (worker_pool.py).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from typing import Any
 
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome, RewardError
-from strop.rewards.stdout_capture import Lines, Printed
+from strop.rewards.stdout_capture import LineStream, OutputLog
 from strop.rewards.wire import outcome_of, outcomes_of
 from strop.utils.json_lines import decode, encode
 
 REAP_S = 1.0
-"""How long a process that closed its pipes may take to exit before it is killed, and what it has forked to be gone
-after that, in seconds."""
+"""Time that a process which closed its pipes has to exit before it is killed, and its forked copies after that, in
+seconds."""
 _CHECK_S = 0.5
-"""How often the process is looked at, should a pipe not tell that it is gone, in seconds."""
+"""Interval of polling the process, should a pipe not tell that it is gone, in seconds."""
 _DUMP_S = 0.15
 """Time a hanging worker gets to write where it hangs, in seconds."""
 _CHUNK_BYTES, _MAX_LINE_BYTES = 1 << 18, 16 << 20
@@ -40,7 +40,7 @@ _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (\S+)', re.MULTILINE)
 class WorkerProcess:
     """One process: `connect`, `load`, then `send` and as many times `score`, and `end`."""
 
-    def __init__(self, config: RewardConfig, paths: Collection[str], printed: Printed) -> None:
+    def __init__(self, config: RewardConfig, paths: Collection[str], printed: OutputLog) -> None:
         """Start it; OSError when the system refuses.
 
         Args:
@@ -57,24 +57,24 @@ class WorkerProcess:
         self.calls_done = 0
         self._results = asyncio.StreamReader(limit=_CHUNK_BYTES)
         self._lines, self._rest = deque[bytes](), b""  # of what was read from it
-        self._printed = Lines(partial(printed.take, is_shown=True))
-        self._complained = Lines(partial(printed.take, is_shown=False))
+        self._stdout = LineStream(partial(printed.take, is_shown=True))
+        self._stderr = LineStream(partial(printed.take, is_shown=False))
         with contextlib.ExitStack() as on_failure:
-            commands, results, life, output, said = (self._pipe(on_failure) for _ in range(5))
+            commands, results, life, stderr, stdout = (self._pipe(on_failure) for _ in range(5))
             child_fds = (commands[0], results[1], life[0])
             search_path = encode(list(sys.path)).decode().strip()
             # One thread per worker: several of them run beside the training process.
             environment = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", **os.environ}
             self._process = subprocess.Popen(
                 [sys.executable, "-u", "-P", "-c", _BOOT.format(*child_fds), search_path],
-                stdin=subprocess.DEVNULL, stdout=said[1], stderr=output[1], pass_fds=child_fds,
+                stdin=subprocess.DEVNULL, stdout=stdout[1], stderr=stderr[1], pass_fds=child_fds,
                 start_new_session=True, env=environment,
             )  # fmt: skip
             on_failure.pop_all()
-        for fd in (*child_fds, output[1], said[1]):
+        for fd in (*child_fds, stderr[1], stdout[1]):
             os.close(fd)
         self._commands_pipe = os.fdopen(commands[1], "wb", buffering=0)
-        self._read_pipes = [os.fdopen(ends[0], "rb", buffering=0) for ends in (results, output, said)]
+        self._read_pipes = [os.fdopen(ends[0], "rb", buffering=0) for ends in (results, stderr, stdout)]
         self._life_line = os.fdopen(life[1], "wb", buffering=0)
         self._transports: list[Any] = []
         self._watch: asyncio.TimerHandle | None = None
@@ -87,19 +87,19 @@ class WorkerProcess:
         return ends
 
     async def connect(self) -> None:
-        """Listen to it."""
+        """Connect to its pipes."""
         loop = asyncio.get_running_loop()
         self._commands, _ = await loop.connect_write_pipe(asyncio.Protocol, self._commands_pipe)
         self._transports.append(self._commands)
-        heard = (asyncio.StreamReaderProtocol(self._results), self._complained, self._printed)
-        for protocol, pipe in zip(heard, self._read_pipes, strict=True):
+        protocols = (asyncio.StreamReaderProtocol(self._results), self._stderr, self._stdout)
+        for protocol, pipe in zip(protocols, self._read_pipes, strict=True):
             self._transports.append((await loop.connect_read_pipe(partial(_same, protocol), pipe))[0])
-        self._look()
+        self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Copies that it forked may hold the other ends of its pipes: so they do not always tell that it is gone."""
         if self._process.poll() is None:
-            self._watch = asyncio.get_running_loop().call_later(_CHECK_S, self._look)
+            self._watch = asyncio.get_running_loop().call_later(_CHECK_S, self._poll)
         else:
             self._transports[1].close()
 
@@ -126,7 +126,7 @@ class WorkerProcess:
         self._commands.write(lines)
 
     async def score(self, num_answers: int = 1) -> Outcome | list[Outcome]:
-        """What became of the oldest call that it was sent; of one with all answers to a prompt, that of each, unless it
+        """Outcome of the oldest call that it was sent; for one with all answers to a prompt, that of each, unless it
         failed as a whole.
 
         Args:
@@ -160,10 +160,10 @@ class WorkerProcess:
                 case ["grading", (int() | None) as comparison]:
                     self.grading = comparison
                 case ["done" | "all", *_] if self.since is not None:
-                    made = outcome_of(message) if message[0] == "done" else outcomes_of(message)
+                    result = outcome_of(message) if message[0] == "done" else outcomes_of(message)
                     self.since = None
                     self.calls_done += 1
-                    return made
+                    return result
                 case _:
                     raise ValueError(f"no message of a reward worker: {str(message)[:200]}")
 
@@ -182,23 +182,23 @@ class WorkerProcess:
         return decode(self._lines.popleft())
 
     def has_ended(self) -> bool:
-        """It is gone, or is about to be."""
+        """True if it is gone, or is about to be."""
         return self._results.at_eof() or self._process.poll() is not None
 
-    async def ask_where(self) -> str:
-        """As `where`, of what it does now."""
+    async def ask_location(self) -> str:
+        """Location of its present work, from a new stack dump."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
         await asyncio.sleep(_DUMP_S)
-        return self.where()
+        return self.location()
 
-    def where(self) -> str:
+    def location(self) -> str:
         """` at reward.py:17 in compute_score`, from the last stack dump; empty when there is none."""
-        text = self._complained.tail.decode(errors="replace")
-        _, found, dump = text.rpartition("(most recent call first):")
-        frames = _FRAME.findall(dump) if found else []
-        own = next((frame for frame in frames if frame[0] in self._paths), None)
-        chosen = own or (frames[0] if frames else None)
+        text = self._stderr.tail.decode(errors="replace")
+        _, marker, dump = text.rpartition("(most recent call first):")
+        frames = _FRAME.findall(dump) if marker else []
+        user_frame = next((frame for frame in frames if frame[0] in self._paths), None)
+        chosen = user_frame or (frames[0] if frames else None)
         return f" at {Path(chosen[0]).name}:{chosen[1]} in {chosen[2]}" if chosen else ""
 
     async def end(self, *, wait_s: float) -> int:
@@ -215,8 +215,8 @@ class WorkerProcess:
             without_reader = select.poll()
             without_reader.register(self._life_line, 0)  # POLLERR once nobody can read
             await _until(lambda: bool(without_reader.poll(0)), REAP_S)
-            outputs = (self._printed, self._complained) if self._watch else ()
-            await _until(lambda: all(one.ended.is_set() for one in outputs), REAP_S)
+            outputs = (self._stdout, self._stderr) if self._watch else ()
+            await _until(lambda: all(output.ended.is_set() for output in outputs), REAP_S)
         if self._watch is not None:
             self._watch.cancel()
         for transport in self._transports:

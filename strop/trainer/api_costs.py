@@ -45,12 +45,12 @@ class CostTracker:
     def before(self, rollout: WorkerGroup[RolloutWorker]) -> None:
         """Let the workers know, before they play, what is spent."""
         if self.totals:
-            rollout.call.tell_spent(self.totals)
+            rollout.call.set_cost(self.totals)
 
     def after(self, rollout: WorkerGroup[RolloutWorker]) -> None:
         """Count what the workers have spent since the last call."""
         if self.totals:
-            spent = as_list(rollout.call.spent())
+            spent = as_list(rollout.call.cost())
             now = {name: math.fsum(one[name] for one in spent) for name in self.totals}
             self.add({name: now[name] - self._seen[name] for name in now})
             self._seen = Counter(now)

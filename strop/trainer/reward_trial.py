@@ -43,14 +43,14 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
         tokenizer, logs = config.model.tokenizer_folder, run.path / "logs"
         async with RewardPool(config.reward, tokenizer=tokenizer, logs=logs) as pool:
             if costs is not None:
-                pool.tell_spent(costs.totals)
+                pool.set_cost(costs.totals)
             try:
                 await probe_scorers(
                     pool, visited, say, group_size=group_size, validation_size=validation_size
                 )
             finally:
                 if costs is not None:
-                    costs.add(pool.spent())
+                    costs.add(pool.cost())
 
     asyncio.run(probe())
 

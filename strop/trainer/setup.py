@@ -99,7 +99,7 @@ def load_training_data(
         chosen=chosen,
         reorder_every=data.reorder_every,
         data=data,
-        films=train.films if isinstance(train, PromptDataset) else "",
+        video_digest=train.video_digest if isinstance(train, PromptDataset) else "",
     )
     if reads_media and isinstance(train, PromptDataset):
         train.read_media()
@@ -150,9 +150,9 @@ def _training_prompts(
     """The training prompts, and what adds rows to them while the run goes on."""
     rows = load_rows(data, "train", tokenizer, seed=config.trainer.seed)
     if data.streaming:
-        return StreamedPrompts(rows, tokenizer, data, shown=setup.row_with_agent_and_tools), None
+        return StreamedPrompts(rows, tokenizer, data, prepare=setup.row_with_agent_and_tools), None
     train = PromptDataset(setup.with_agent_and_tools(rows, "train"), tokenizer, data, "train")
-    if where_on(data.datagen) is None and not getattr(rows, "hears_of_batches", False):
+    if where_on(data.datagen) is None and not getattr(rows, "wants_batches", False):
         return train, None
     prepare, max_steps = lambda new: setup.with_agent_and_tools(new, "train"), config.trainer.max_steps
     growth = Growth(data, rows, train, tokenizer, prepare, max_steps=max_steps)

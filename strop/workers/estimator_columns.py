@@ -84,7 +84,9 @@ def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:
     """
     outcome = episode.outcome
     if outcome is None or outcome.score is None:  # trained with reward.failed_score, whatever the part
-        return [0.0 if outcome is None or outcome.stand_in is None else outcome.stand_in] * len(keys)
+        return [0.0 if outcome is None or outcome.fallback_score is None else outcome.fallback_score] * len(
+            keys
+        )
     found: dict[str, float | str | bool] = {**outcome.parts, "score": outcome.score}
     for key in keys:
         if key not in found or isinstance(found[key], str):

@@ -28,7 +28,7 @@ from strop.engines.config import ModelConfig
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards.config import RewardConfig
 from strop.rewards.outcome import Outcome
-from strop.rewards.passing import own_verdict
+from strop.rewards.passing import with_binary_acc
 from strop.rewards.required import with_parts
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
@@ -345,7 +345,7 @@ class Player:
             kind="error",
             error="a tool gave images, which the reward model would not see: remove reward_model.path, or have tools "
             "give text",
-            stand_in=reward.failed_score if reward is not None and is_fixed else None,
+            fallback_score=reward.failed_score if reward is not None and is_fixed else None,
         )
 
     async def _score(
@@ -483,4 +483,4 @@ def _given(trajectory: Trajectory) -> Outcome:
         )
         sentence = f"the agent gave {found}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
         return Outcome(kind="error", error=sentence)
-    return Outcome(kind="score", score=score, parts=own_verdict(score, parts))
+    return Outcome(kind="score", score=score, parts=with_binary_acc(score, parts))

@@ -103,7 +103,7 @@ class Recording:
             kind=kind,
             parts=row.get("reward_parts") or {},
             error=str(row.get("error") or "not scored"),
-            stand_in=self._reward.failed_score if is_fixed else None,
+            fallback_score=self._reward.failed_score if is_fixed else None,
         )
 
     def _find(self, uid: str, index: int) -> Mapping[str, Any]:

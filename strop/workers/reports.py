@@ -144,7 +144,7 @@ class EpisodeReport:
         """
         if not self.is_finished or self.outcome is None or self.num_sampled_tokens == 0:
             return None
-        return self.outcome.stand_in if self.score is None else self.score
+        return self.outcome.fallback_score if self.score is None else self.score
 
 
 def is_decided(reports: Iterable[EpisodeReport]) -> bool:

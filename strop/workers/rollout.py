@@ -238,14 +238,14 @@ class RolloutWorker(Worker):
             )
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def tell_spent(self, run_spent: Mapping[str, float]) -> None:
-        """What services of the reward have cost the run so far: each worker may spend its share of the rest."""
-        self._pool.tell_spent(run_spent)
+    def set_cost(self, run_cost: Mapping[str, float]) -> None:
+        """Set the cost of reward services for the run so far: each worker may spend its share of the rest."""
+        self._pool.set_cost(run_cost)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def spent(self) -> dict[str, float]:
-        """What services of the reward have cost in this process."""
-        return self._pool.spent()
+    def cost(self) -> dict[str, float]:
+        """Cost of reward services in this process."""
+        return self._pool.cost()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def rows(self, episodes: DataProto) -> DataProto:

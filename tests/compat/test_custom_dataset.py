@@ -19,7 +19,7 @@ from strop.data import DataConfig, PromptDataset, PromptSampler, RLHFDataset, co
 from strop.data.dataset_class import dataset_settings
 from strop.data.dataset_class_config import DatasetClassConfig
 from strop.data.loading import load_rows
-from strop.data.prompt_loader import draw
+from strop.data.prompt_loader import next_prompts
 from strop.data.streaming import StreamedPrompts
 
 TOKENIZER = make_tokenizer(CHATML)
@@ -84,7 +84,7 @@ def test_a_class_of_ones_own_gives_the_prompts(files: Path, streaming: bool) -> 
         if streaming
         else PromptDataset(found, TOKENIZER, config, "train")
     )
-    drawn = draw(make, PromptSampler(make.row_numbers, 2, 0, "in_order"), 2)
+    drawn = next_prompts(make, PromptSampler(make.row_numbers, 2, 0, "in_order"), 2)
     # 4 rows although max_samples says 3: the class decides, and the limit then keeps rows 0, 1 and 2 of 4.
     assert len(make) == 3
     first, second = drawn.prompts

@@ -15,7 +15,7 @@ import pytest
 
 from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, PromptSampler, read_rows
-from strop.data.prompt_loader import draw
+from strop.data.prompt_loader import next_prompts
 from strop.data.streaming import StreamedPrompts, open_rows
 from strop.data.streaming import stored as stored_rows
 
@@ -140,10 +140,10 @@ def test_without_long_prompts_the_visits_are_those_of_a_set_that_is_held(limit: 
     samplers = [PromptSampler(one.row_numbers, 4, 3) for one in (held, streamed)]
     for _ in range(25):  # more than two epochs of 40
         expected, found = (
-            draw(one, sampler, 4) for one, sampler in zip((held, streamed), samplers, strict=True)
+            next_prompts(one, sampler, 4) for one, sampler in zip((held, streamed), samplers, strict=True)
         )
         assert found == expected
-        assert (len(found.prompts), found.refused) == (4, {})
+        assert (len(found.prompts), found.skipped) == (4, {})
 
 
 def test_long_prompts_are_passed_over_and_the_next_visit_takes_their_place() -> None:
@@ -151,14 +151,14 @@ def test_long_prompts_are_passed_over_and_the_next_visit_takes_their_place() -> 
     rows = [row(number, 8 if number % 5 == 0 else 3) for number in range(20)]
     prompts = StreamedPrompts(rows, TOKENIZER, config(max_prompt_tokens=FRAME + 3))
     sampler = PromptSampler(prompts.row_numbers, 4, 0, "in_order")
-    steps = [draw(prompts, sampler, 4) for _ in range(4)]
+    steps = [next_prompts(prompts, sampler, 4) for _ in range(4)]
     assert [[prompt.row for prompt in step.prompts] for step in steps] == [
         [1, 2, 3, 4], [6, 7, 8, 9], [11, 12, 13, 14], [16, 17, 18, 19],
     ]  # fmt: skip
-    assert [list(step.refused) for step in steps] == [
+    assert [list(step.skipped) for step in steps] == [
         ["e0-000000"], ["e0-000005"], ["e0-000010"], ["e0-000015"],
     ]  # fmt: skip
-    assert set(steps[0].refused.values()) == {f"prompt longer than data.max_prompt_tokens={FRAME + 3}"}
+    assert set(steps[0].skipped.values()) == {f"prompt longer than data.max_prompt_tokens={FRAME + 3}"}
     assert "4 of 20 tried are longer than" in prompts.report()
 
 
@@ -166,12 +166,12 @@ def test_a_set_that_is_resumed_goes_on_with_the_same_prompts() -> None:
     rows = [row(number, 3 + number % 4) for number in range(30)]
     prompts = StreamedPrompts(rows, TOKENIZER, config(max_prompt_tokens=FRAME + 4))
     whole = PromptSampler(prompts.row_numbers, 4, 0)
-    steps = [draw(prompts, whole, 4) for _ in range(9)]
+    steps = [next_prompts(prompts, whole, 4) for _ in range(9)]
     for cut in (1, 4, 7):
-        consumed = [uid for step in steps[:cut] for uid in [*(p.uid for p in step.prompts), *step.refused]]
+        consumed = [uid for step in steps[:cut] for uid in [*(p.uid for p in step.prompts), *step.skipped]]
         later = PromptSampler(prompts.row_numbers, 4, 0)
         later.restore(consumed, whole.state())
-        assert [draw(prompts, later, 4) for _ in range(9 - cut)] == steps[cut:]
+        assert [next_prompts(prompts, later, 4) for _ in range(9 - cut)] == steps[cut:]
 
 
 def test_cutting_at_the_visit_is_cutting_before() -> None:
@@ -182,14 +182,14 @@ def test_cutting_at_the_visit_is_cutting_before() -> None:
     for number in range(8):
         assert streamed.prompt(number, f"e0-{number:06d}") == held.prompt(number, f"e0-{number:06d}")
     sampler = PromptSampler(streamed.row_numbers, 8, 0, num_epochs=1)
-    assert not draw(streamed, sampler, 8).refused
-    assert draw(streamed, sampler, 8).prompts == []
+    assert not next_prompts(streamed, sampler, 8).skipped
+    assert next_prompts(streamed, sampler, 8).prompts == []
 
 
 def test_a_set_of_long_prompts_alone_ends_and_does_not_go_on_for_ever() -> None:
     prompts = StreamedPrompts(ROWS, TOKENIZER, config(max_prompt_tokens=5))
     with pytest.raises(ValueError, match=r"none of 4\d visited prompts can be used .*max_prompt_tokens=5"):
-        draw(prompts, PromptSampler(prompts.row_numbers, 4, 0), 4)
+        next_prompts(prompts, PromptSampler(prompts.row_numbers, 4, 0), 4)
 
 
 def test_a_wrong_mapping_and_a_bad_row_are_named() -> None:
@@ -225,7 +225,7 @@ def test_memory_does_not_grow_with_the_rows(tmp_path: Path) -> None:
             prompts = StreamedPrompts(open_rows([path], tmp_path), TOKENIZER, config(max_prompt_tokens=1000))
             sampler = PromptSampler(prompts.row_numbers, 4, 0, "in_order")
             for _ in range(10):
-                draw(prompts, sampler, 4)
+                next_prompts(prompts, sampler, 4)
             return tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

@@ -169,7 +169,7 @@ def test_a_function_that_fails_on_groups_alone_says_so_of_each(tmp_path: Path) -
         failed_score=-1.0,
     )
     outcomes = scored_together(config, ["a", "b"])  # alone, each of them has its one score
-    assert [(one.kind, one.stand_in) for one in outcomes] == [("error", -1.0)] * 2
+    assert [(one.kind, one.fallback_score) for one in outcomes] == [("error", -1.0)] * 2
     assert "returned the list [1.0] for 2 samples; this kind of function returns a list" in outcomes[0].error
 
 

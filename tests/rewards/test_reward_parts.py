@@ -108,7 +108,7 @@ def test_one_broken_function_leaves_the_sample_without_score(tmp_path: Path) -> 
     path = write_reward(tmp_path, FUNCTIONS)
     functions = [FunctionConfig(path=path, name="correct"), FunctionConfig(path=path, name="broken")]
     (outcome,) = run(tmp_path, functions, ["12"])
-    assert (outcome.kind, outcome.score, outcome.stand_in) == ("error", None, None)
+    assert (outcome.kind, outcome.score, outcome.fallback_score) == ("error", None, None)
     assert "broken in my_reward.py raised KeyError: 'x' at my_reward.py:" in outcome.error
 
 
@@ -135,19 +135,19 @@ def flaky_outcome(
 
 def test_retry_scores_again_until_it_works(tmp_path: Path) -> None:
     outcome, tries = flaky_outcome(tmp_path, "12", 3, infrastructure="retry", error="fixed")
-    assert (outcome.score, outcome.stand_in, tries) == (0.5, None, 3)
+    assert (outcome.score, outcome.fallback_score, tries) == (0.5, None, 3)
 
 
 def test_retry_ends_after_its_number_and_excludes(tmp_path: Path) -> None:
     outcome, tries = flaky_outcome(tmp_path, "12", 1, infrastructure="retry", error="fixed")
-    assert (outcome.kind, outcome.stand_in, tries) == ("infrastructure", None, 2)
+    assert (outcome.kind, outcome.fallback_score, tries) == ("infrastructure", None, 2)
 
 
 def test_each_kind_has_its_own_way_out(tmp_path: Path) -> None:
     outcome, tries = flaky_outcome(
         tmp_path, "slow", 1, timeout_s=2.0, infrastructure="retry", timeout="fixed"
     )
-    assert (outcome.kind, outcome.score, outcome.stand_in, tries) == ("timeout", None, -1.0, 1)
+    assert (outcome.kind, outcome.score, outcome.fallback_score, tries) == ("timeout", None, -1.0, 1)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from reward_cases import make_prompt, write_reward
 
 from strop.rewards import RewardConfig, RewardPool
-from strop.rewards.stdout_capture import MAX_LINE_BYTES, SHOWN_LINES, Lines, Printed
+from strop.rewards.stdout_capture import MAX_LINE_BYTES, SHOWN_LINES, LineStream, OutputLog
 
 PRINTS = """
     import sys
@@ -48,7 +48,7 @@ def test_prints_are_shown_up_to_a_limit_and_all_logged_with_tracebacks(
 
 def test_lines_are_joined_over_reads_and_cut_where_they_never_end() -> None:
     taken: list[str] = []
-    lines = Lines(taken.append)
+    lines = LineStream(taken.append)
     lines.data_received(b"one\r\ntw")
     lines.data_received(b"o\n" + b"x" * (MAX_LINE_BYTES + 1))
     lines.data_received(b"\xff")
@@ -57,7 +57,7 @@ def test_lines_are_joined_over_reads_and_cut_where_they_never_end() -> None:
 
 
 def test_a_log_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    printed = Printed(tmp_path / "no" / "logs" / "reward.log")
+    printed = OutputLog(tmp_path / "no" / "logs" / "reward.log")
     printed.take("a", is_shown=False)
     printed.take("b", is_shown=False)
     printed.close()

@@ -97,7 +97,7 @@ def test_rows_without_any_episode_join_those_of_other_workers() -> None:
 def test_a_sample_without_score_is_left_out_or_counts_as_zero() -> None:
     episodes = [*EPISODES, episode("c", 0, sampled=(5,), score=None), episode("c", 1, sampled=(), given=(4,))]
     zeroes = [
-        replace(one, outcome=replace(one.outcome, stand_in=0.0))
+        replace(one, outcome=replace(one.outcome, fallback_score=0.0))
         if one.outcome is not None and one.outcome.score is None
         else one
         for one in episodes

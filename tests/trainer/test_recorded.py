@@ -125,7 +125,7 @@ def test_all_that_is_trained_on_is_recorded(tmp_path: Path) -> None:
     assert (episode.trajectory.sampled, episode.trajectory.versions) == ((True, False), (2, -1))
     assert [one.turn_rewards for one in episode.earlier] == [((0, 1.5),)]
     assert episode.outcome is not None
-    assert (episode.outcome.kind, episode.outcome.stand_in, episode.text) == ("timeout", -1.0, "text")
+    assert (episode.outcome.kind, episode.outcome.fallback_score, episode.text) == ("timeout", -1.0, "text")
     assert recording.episode(prompt, 1).failure == "broke"
 
 

@@ -138,7 +138,7 @@ def test_parts_of_rewards_are_those_that_were_returned(caplog: pytest.LogCapture
     for key in ("missing", "why"):
         with pytest.raises(ValueError, match=f"names '{key}'.* it returned bad, form, score, why"):
             reward_parts(told, [key])
-    failed = replace(told, outcome=Outcome(kind="error", error="no", stand_in=-1.0))
+    failed = replace(told, outcome=Outcome(kind="error", error="no", fallback_score=-1.0))
     assert reward_parts(failed, ["form", "why"]) == [-1.0, -1.0]
     assert reward_parts(replace(told, outcome=Outcome(kind="error", error="no")), ["form"]) == [0.0]
     assert reward_parts(replace(told, outcome=None), ["form"]) == [0.0]

@@ -91,12 +91,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompts(args: argparse.Namespace, data: object) -> list[Prompt]:
     from strop.data import DataConfig, read_rows
-    from strop.data.prompts import spread
+    from strop.data.prompts import subsample
     from strop.rewards.rescoring import prompt_of_row
 
     assert isinstance(data, DataConfig), "the section of the configuration"
     rows = read_rows([args.data], data.cache_dir)
-    return [prompt_of_row(rows[number], number, data) for number in spread(range(len(rows)), args.rows)]
+    return [prompt_of_row(rows[number], number, data) for number in subsample(range(len(rows)), args.rows)]
 
 
 def _show(certificate: Certificate) -> None:

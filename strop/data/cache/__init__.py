@@ -31,7 +31,7 @@ _in_use: set[Path] = set()
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One thing that is kept."""
+    """One entry of the cache."""
 
     path: Path
     num_bytes: int
@@ -45,7 +45,7 @@ def cache_folder(cache_dir: str | Path) -> Path:
 
 
 def use(path: Path) -> Path:
-    """Take note that this process uses an entry, which keeps it from being removed; the path itself."""
+    """Mark an entry as used by this process, which keeps it from being removed; returns the path."""
     _in_use.add(path.resolve())
     with suppress(OSError):  # the folder may be read-only, or shared with another user
         os.utime(path)
@@ -53,17 +53,17 @@ def use(path: Path) -> Path:
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Everything that is kept, last used first."""
-    found = []
+    """All entries of the cache, last used first."""
+    cached = []
     for kind in KINDS:
         if not (folder / kind).is_dir():
             continue
         for path in (folder / kind).iterdir():
             try:
-                found.append(Entry(path=path, num_bytes=size_of(path), used_at=path.stat().st_mtime))
+                cached.append(Entry(path=path, num_bytes=size_of(path), used_at=path.stat().st_mtime))
             except FileNotFoundError:  # another process removed it meanwhile
                 continue
-    return sorted(found, key=lambda entry: (-entry.used_at, entry.path))
+    return sorted(cached, key=lambda entry: (-entry.used_at, entry.path))
 
 
 def prune(folder: Path, max_bytes: int, *, grace_s: float = GRACE_S) -> list[Entry]:
@@ -71,17 +71,17 @@ def prune(folder: Path, max_bytes: int, *, grace_s: float = GRACE_S) -> list[Ent
 
     Args:
         folder: of the cache.
-        max_bytes: what may stay; entries in use stay in any case.
+        max_bytes: limit on the rest; entries in use stay in any case.
         grace_s: entries used within this time stay, in seconds.
 
     Returns:
         The removed ones.
     """
-    kept = entries(folder)
-    total = sum(entry.num_bytes for entry in kept)
+    cached = entries(folder)
+    total = sum(entry.num_bytes for entry in cached)
     newest = time.time() - grace_s
     removed = []
-    for entry in reversed(kept):
+    for entry in reversed(cached):
         if total <= max_bytes:
             break
         if entry.used_at > newest or entry.path.resolve() in _in_use:

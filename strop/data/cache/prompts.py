@@ -31,30 +31,30 @@ MIN_CACHED_ROWS = 5000
 _log = logging.getLogger(__name__)
 
 
-def kept_or_encoded(
+def load_or_encode(
     encode: Callable[[PreTrainedTokenizerBase, Iterable[Chat]], list[array[int]]],
     tokenizer: PreTrainedTokenizerBase,
     chats: Callable[[], Iterable[Chat]],
     num_chats: int,
     cache_dir: str,
 ) -> list[array[int]]:
-    """Token ids of every conversation with the generation prompt: kept ones, or else those that `encode` gives.
+    """Token ids of every conversation with the generation prompt, from the cache or encoded now.
 
     Args:
         encode: encodes conversations.
         tokenizer: with a chat template.
         chats: gives the conversations from the first on, each time it is called.
-        num_chats: how many there are; from MIN_CACHED_ROWS on the result is kept.
-        cache_dir: where; empty means the default.
+        num_chats: number of conversations; from MIN_CACHED_ROWS on the result is kept.
+        cache_dir: folder of the cache; empty means the default.
     """
     if num_chats < MIN_CACHED_ROWS or not _is_repeatable(tokenizer):
         return encode(tokenizer, chats())
     path = cache_folder(cache_dir) / "prompts" / f"{digest(tokenizer, chats())}.npz"
-    kept = _load(path, num_chats)
-    if kept is None:
-        kept = encode(tokenizer, chats())
-        _save(path, kept)
-    return kept
+    token_ids = _load(path, num_chats)
+    if token_ids is None:
+        token_ids = encode(tokenizer, chats())
+        _save(path, token_ids)
+    return token_ids
 
 
 def digest(tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> str:
@@ -65,8 +65,8 @@ def digest(tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> str:
     state.update(str(backend.to_str() if backend is not None else "").encode("utf-8", "surrogatepass"))
     state.update(repr((tokenizer.chat_template, sorted(tokenizer.special_tokens_map.items()))).encode())
     for chat in chats:  # in the order of the keys: templates print objects in it
-        seen = json.dumps([chat.messages, chat.tools, dict(chat.options)], default=repr)
-        state.update(seen.encode() + b"\n")
+        text = json.dumps([chat.messages, chat.tools, dict(chat.options)], default=repr)
+        state.update(text.encode() + b"\n")
     return state.hexdigest()
 
 
@@ -97,8 +97,8 @@ def _save(path: Path, encoded: Sequence[array[int]]) -> None:
 def _load(path: Path, num_chats: int) -> list[array[int]] | None:
     """The kept token ids; None when there are none, or they are damaged."""
     try:
-        with np.load(path) as kept:
-            lengths, flat = kept["lengths"], kept["token_ids"]
+        with np.load(path) as arrays:
+            lengths, flat = arrays["lengths"], arrays["token_ids"]
         use(path)
     except FileNotFoundError:
         return None

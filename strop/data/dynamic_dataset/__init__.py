@@ -1,6 +1,6 @@
 """Training rows that come while a run goes on: from a generator (data.datagen), or from a dataset class that hears of
 batches.
 
-growth.py    when they come, and that a resume has them again
-prompts.py   the prompts of files, and of the rows after them
+growth.py   Rows that come while a run goes on, restored on resume
+prompts.py  Training prompts to which rows are added while a run goes on
 """

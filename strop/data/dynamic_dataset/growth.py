@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from transformers import PreTrainedTokenizerBase
+
 from strop.config.sections import where_on
 from strop.data.config import DataConfig
 from strop.data.data_generator import GeneratedRows
@@ -29,7 +31,7 @@ class RowSource(Protocol):
     """Gives rows while a run goes on."""
 
     def restore(self, added: Sequence[Mapping[str, Any]]) -> None:
-        """These rows have come before."""
+        """Restore rows that were added earlier."""
 
     def new_rows(self, batch: DataProto | None) -> Sequence[Mapping[str, Any]]:
         """The next rows, after a step with these samples; None before the first one."""
@@ -43,7 +45,7 @@ class Growth:
         data: DataConfig,
         rows: Sequence[Mapping[str, Any]],
         first: PromptDataset,
-        tokenizer: Any,
+        tokenizer: PreTrainedTokenizerBase,
         prepare: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]],
         *,
         max_steps: int | None,
@@ -55,7 +57,7 @@ class Growth:
             rows: of the files; where data.datagen is not set, an object that gives more of them.
             first: their prompts.
             tokenizer: of all prompts.
-            prepare: what rows go through before, such as naming their agents.
+            prepare: applied to rows before, such as naming their agents.
             max_steps: of the run.
 
         Raises:
@@ -63,7 +65,7 @@ class Growth:
                 steps they make.
         """
         maker, of_class = where_on(data.datagen), where_on(data.dataset_class)
-        if maker is not None and getattr(rows, "hears_of_batches", False):
+        if maker is not None and getattr(rows, "wants_batches", False):
             raise ValueError(
                 "data.datagen and a dataset class with on_batch_end both add rows: use one of the two"
             )
@@ -94,7 +96,7 @@ class Growth:
         self._path, self._sampler = run.path / GROWN_FILE, sampler
         if not self._path.is_file():
             return
-        kept: list[str] = []
+        lines: list[str] = []
         added: list[Mapping[str, Any]] = []
         for number, line in enumerate(whole_lines(self._path), start=1):
             try:
@@ -104,17 +106,17 @@ class Growth:
             if at <= step:
                 self._add(rows, epoch)
                 added += rows
-                kept.append(line.decode("ascii"))
-        replace_text(self._path, "".join(kept))
+                lines.append(line.decode("ascii"))
+        replace_text(self._path, "".join(lines))
         self._source.restore(added)
 
     def begin(self) -> None:
-        """The first rows, before the first step."""
+        """Add the first rows, before the first step."""
         if not self._num_added:
             self._take(0, self._source.new_rows(None))
 
     def after(self, step: int, batch: DataProto | None) -> dict[str, float]:
-        """Rows that come after a step; a metric."""
+        """Add the rows that come after a step; returns a metric."""
         self._take(step, self._source.new_rows(batch))
         return {GROWN: float(self._num_added)}
 

@@ -23,7 +23,7 @@ class GrowingPrompts:
         first: the rows of the files.
         tokenizer: as of `first`.
         config: column names and limits; data.max_train_prompts counts rows of files alone.
-        prepare: what rows go through before, such as naming their agents.
+        prepare: applied to rows before, such as naming their agents.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class GrowingPrompts:
         at = bisect.bisect_right(self._starts, row) - 1
         return dataclasses.replace(self._parts[at].prompt(row - self._starts[at], uid), row=row)
 
-    def refusal(self, prompt: Prompt) -> str:
-        """Empty: prompts that cannot be played are not among these."""
+    def skip_reason(self, prompt: Prompt) -> str:
+        """Empty: prompts that are too long are not among these."""
         return ""
 
     def report(self) -> str:

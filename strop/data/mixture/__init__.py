@@ -1,4 +1,4 @@
-"""How often the rows of each data source are visited in an epoch, by what settings.py says; epochs.py asks it."""
+"""Mixture of data sources: visits of the rows of each source per epoch, by weights or shares."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ def weights_of_sources(
             f"to be visited"
         )
     density = {source: shares[source] / count for source, count in rows.items()}
-    least = min(one for one in density.values() if one > 0)
-    return {source: one / least for source, one in density.items()}
+    least = min(rate for rate in density.values() if rate > 0)
+    return {source: rate / least for source, rate in density.items()}
 
 
 def by_entry(
@@ -122,28 +122,32 @@ def by_entry(
         entries: of train_files, in their order.
         sizes: rows of an entry.
     """
-    called = entry_names(entries)
-    if set(names) <= set(data_sources.values()) or not set(names) <= set(called.values()):
+    name_of = entry_names(entries)
+    if set(names) <= set(data_sources.values()) or not set(names) <= set(name_of.values()):
         return data_sources
-    of_rows = [called[entry] for entry in entries for _ in range(sizes(entry))]
+    of_rows = [name_of[entry] for entry in entries for _ in range(sizes(entry))]
     return {row: of_rows[row] for row in data_sources}
 
 
 def entry_names(entries: Sequence[str]) -> dict[str, str]:
-    """What each entry is called: its last part without a suffix. Where others have that name too, a file is called by
-    its path from the folder that has them all, and what is fetched by the whole entry."""
-    named = {entry: entry.partition("#")[0] if is_hub(entry) else entry for entry in entries}
-    short = {entry: Path(name).stem for entry, name in named.items()}
-    called = {}
+    """Name of each entry: its last part without a suffix. Where others have that name too, a file is named by its path
+    from the folder that has them all, and what is fetched by the whole entry."""
+    without_revision = {entry: entry.partition("#")[0] if is_hub(entry) else entry for entry in entries}
+    short = {entry: Path(name).stem for entry, name in without_revision.items()}
+    names = {}
     for entry, name in short.items():
-        same = [_path(one) for one in short if short[one] == name and not is_hub(one) and not is_url(one)]
+        same = [
+            _path(other)
+            for other in short
+            if short[other] == name and not is_hub(other) and not is_url(other)
+        ]
         if list(short.values()).count(name) == 1:
-            called[entry] = name
+            names[entry] = name
         elif (path := _path(entry)) in same:
-            called[entry] = path.relative_to(os.path.commonpath([one.parent for one in same])).as_posix()
+            names[entry] = path.relative_to(os.path.commonpath([other.parent for other in same])).as_posix()
         else:
-            called[entry] = named[entry]
-    return called
+            names[entry] = without_revision[entry]
+    return names
 
 
 def _path(entry: str) -> Path:

@@ -1,4 +1,4 @@
-"""The rows of the epochs of a run, with what its settings say of data sources."""
+"""The rows of the epochs of a run, by the weights or shares of data sources."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from strop.data.readers import read_rows
 def rows_of_epochs(
     prompts: PromptDataset, data: DataConfig, num_epochs: int | None, seed: int
 ) -> tuple[Callable[[int], list[int]] | None, int | None]:
-    """As `weighted_epochs`, with what data.source_weights or data.source_shares say of training rows; all rows, and as
-    many epochs, where neither is set.
+    """Rows and number of epochs as of `weighted_epochs`, by data.source_weights or data.source_shares of the training
+    rows; all rows, and as many epochs, where neither is set.
 
     Args:
         prompts: of training.
@@ -26,8 +26,7 @@ def rows_of_epochs(
     Raises:
         ValueError: a name is no source, a source has no share, or no row would ever be visited.
     """
-    settings = data
-    names = {**settings.source_weights, **settings.source_shares}
+    names = {**data.source_weights, **data.source_shares}
     if not names:
         return None, num_epochs
     data_sources: Mapping[int, str] = prompts.data_sources
@@ -35,5 +34,5 @@ def rows_of_epochs(
         data_sources = by_entry(
             data_sources, names, data.train_files, lambda entry: len(read_rows([entry], data.cache_dir))
         )
-    weights = weights_of_sources(data_sources, settings.source_weights, settings.source_shares)
+    weights = weights_of_sources(data_sources, data.source_weights, data.source_shares)
     return weighted_epochs(data_sources, weights, num_epochs, seed)

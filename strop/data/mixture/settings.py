@@ -1,4 +1,4 @@
-"""How often the rows of each data source are visited, among the settings of data."""
+"""Checks of the settings data.source_weights and data.source_shares."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def check_sources(data: Any) -> None:
 
 
 def check_mixture(data: Any, section: str) -> None:
-    """Call sources that are named by a whole entry of train_files as `entry_names` does, which holds wherever the files
-    are named from.
+    """Rename sources that are named by a whole entry of train_files as `entry_names` does, which holds wherever the
+    files are named from.
 
     Raises:
         ValueError: weights and shares of sources together, or two for one source.
@@ -44,13 +44,13 @@ def check_mixture(data: Any, section: str) -> None:
             f"visited: set one of the two"
         )
     for key in ("source_weights", "source_shares"):
-        given: dict[str, float] = getattr(data, key)
-        if not given.keys() & set(data.train_files):
+        numbers: dict[str, float] = getattr(data, key)
+        if not numbers.keys() & set(data.train_files):
             continue
-        called = entry_names(data.train_files)
-        named = {called.get(name, name): weight for name, weight in given.items()}
-        if len(named) < len(given):
+        names = entry_names(data.train_files)
+        renamed = {names.get(name, name): number for name, number in numbers.items()}
+        if len(renamed) < len(numbers):
             raise ValueError(
-                f"{section}.{key} names a source twice, by its name and by its entry: {', '.join(given)}"
+                f"{section}.{key} names a source twice, by its name and by its entry: {', '.join(numbers)}"
             )
-        object.__setattr__(data, key, named)
+        object.__setattr__(data, key, renamed)

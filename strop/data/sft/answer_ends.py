@@ -1,10 +1,12 @@
-"""How trained answers end: with a token at which generation stops, here and in other programs."""
+"""Last tokens of trained answers, which generation should stop at, here and in other programs."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import control_token_ids
 from strop.data.sft.conversations import has_marks, runs
@@ -13,7 +15,7 @@ from strop.data.sft.conversations import has_marks, runs
 class AnswerEnds:
     """The last trained token of each conversation."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Begin with none.
 
         Args:
@@ -23,34 +25,34 @@ class AnswerEnds:
         self._counts: Counter[int] = Counter()
 
     def add(self, token_ids: Sequence[int], mask: Sequence[Any]) -> None:
-        """Take in a conversation, whose mask is true on trained tokens."""
-        if trained := runs([bool(one) for one in mask]):
+        """Add a conversation, whose mask is true on trained tokens."""
+        if trained := runs([bool(is_trained) for is_trained in mask]):
             self._counts[token_ids[trained[-1][1] - 1]] += 1
 
     def warning(self) -> str:
-        """What is wrong where answers end without a control token; empty where none does."""
+        """Warning about answers that end without a control token; empty where none does."""
         count = sum(count for token, count in self._counts.items() if token not in self._control)
         if not count:
             return ""
-        marks = "include the end of a turn in its {% generation %} blocks"
-        is_marked = self._tokenizer.chat_template and has_marks(self._tokenizer)
-        how = marks if is_marked else "close assistant turns"
+        advice = "close assistant turns"
+        if self._tokenizer.chat_template and has_marks(self._tokenizer):
+            advice = "include the end of a turn in its {% generation %} blocks"
         return (
             f"WARNING: {count} answers end without a control token, so the model will not learn to stop: the chat "
-            f"template should {how}"
+            f"template should {advice}"
         )
 
     def note(self, ends: Collection[int]) -> str:
-        """Which control token ends answers and is none of `ends`, the tokens that other programs stop at; empty where
-        there is none."""
+        """Note about control tokens that end answers and are none of `ends`, the tokens that other programs stop at;
+        empty where there is none."""
         others = {
             token: n for token, n in self._counts.items() if token in self._control and token not in ends
         }
         if not others:
             return ""
-        named = " and ".join(repr(self._tokenizer.decode([token])) for token in sorted(others))
+        tokens = " and ".join(repr(self._tokenizer.decode([token])) for token in sorted(others))
         return (
-            f"{sum(others.values())} answers end with {named}, which neither the tokenizer nor the generation settings "
-            f"of the model call an end: strop stops there, and other programs will run on. For them, put its number "
-            f"into eos_token_id of generation_config.json in the model folder"
+            f"{sum(others.values())} answers end with {tokens}, which neither the tokenizer nor the generation "
+            f"settings of the model call an end: strop stops there, and other programs will run on. For them, put "
+            f"its number into eos_token_id of generation_config.json in the model folder"
         )

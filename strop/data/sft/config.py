@@ -1,4 +1,4 @@
-"""What a fine-tuning reads and how it is trained."""
+"""Settings of supervised fine-tuning: data and optimization."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strop.utils.remote_path import fetched
 
 @section("sft.data.keep")
 class SftKeepConfig:
-    """Rejection sampling: which answers with a score are imitated, of each prompt. Off by default: all rows are."""
+    """Rejection sampling of answers with a score, by prompt. Off by default: all rows are imitated."""
 
     best: PositiveInt | None = None
     """At most so many answers to each prompt: those with the largest scores, of equal ones the first. null: all."""
@@ -34,7 +34,7 @@ class SftKeepConfig:
 
     @property
     def is_on(self) -> bool:
-        """Some answers may be left out."""
+        """True if some answers may be left out."""
         return self.best is not None or self.min_score is not None
 
 
@@ -65,20 +65,20 @@ class SftDataConfig:
     """Key of a message that says whether it is trained, true or false, 1 or 0; where no message of a row has it,
     trained_turns says so."""
     json_messages: JsonMessages = "refuse"
-    """What becomes of a column that holds a list of messages as JSON text: it is refused, read as messages, or taken
+    """Treatment of a column that holds a list of messages as JSON text: it is refused, read as messages, or taken
     as a text."""
     prompt_key: Column = "prompt"
-    """Without messages: column with what is given, a string (one user message) or a list of messages; with dots what
-    lies inside a column, such as extra_info.question."""
+    """Without messages: column with the prompt, a string (one user message) or a list of messages; with dots the
+    value inside a column, such as extra_info.question."""
     completion_key: Column = "completion"
-    """Without messages: column with what is trained, a string (one assistant message) or a list of
+    """Without messages: column with the trained answer, a string (one assistant message) or a list of
     messages."""
     image_key: Column = "images"
     """Column with the images of a row, in the order of the placeholders `<image>` in its messages."""
     max_tokens: PositiveInt = 1024
     """Longest conversation, in tokens after the chat template."""
     truncation: Literal["drop", "error", "left", "right"] = "drop"
-    """What becomes of longer ones: drop leaves them out, error ends the command, left cuts their beginning off and
+    """Treatment of longer ones: drop leaves them out, error ends the command, left cuts their beginning off and
     right their end, never inside of an image. One with nothing left to train is left out, too; all are counted."""
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     """Variables for the chat template, for example {enable_thinking: false}."""
@@ -90,7 +90,7 @@ class SftDataConfig:
 
 @section("sft.distillation")
 class SftDistillationConfig:
-    """Learning from what a teacher was logged to find likely (columns teacher_ids and teacher_logprobs). Off by
+    """Distillation from the logged top tokens of a teacher (columns teacher_ids and teacher_logprobs). Off by
     default."""
 
     coef: NonNegativeFloat = 0.0
@@ -113,7 +113,7 @@ class SftDistillationConfig:
 
     @property
     def is_on(self) -> bool:
-        """The rows' teacher is read."""
+        """True if the logged tokens of the teacher are read."""
         return self.coef > 0
 
 
@@ -128,7 +128,7 @@ class SftConfig:
     optim: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
     """Optimizer."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """How forward and backward passes are cut."""
+    """Micro-batches of forward and backward passes."""
     examples_per_update: PositiveInt = 32
     """Conversations per optimizer step."""
     num_epochs: PositiveInt = 1
@@ -159,4 +159,4 @@ def files_named(data: Any) -> Iterator[tuple[str, str, str]]:
 CHANGEABLE = ("sft.engine.",)
 """Settings that a run may be continued with anew and stays the same."""
 LENGTH, LEARNING = ("sft.num_epochs", "sft.max_steps"), ("sft.optim.",)
-"""Those that steer it."""
+"""Settings of the length of a run, and of its optimizer."""

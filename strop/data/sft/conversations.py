@@ -49,16 +49,18 @@ def tokenize_chat(
     """
     control = control_token_ids(tokenizer) if control_ids is None else control_ids
     answers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
-    wanted = [one for one in answers if one >= first_trained and (trained is None or one in trained)]
+    trained_answers = [
+        number for number in answers if number >= first_trained and (trained is None or number in trained)
+    ]
     marked = _tokenize_marked(tokenizer, chat) if has_marks(tokenizer, chat.tools) else None
-    if marked is not None and wanted != answers:
-        kept = _marks_of(tokenizer, chat, marked[1], answers, wanted)
-        marked = None if kept is None else (marked[0], kept)
+    if marked is not None and trained_answers != answers:
+        trained_marks = _marks_of(tokenizer, chat, marked[1], answers, trained_answers)
+        marked = None if trained_marks is None else (marked[0], trained_marks)
     if marked is not None:
         ids, mask = marked
     else:
         text = render(tokenizer, chat, add_generation_prompt=False)
-        spans = _assistant_spans(tokenizer, chat, text, wanted)
+        spans = _assistant_spans(tokenizer, chat, text, trained_answers)
         ids, bounds = _encode_cut(tokenizer, text, [cut for span in spans for cut in span])
         mask = [False] * len(ids)
         for start, end in zip(bounds[::2], bounds[1::2], strict=True):
@@ -91,7 +93,7 @@ def _tokenize_marked(tokenizer: PreTrainedTokenizerBase, chat: Chat) -> tuple[li
 
 
 def has_marks(tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> bool:
-    """Whether the chat template marks the trained text with {% generation %} blocks; not known of slow tokenizers."""
+    """True if the chat template marks the trained text with {% generation %} blocks; not known of slow tokenizers."""
     return tokenizer.is_fast and bool(_GENERATION_BLOCK.search(tokenizer.get_chat_template(tools=tools)))
 
 
@@ -100,35 +102,35 @@ def _marks_of(
     chat: Chat,
     mask: Sequence[bool],
     answers: Sequence[int],
-    wanted: Collection[int],
+    trained: Collection[int],
 ) -> list[bool] | None:
     """The marks that belong to the assistant turns of these numbers; None where it is not known which do.
 
     A turn has as many marked pieces as the conversation has more when it goes up to this turn, and not only up to the
     one before. A template that marks a turn only while it is the last one gives no such numbers.
     """
-    marked, kept, before = runs(mask), [False] * len(mask), 0
+    marked, marks, before = runs(mask), [False] * len(mask), 0
     for index in answers:
         upto = dataclasses.replace(chat, messages=chat.messages[: index + 1])
         after = len(runs(_tokenize_marked(tokenizer, upto)[1]))
-        if index in wanted:
+        if index in trained:
             if after <= before:
                 return None
             for start, end in marked[before:after]:
-                kept[start:end] = [True] * (end - start)
+                marks[start:end] = [True] * (end - start)
         before = after
-    return kept if before == len(marked) else None
+    return marks if before == len(marked) else None
 
 
 def _assistant_spans(
-    tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, wanted: Sequence[int]
+    tokenizer: PreTrainedTokenizerBase, chat: Chat, text: str, trained: Sequence[int]
 ) -> list[tuple[int, int]]:
     """Start and end of the assistant turns of these numbers, in characters of the rendered conversation.
 
     A message that opens the conversation is given: no prompt precedes it that a policy could answer.
     """
     spans = []
-    for index in wanted:
+    for index in trained:
         if index == 0:
             continue
         before = render(tokenizer, chat, num_messages=index, add_generation_prompt=True)
@@ -143,14 +145,14 @@ def _assistant_spans(
     return spans
 
 
-def _not_append_only(chat: Chat, index: int, part: str, text: str, what: str) -> str:
+def _not_append_only(chat: Chat, index: int, part: str, text: str, subject: str) -> str:
     """Sentence for a template that writes a turn differently once the conversation goes on."""
     same = 0
     while same < min(len(part), len(text)) and part[same] == text[same]:
         same += 1
     return (
         f"{chat.where}: the chat template is not append-only at message {index + 1} of {len(chat.messages)} "
-        f"(assistant): it writes {what} as {part[same : same + 40]!r}, but as {text[same : same + 40]!r} in "
+        f"(assistant): it writes {subject} as {part[same : same + 40]!r}, but as {text[same : same + 40]!r} in "
         f"the whole conversation, so what is trained would differ from what is sampled. Use rows that end "
         f"with this turn, or a template that keeps earlier turns or marks them with {{% generation %}}"
     )
@@ -184,7 +186,7 @@ def _encode_cut(
 def _end_of_turn(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], start: int, end: int, control: Collection[int]
 ) -> int:
-    """Where the turn ends when white space after its last control token is left out."""
+    """End of the turn without white space after its last control token."""
     last = end
     while last > start and ids[last - 1] not in control:
         last -= 1

@@ -24,7 +24,7 @@ from strop.data.sft.answer_ends import AnswerEnds
 from strop.data.sft.config import SftDataConfig
 from strop.data.sft.conversations import tokenize_chat
 from strop.data.sft.rows import chosen_rows, has_tokens
-from strop.data.sft.stored_conversation import Kept, SftExample, cut, with_images
+from strop.data.sft.stored_conversation import SftExample, StoredConversation, cut, with_images
 from strop.data.sft.token_rows import check_text, token_examples
 
 _COMPARED = 16
@@ -42,7 +42,7 @@ class SftDataset:
     Args:
         rows: from `read_sft_rows`.
         tokenizer: with a chat template, unless all rows hold tokens.
-        config: column names, the longest conversation, which rows are kept, and variables for the template.
+        config: column names, the longest conversation, the rows that are kept, and variables for the template.
         split: word for the rows in messages.
         sources: of each row, for `sources`; not given: their column `data_source`.
 
@@ -69,7 +69,7 @@ class SftDataset:
         self._num_rows = len(rows)
         self._num_cut = self._num_dropped = 0
         self.ends = AnswerEnds(tokenizer)
-        self._examples: list[Kept] = []
+        self._examples: list[StoredConversation] = []
         self._sources: list[str] = []
         chosen = chosen_rows(rows, config, split=split)
         self._num_chosen = len(chosen)
@@ -79,7 +79,7 @@ class SftDataset:
         for number in chosen:
             source = sources[number] if sources is not None else str(rows[number].get("data_source") or "")
             with bad.reading(self._where(number)):
-                for whole in self._tokenized(number, rows[number]):
+                for whole in self._tokenize(number, rows[number]):
                     shortest = len(whole.ids) if shortest is None else min(shortest, len(whole.ids))
                     self._add(whole, source)
         bad.check()
@@ -101,8 +101,8 @@ class SftDataset:
     def _where(self, number: int) -> str:
         return f"{self.split} row {number}"
 
-    def _tokenized(self, number: int, row: Mapping[str, Any]) -> Iterator[Kept]:
-        """What a row is as tokens: one conversation, or every training sequence of a sample."""
+    def _tokenize(self, number: int, row: Mapping[str, Any]) -> Iterator[StoredConversation]:
+        """Tokenised conversations of a row: one, or every training sequence of a sample."""
         if has_tokens(row):
             yield from token_examples(row, number, where=self._where(number), num_ids=len(self._tokenizer))
             return
@@ -115,12 +115,12 @@ class SftDataset:
         ids, mask = tokenize_chat(
             self._tokenizer, chat, first_trained=first_trained, trained=trained, control_ids=self._control
         )
-        whole = Kept(number, array("i", ids), bytes(mask))
+        whole = StoredConversation(number, array("i", ids), bytes(mask))
         yield whole if images is None else with_images(whole, images)
 
-    def _add(self, whole: Kept, source: str) -> None:
-        """The conversation, or what is kept of one that is too long."""
-        kept: Kept | None = whole
+    def _add(self, whole: StoredConversation, source: str) -> None:
+        """Add the conversation, or the rest of one that is too long."""
+        conversation: StoredConversation | None = whole
         limit, side = self._config.max_tokens, self._config.truncation
         if len(whole.ids) > limit:
             if side == "error":
@@ -128,12 +128,12 @@ class SftDataset:
                     f"{self._where(whole.row)} has {len(whole.ids)} tokens, over sft.data.max_tokens={limit}: raise "
                     f"that, or say with sft.data.truncation what becomes of such rows (drop, left, right)"
                 )
-            kept = None if side == "drop" else cut(whole, limit, side)
-            self._num_cut += kept is not None
-            self._num_dropped += kept is None
-        if kept is not None:
-            self.ends.add(kept.ids, kept.mask)
-            self._examples.append(kept)
+            conversation = None if side == "drop" else cut(whole, limit, side)
+            self._num_cut += conversation is not None
+            self._num_dropped += conversation is None
+        if conversation is not None:
+            self.ends.add(conversation.ids, conversation.mask)
+            self._examples.append(conversation)
             self._sources.append(source)
 
     @property
@@ -143,7 +143,7 @@ class SftDataset:
 
     @property
     def sources(self) -> dict[int, str]:
-        """Where each example is from."""
+        """Source of each example, by its number."""
         return dict(enumerate(self._sources))
 
     def __len__(self) -> int:
@@ -155,17 +155,18 @@ class SftDataset:
     @property
     def has_media(self) -> bool:
         """A conversation has images."""
-        return any(kept.media for kept in self._examples)
+        return any(example.media for example in self._examples)
 
     @property
     def top_k(self) -> int:
-        """How many tokens a teacher's word has in each place, in every example; 0 where there is none.
+        """Logged teacher tokens per position (K), the same in every example; 0 where there is no teacher.
 
         Raises:
             ValueError: some examples have fewer than others, or none.
         """
         counts = {
-            0 if kept.teacher is None else kept.teacher.ids.shape[1]: kept.row for kept in self._examples
+            0 if example.teacher is None else example.teacher.ids.shape[1]: example.row
+            for example in self._examples
         }
         if len(counts) > 1:
             some = ", ".join(f"row {row} has {count}" for count, row in sorted(counts.items())[:2])
@@ -178,12 +179,12 @@ class SftDataset:
     @property
     def longest(self) -> int:
         """Tokens of the longest conversation."""
-        return max(len(kept.ids) for kept in self._examples)
+        return max(len(example.ids) for example in self._examples)
 
     def report(self) -> str:
         """One line: how many conversations, how long, how many dropped, and turns that never end."""
-        lengths = [len(kept.ids) for kept in self._examples]
-        num_trained = sum(sum(kept.mask) for kept in self._examples)
+        lengths = [len(example.ids) for example in self._examples]
+        num_trained = sum(sum(example.mask) for example in self._examples)
         line = (
             f"{self.split}: {len(self)} conversations of {min(lengths)} to {max(lengths)} tokens (median "
             f"{statistics.median_low(lengths)}), {num_trained} of {sum(lengths)} tokens trained"
@@ -191,8 +192,8 @@ class SftDataset:
         if self._config.keep.is_on:
             line += f"; {self._num_chosen} of {self._num_rows} rows kept by their scores"
         counts = {"dropped": self._num_dropped, f"cut ({self._config.truncation})": self._num_cut}
-        if said := [f"{what} {n} ({100 * n / self._num_chosen:.1f} %)" for what, n in counts.items() if n]:
-            line += f"; {', '.join(said)} longer than sft.data.max_tokens={self._config.max_tokens}"
+        if shares := [f"{verb} {n} ({100 * n / self._num_chosen:.1f} %)" for verb, n in counts.items() if n]:
+            line += f"; {', '.join(shares)} longer than sft.data.max_tokens={self._config.max_tokens}"
         if warning := self.ends.warning():
             line += f"; {warning}"
         return line
@@ -224,10 +225,10 @@ class SftDataset:
         if row.get(messages_key) is not None:
             messages = self._read(row[messages_key], role="user", where=where, key=messages_key)
             first_trained = 0
-        elif (asked := value_inside(row, prompt_key)) is not None and (
+        elif (question := value_inside(row, prompt_key)) is not None and (
             answer := value_inside(row, completion_key)
         ) is not None:
-            prompt = self._read(asked, role="user", where=where, key=prompt_key)
+            prompt = self._read(question, role="user", where=where, key=prompt_key)
             completion = self._read(answer, role="assistant", where=where, key=completion_key)
             messages, first_trained = prompt + completion, len(prompt)
         elif empty := null_in(row, (messages_key, prompt_key, completion_key)):
@@ -249,8 +250,8 @@ class SftDataset:
 
     def _read(self, value: object, *, role: str, where: str, key: str) -> tuple[dict[str, Any], ...]:
         """Messages of a column."""
-        how = self._config.json_messages
-        value = from_json_text(value, how, where=where, key=key, setting="sft.data.json_messages")
+        mode = self._config.json_messages
+        value = from_json_text(value, mode, where=where, key=key, setting="sft.data.json_messages")
         return to_messages(value, role=role, where=where, key=key)
 
     def _trained(

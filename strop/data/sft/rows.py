@@ -1,4 +1,4 @@
-"""Where rows of a fine-tuning come from, and which of them are imitated.
+"""Rows of a fine-tuning from files and run folders, and rejection sampling.
 
 A run folder gives its training samples: the tokens themselves, with the score of each.
 """
@@ -42,22 +42,22 @@ def read_sft_rows(files: Sequence[str], cache_dir: str | Path = "") -> SftRows:
     rows: list[dict[str, Any]] = []
     sources: list[str] = []
     for entry in files:
-        found = _samples(Path(entry)) if is_run(entry) else read_rows([entry], cache_dir)
-        rows += found
-        sources += [str(row.get("data_source") or names[entry]) for row in found]
+        entry_rows = _samples(Path(entry)) if is_run(entry) else read_rows([entry], cache_dir)
+        rows += entry_rows
+        sources += [str(row.get("data_source") or names[entry]) for row in entry_rows]
     return SftRows(rows=rows, sources=sources)
 
 
 def _samples(folder: Path) -> list[dict[str, Any]]:
-    found = [
+    samples = [
         row for row in SampleStore(folder / "samples").read() if row["response_ids"] and row["prompt_ids"]
     ]
-    if not found:
+    if not samples:
         raise RunError(
             f"{folder} holds no training samples to fine-tune on: give the folder of a run of `strop train` with "
             f"run.save_samples=true"
         )
-    return found
+    return samples
 
 
 def chosen_rows(rows: Sequence[Mapping[str, Any]], config: SftDataConfig, *, split: str) -> list[int]:
@@ -66,7 +66,7 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]], config: SftDataConfig, *, spl
     Without `keep.repeats` an answer that a prompt has several times counts once, with its largest score.
 
     Raises:
-        ValueError: a row has no score, or what its prompt is cannot be told.
+        ValueError: a row has no score, or no prompt.
     """
     keep = config.keep
     if not keep.is_on:
@@ -88,20 +88,20 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]], config: SftDataConfig, *, spl
             if scores[number] > scores[before] or math.isnan(scores[before]):
                 best[text] = number
         numbers = sorted(best.values())
-    kept = kept_samples(
+    kept_numbers = kept_samples(
         [scores[number] for number in numbers],
         [texts[number][0] for number in numbers],
         best=keep.best,
         min_score=keep.min_score,
     )
-    if not kept:
-        known = [score for score in scores if math.isfinite(score)]
-        highest = f"the highest score is {max(known):g}" if known else "no row was scored"
+    if not kept_numbers:
+        finite_scores = [score for score in scores if math.isfinite(score)]
+        highest = f"the highest score is {max(finite_scores):g}" if finite_scores else "no row was scored"
         raise ValueError(
             f"no {split} row is kept: sft.data.keep.min_score is {keep.min_score} and {highest}; lower it, or use "
             f"other rows"
         )
-    return [numbers[number] for number in kept]
+    return [numbers[number] for number in kept_numbers]
 
 
 def _score(row: Mapping[str, Any], where: str) -> float:
@@ -119,7 +119,7 @@ def _score(row: Mapping[str, Any], where: str) -> float:
 
 
 def _prompt_and_answer(row: Mapping[str, Any], config: SftDataConfig, where: str) -> tuple[str, str]:
-    """What is compared: answers with the same prompt."""
+    """Prompt and answer of a row, as text to compare."""
     if has_tokens(row):
         first = (row.get("earlier_sequences") or [row])[0]
         return repr(list(first["prompt_ids"])), repr(list(row["response_ids"]))
@@ -135,5 +135,5 @@ def _prompt_and_answer(row: Mapping[str, Any], config: SftDataConfig, where: str
 
 
 def has_tokens(row: Mapping[str, Any]) -> bool:
-    """The row holds the tokens themselves."""
+    """True if the row holds the tokens themselves."""
     return row.get("prompt_ids") is not None and row.get("response_ids") is not None

@@ -1,4 +1,4 @@
-"""One conversation as it is trained, and in little memory; what is kept of one that is too long."""
+"""One tokenised conversation: as it is trained, and stored in little memory; cutting of one that is too long."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from strop.protocol.trajectory import Media
 
 @dataclass(frozen=True, eq=False)
 class TeacherTop:
-    """What a teacher found likely in the place of each token of an answer, as it was logged."""
+    """Logged top tokens of a teacher at the position of each token of an answer."""
 
     start: int
-    """Number of the first token that it is about; it is about all from there on."""
+    """Number of the first token with logged ones; all from there on have them."""
     ids: NDArray[np.int32]
-    """[tokens, K]: tokens that it finds likely."""
+    """[tokens, K]: ids of the top tokens."""
     log_probs: NDArray[np.float32]
     """[tokens, K]: their log-probs, at temperature 1."""
 
     def cut(self, first: int, last: int) -> TeacherTop:
-        """Of the tokens from `first` up to `last` alone."""
+        """The part for the tokens from `first` up to `last`."""
         begin, end = max(first - self.start, 0), max(last - self.start, 0)
         return TeacherTop(max(self.start - first, 0), self.ids[begin:end], self.log_probs[begin:end])
 
@@ -43,7 +43,7 @@ class SftExample:
     media: tuple[Media, ...] = ()
     """Images, in the order of their tokens."""
     teacher: TeacherTop | None = None
-    """What a teacher finds likely, of the tokens from its `start` on."""
+    """Top tokens of a teacher, from its `start` on."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.loss_mask):
@@ -58,7 +58,7 @@ class SftExample:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredConversation:
     """A conversation, in little memory."""
 
     row: int
@@ -68,7 +68,7 @@ class Kept:
     teacher: TeacherTop | None = None
 
     def example(self) -> SftExample:
-        """As it is trained."""
+        """The conversation as it is trained."""
         return SftExample(
             row=self.row,
             token_ids=tuple(self.ids),
@@ -78,36 +78,38 @@ class Kept:
         )
 
 
-def with_images(kept: Kept, images: Any) -> Kept:
-    """As many tokens for each image as stand for it, none of them trained."""
-    ids = images.expand(kept.ids)
+def with_images(conversation: StoredConversation, images: Any) -> StoredConversation:
+    """Expand the placeholder of each image to its tokens, none of them trained."""
+    ids = images.expand(conversation.ids)
     media = images.media(ids)
     mask, read = bytearray(), 0
-    for one in media:
-        before = one.start - len(mask)
-        mask += kept.mask[read : read + before] + bytes(one.num_tokens)
+    for image in media:
+        before = image.start - len(mask)
+        mask += conversation.mask[read : read + before] + bytes(image.num_tokens)
         read += before + 1  # the token that the template wrote for it
-    return Kept(kept.row, ids, bytes(mask + kept.mask[read:]), media)
+    return StoredConversation(conversation.row, ids, bytes(mask + conversation.mask[read:]), media)
 
 
-def cut(kept: Kept, limit: int, side: Literal["left", "right"]) -> Kept | None:
-    """At most so many tokens, without a part of an image; None where none of them is trained.
+def cut(
+    conversation: StoredConversation, limit: int, side: Literal["left", "right"]
+) -> StoredConversation | None:
+    """Cut a conversation to at most `limit` tokens, without a part of an image; None where none of them is trained.
 
     The first token of all is not trained: nothing predicts it.
     """
-    first, last = (0, limit) if side == "right" else (len(kept.ids) - limit, len(kept.ids))
-    for start, end in (one.span for one in kept.media):
+    first, last = (0, limit) if side == "right" else (len(conversation.ids) - limit, len(conversation.ids))
+    for start, end in (image.span for image in conversation.media):
         first = end if start < first < end else first
         last = start if start < last < end else last
-    mask = bytearray(kept.mask[first:last])
+    mask = bytearray(conversation.mask[first:last])
     if mask:
         mask[0] = 0
     if not any(mask):
         return None
     media = tuple(
-        dataclasses.replace(one, start=one.start - first)
-        for one in kept.media
-        if first <= one.start and one.span[1] <= last
+        dataclasses.replace(image, start=image.start - first)
+        for image in conversation.media
+        if first <= image.start and image.span[1] <= last
     )
-    teacher = None if kept.teacher is None else kept.teacher.cut(first, last)
-    return Kept(kept.row, kept.ids[first:last], bytes(mask), media, teacher)
+    teacher = None if conversation.teacher is None else conversation.teacher.cut(first, last)
+    return StoredConversation(conversation.row, conversation.ids[first:last], bytes(mask), media, teacher)

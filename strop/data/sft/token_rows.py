@@ -1,6 +1,6 @@
-"""Rows that hold the tokens themselves: what was sampled is what is trained, never encoded again from text.
+"""Rows that hold the tokens themselves: sampled tokens are trained as they are, never encoded again from text.
 
-| column | what it holds |
+| column | value |
 |---|---|
 | `prompt_ids`, `response_ids` | token ids |
 | `response_mask` | true on tokens that are trained; without it all of the response |
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from strop.data.sft.stored_conversation import Kept, TeacherTop
+from strop.data.sft.stored_conversation import StoredConversation, TeacherTop
 from strop.utils.chat_template.answers import answer_text
 from strop.utils.sanitize import encodable, storable_text
 
@@ -25,7 +25,9 @@ _MOST = 1.001
 """Largest sum of probabilities: 1, but for the rounding of logs."""
 
 
-def token_examples(row: Mapping[str, Any], number: int, *, where: str, num_ids: int) -> Iterator[Kept]:
+def token_examples(
+    row: Mapping[str, Any], number: int, *, where: str, num_ids: int
+) -> Iterator[StoredConversation]:
     """Every training sequence of the row in which a token is trained.
 
     Args:
@@ -41,7 +43,7 @@ def token_examples(row: Mapping[str, Any], number: int, *, where: str, num_ids: 
         prompt = _ids(sequence["prompt_ids"], "prompt_ids", where, num_ids)
         response = _ids(sequence["response_ids"], "response_ids", where, num_ids)
         mask = sequence.get("response_mask")
-        mask = [True] * len(response) if mask is None else [bool(one) for one in mask]
+        mask = [True] * len(response) if mask is None else [bool(is_trained) for is_trained in mask]
         if not prompt or len(mask) != len(response):
             raise ValueError(
                 f"{where} has {len(prompt)} prompt_ids, {len(response)} response_ids and {len(mask)} values of "
@@ -49,19 +51,19 @@ def token_examples(row: Mapping[str, Any], number: int, *, where: str, num_ids: 
             )
         teacher = _teacher(sequence, len(prompt), len(response), where, num_ids)
         if any(mask):
-            yield Kept(
+            yield StoredConversation(
                 number, array("i", [*prompt, *response]), bytes([*bytes(len(prompt)), *mask]), (), teacher
             )
 
 
 def _ids(value: object, name: str, where: str, num_ids: int) -> list[int]:
-    if not isinstance(value, list | tuple) or not all(isinstance(one, int) for one in value):
+    if not isinstance(value, list | tuple) or not all(isinstance(token, int) for token in value):
         raise ValueError(f"{where}: {name} is {value!r:.60}; it must be a list of token ids")
-    wrong = [one for one in value if not 0 <= one < num_ids]
-    if wrong:
+    out_of_range = [token for token in value if not 0 <= token < num_ids]
+    if out_of_range:
         raise ValueError(
-            f"{where}: {name} has the id {wrong[0]}, but the tokenizer of model.path has ids from 0 to {num_ids - 1}: "
-            f"the tokens are those of another model; use one with the same tokenizer"
+            f"{where}: {name} has the id {out_of_range[0]}, but the tokenizer of model.path has ids from 0 to "
+            f"{num_ids - 1}: the tokens are those of another model; use one with the same tokenizer"
         )
     return list(value)
 
@@ -69,7 +71,7 @@ def _ids(value: object, name: str, where: str, num_ids: int) -> list[int]:
 def _teacher(
     row: Mapping[str, Any], start: int, num_tokens: int, where: str, num_ids: int
 ) -> TeacherTop | None:
-    """What a teacher said of the response; None where the row has nothing of it.
+    """Logged top tokens of a teacher for the response; None where the row has none.
 
     Raises:
         ValueError: one of the two columns is missing, they are not [response tokens, K], or hold no log-probs.
@@ -113,18 +115,22 @@ def check_text(tokenizer: PreTrainedTokenizerBase, row: Mapping[str, Any], where
     """
     sequences: Sequence[Mapping[str, Any]] = [*(row.get("earlier_sequences") or ()), row]
     text = row.get("response")
-    if not isinstance(text, str) or not all(isinstance(one["response_ids"], list) for one in sequences):
+    if not isinstance(text, str) or not all(
+        isinstance(sequence["response_ids"], list) for sequence in sequences
+    ):
         return
-    known = [one["response_ids"] for one in sequences]
-    if any(not isinstance(one, int) or not 0 <= one < len(tokenizer) for ids in known for one in ids):
-        return  # said with its row later
-    found = "".join(answer_text(tokenizer, ids) for ids in known)
-    plain = "".join(str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in known)
+    responses = [sequence["response_ids"] for sequence in sequences]
+    if any(
+        not isinstance(token, int) or not 0 <= token < len(tokenizer) for ids in responses for token in ids
+    ):
+        return  # reported with its row later
+    decoded = "".join(answer_text(tokenizer, ids) for ids in responses)
+    plain = "".join(str(tokenizer.decode(ids, skip_special_tokens=True)) for ids in responses)
     if text not in (
-        storable_text(encodable(found)),
+        storable_text(encodable(decoded)),
         storable_text(encodable(plain)),
     ):  # as another run keeps them
         raise ValueError(
-            f"{where}: its tokens say {found!r:.60} with the tokenizer of model.path, but its text is {text!r:.60}: "
+            f"{where}: its tokens say {decoded!r:.60} with the tokenizer of model.path, but its text is {text!r:.60}: "
             f"they are those of another tokenizer; use a model with the tokenizer that they were sampled with"
         )

@@ -1,7 +1,7 @@
 """Training rows that are read from their files and encoded when they are visited (data.streaming).
 
-stored.py    rows by number, from their files
-prompts.py   the training prompts of such rows
+prompts.py  Training prompts that are read and encoded when they are visited
+stored.py   Rows that stay in their files and are read one by one, by number
 """
 
 from strop.data.streaming.prompts import StreamedPrompts

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.data.chat import require_chat_template
 from strop.data.config import DataConfig
-from strop.data.prompts import PromptDataset, spread
+from strop.data.prompts import PromptDataset, subsample
 from strop.data.visit_ids import visit_uid
 from strop.protocol.trajectory import Prompt
 
@@ -31,7 +31,7 @@ class StreamedPrompts:
         rows: read at each visit; not held.
         tokenizer: with a chat template.
         config: column names and limits; data.max_train_prompts keeps rows at even distances, of all rows.
-        shown: what a row goes through before, such as naming its agent; its second argument names the row in errors.
+        prepare: applied to a row before, such as naming its agent; its second argument names the row in errors.
 
     Raises:
         ValueError: the tokenizer has no chat template, or one of a few rows that are tried cannot be a prompt.
@@ -43,12 +43,12 @@ class StreamedPrompts:
         tokenizer: PreTrainedTokenizerBase,
         config: DataConfig,
         *,
-        shown: Callable[[Mapping[str, Any], str], Mapping[str, Any]] = lambda row, where: row,
+        prepare: Callable[[Mapping[str, Any], str], Mapping[str, Any]] = lambda row, where: row,
     ) -> None:
         require_chat_template(tokenizer)
         if not rows:
             raise ValueError("train data has no rows; check data.train_files")
-        self._rows, self._shown = rows, shown
+        self._rows, self._prepare = rows, prepare
         self._tokenizer = tokenizer
         self._limit = config.max_prompt_tokens
         self._is_filtered = config.filter_overlong_prompts
@@ -56,11 +56,11 @@ class StreamedPrompts:
         self._config = dataclasses.replace(config, max_prompt_tokens=longest, max_train_prompts=None)
         self._numbers: Sequence[int] = range(len(rows))
         if config.max_train_prompts is not None:
-            self._numbers = spread(self._numbers, config.max_train_prompts)
-        tried = [self.prompt(row, visit_uid(0, row)) for row in spread(self._numbers, _NUM_TRIED)]
+            self._numbers = subsample(self._numbers, config.max_train_prompts)
+        tried = [self.prompt(row, visit_uid(0, row)) for row in subsample(self._numbers, _NUM_TRIED)]
         self._num_tried = len(tried)
         self._has_media = any(prompt.media for prompt in tried)
-        self._num_too_long = sum(bool(self.refusal(prompt)) for prompt in tried)
+        self._num_too_long = sum(bool(self.skip_reason(prompt)) for prompt in tried)
 
     @property
     def row_numbers(self) -> Sequence[int]:
@@ -81,12 +81,12 @@ class StreamedPrompts:
         Raises:
             ValueError: the row cannot be a prompt; the sentence names it.
         """
-        source = self._shown(self._rows[row], f"train row {row}")
-        one = PromptDataset([source], self._tokenizer, self._config, "train", first_row=row)
-        return dataclasses.replace(one.prompt(0, uid), row=row)
+        source = self._prepare(self._rows[row], f"train row {row}")
+        dataset = PromptDataset([source], self._tokenizer, self._config, "train", first_row=row)
+        return dataclasses.replace(dataset.prompt(0, uid), row=row)
 
-    def refusal(self, prompt: Prompt) -> str:
-        """Why a visited prompt is not played; empty when it is."""
+    def skip_reason(self, prompt: Prompt) -> str:
+        """Reason why a visited prompt is skipped; empty when it is not."""
         if self._is_filtered and len(prompt.token_ids) > self._limit:
             return f"prompt longer than data.max_prompt_tokens={self._limit}"
         return ""

@@ -1,14 +1,14 @@
 """Rows that stay in their files and are read one by one, by number.
 
-What is held in memory does not depend on the number of rows, except eight bytes per row of JSON lines, and those
+Memory use does not depend on the number of rows, except eight bytes per row of JSON lines, and those
 are mapped from a file:
 
     parquet        a group of rows at a time, whose sizes are in the file's footer; a file of large groups is first
                    written to data.cache_dir as Arrow batches, once, and mapped into memory
-    JSON lines     from where a line begins; the places are found once and kept in data.cache_dir
+    JSON lines     by the offsets of lines, which are found once and kept in data.cache_dir
     datasets       folders written by save_to_disk and sets of the hub, which are mapped into memory
 
-What is kept is named by path, size and time of change of the file, so a changed file is indexed again.
+Cached files are named by path, size and time of change of the file, so a changed file is indexed again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from strop.data.readers import (
     fetched,
     leaves,
     open_set,
-    parquet_refused,
+    parquet_error,
     without_filled_nulls,
 )
 from strop.utils.remote_path import is_hub
@@ -79,7 +79,7 @@ def open_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> Stored
 
     Args:
         files: entries of data.train_files.
-        cache_dir: where fetched files and indexes are kept; empty means the default.
+        cache_dir: folder of fetched files and indexes; empty means the default.
 
     Raises:
         ValueError: as `read_rows`, as far as it shows without reading the rows; also for a `.json` file that holds
@@ -89,10 +89,10 @@ def open_rows(files: Sequence[str | Path], cache_dir: str | Path = "") -> Stored
     check_entries(files)
     parts: list[RowPart] = []
     for entry in map(str, files):
-        found = list(_parts(entry, cache_dir))
-        if not sum(map(len, found)):
+        entry_parts = list(_parts(entry, cache_dir))
+        if not sum(map(len, entry_parts)):
             raise ValueError(f"data file {entry} has no rows; write at least one, or leave the file out")
-        parts += found
+        parts += entry_parts
     return StoredRows(parts)
 
 
@@ -121,8 +121,8 @@ class MappedRows:
 
     def row(self, index: int) -> dict[str, Any]:
         """The row of this number."""
-        found: list[dict[str, Any]] = self._dataset[index : index + 1].to_pylist()
-        return without_filled_nulls(found[0])
+        rows: list[dict[str, Any]] = self._dataset[index : index + 1].to_pylist()
+        return without_filled_nulls(rows[0])
 
 
 class BlockRows:
@@ -143,12 +143,12 @@ class BlockRows:
         """The row of this number."""
         number = bisect.bisect_right(self._ends, index)
         start = self._ends[number - 1] if number else 0
-        found: list[dict[str, Any]] = self._block(number).slice(index - start, 1).to_pylist()
-        return without_filled_nulls(found[0])
+        rows: list[dict[str, Any]] = self._block(number).slice(index - start, 1).to_pylist()
+        return without_filled_nulls(rows[0])
 
 
 class LineRows:
-    """Rows of a JSON-lines file, found by where their lines begin."""
+    """Rows of a JSON-lines file, found by the offsets of their lines."""
 
     def __init__(self, path: Path, cache_dir: str | Path) -> None:
         self._path = path
@@ -161,8 +161,8 @@ class LineRows:
                 f"data file {path} holds one JSON list, so its rows cannot be read one by one: write one object per "
                 f"line (.jsonl), or set data.streaming=false"
             )
-        kept = _kept(path, ".npy", cache_dir, _write_starts)
-        self._starts = np.load(kept, mmap_mode="r")  # [rows]
+        index_file = _cached(path, ".npy", cache_dir, _write_starts)
+        self._starts = np.load(index_file, mmap_mode="r")  # [rows]
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -191,35 +191,35 @@ def _parquet_rows(path: Path, cache_dir: str | Path) -> RowPart:
         if max((group.total_byte_size for group in groups), default=0) <= MAX_GROUP_BYTES:
             read_group = pyarrow.parquet.ParquetFile(path).read_row_group
             return BlockRows((group.num_rows for group in groups), lru_cache(maxsize=2)(read_group))
-        kept = _kept(path, ".arrow", cache_dir, _write_batches)
-        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(kept)))
+        batch_file = _cached(path, ".arrow", cache_dir, _write_batches)
+        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(batch_file)))
         batches = range(file.num_record_batches)
         return BlockRows((file.get_batch(number).num_rows for number in batches), file.get_batch)
     except (pyarrow.ArrowException, OSError) as error:
-        raise parquet_refused(path, error) from error
+        raise parquet_error(path, error) from error
 
 
-def _kept(path: Path, suffix: str, cache_dir: str | Path, write: Callable[[Path, Path], None]) -> Path:
+def _cached(path: Path, suffix: str, cache_dir: str | Path, write: Callable[[Path, Path], None]) -> Path:
     """The file in the cache that belongs to the present contents of `path`, written when there is none."""
     stat = path.stat()
     name = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
     digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
     folder = cache_folder(cache_dir) / "rows"
-    kept = folder / f"{digest}{suffix}"
-    if not kept.exists():
+    target = folder / f"{digest}{suffix}"
+    if not target.exists():
         folder.mkdir(parents=True, exist_ok=True)
         handle, staging = tempfile.mkstemp(prefix="writing-", suffix=suffix, dir=folder)
         os.close(handle)
         try:
             write(path, Path(staging))
-            Path(staging).replace(kept)
+            Path(staging).replace(target)
         finally:
             Path(staging).unlink(missing_ok=True)
-    return use(kept)
+    return use(target)
 
 
 def _write_starts(path: Path, target: Path) -> None:
-    """Where each line that is not blank begins, in bytes."""
+    """Write the byte offset of each line that is not blank."""
     starts = array("q")
     at = 0
     with open_regular(path) as file:
@@ -232,7 +232,7 @@ def _write_starts(path: Path, target: Path) -> None:
 
 
 def _write_batches(path: Path, target: Path) -> None:
-    """The same rows as Arrow batches."""
+    """Write the same rows as Arrow batches."""
     source = pyarrow.parquet.ParquetFile(path)
     with pyarrow.OSFile(str(target), "wb") as sink, pyarrow.ipc.new_file(sink, source.schema_arrow) as writer:
         for batch in source.iter_batches(batch_size=_BATCH_ROWS):

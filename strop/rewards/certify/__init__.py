@@ -1,5 +1,5 @@
-"""A reward function tried without a model: probes, and a certificate with a verdict.
+"""A reward function tested without a model: probes, and a certificate with a verdict.
 
-certificate.py  A reward tried without a model
-probes.py       Answers that a reward is tried with
+certificate.py  Test of a reward without a model
+probes.py       Probe answers for a reward
 """

@@ -1,4 +1,4 @@
-"""A reward tried without a model: a certificate with a verdict, and a finding for each thing that is wrong.
+"""Test of a reward without a model: a certificate with a verdict, and a finding for each thing that is wrong.
 
 Every answer is scored twice, the second time in the opposite order and in other processes.
 """
@@ -35,12 +35,12 @@ class RewardFinding:
     answer: str
     """At most 200 characters of it."""
     sentence: str
-    """What happened, how often, and what to do."""
+    """Error sentence: the event, its frequency, and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Certificate:
-    """What a reward did with the answers it was tried with."""
+    """Result of testing a reward with probe answers."""
 
     reward: str
     num_rows: int
@@ -72,7 +72,7 @@ class Certificate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Tried:
+class _Trial:
     probe: Probe
     first: Outcome
     again: Outcome
@@ -89,7 +89,7 @@ def inspect_reward(
     """Try a reward with answers to these rows.
 
     Args:
-        name: what the certificate calls it.
+        name: of the reward in the certificate.
         reward: its settings.
         prompts: at least one row.
         tokenizer: as in `RewardPool`.
@@ -103,21 +103,21 @@ def inspect_reward(
             "the data has no rows, so there is nothing to try the reward with: name another file"
         )
     first = first_probes(prompts)
-    known = _scored(first, prompts, reward, tokenizer)
-    best = [_best_right(row, first, known) for row in range(len(prompts))]
+    first_outcomes = _score(first, prompts, reward, tokenizer)
+    best = [_best_right(row, first, first_outcomes) for row in range(len(prompts))]
     second = second_probes(prompts, best)
     probes = [*first, *second]
     if in_groups:  # a score may depend on what else is in the group
-        outcomes = _scored(probes, prompts, reward, tokenizer)
+        outcomes = _score(probes, prompts, reward, tokenizer)
     else:
-        outcomes = [*known, *_scored(second, prompts, reward, tokenizer)]
-    again = _scored(probes[::-1], prompts, reward, tokenizer)[::-1]
+        outcomes = [*first_outcomes, *_score(second, prompts, reward, tokenizer)]
+    again = _score(probes[::-1], prompts, reward, tokenizer)[::-1]
     tried = [
-        _Tried(probe=probe, first=first, again=second)
-        for probe, first, second in zip(probes, outcomes, again, strict=True)
+        _Trial(probe=probe, first=outcome, again=repeat)
+        for probe, outcome, repeat in zip(probes, outcomes, again, strict=True)
     ]
-    scores = [one.score for one in outcomes if one.score is not None]
-    seconds = [one.seconds for one in outcomes]
+    scores = [outcome.score for outcome in outcomes if outcome.score is not None]
+    seconds = [outcome.seconds for outcome in outcomes]
     right = [score for row in range(len(prompts)) if (score := _best(row, tried)) is not None]
     return Certificate(
         reward=name, num_rows=len(prompts), num_calls=2 * len(probes), lowest=min(scores, default=None),
@@ -129,7 +129,7 @@ def inspect_reward(
     )  # fmt: skip
 
 
-def _scored(
+def _score(
     probes: Sequence[Probe], prompts: Sequence[Prompt], reward: RewardConfig, tokenizer: str
 ) -> list[Outcome]:
     samples = [
@@ -140,33 +140,33 @@ def _scored(
         )
         for probe in probes
     ]  # fmt: skip
-    return [one.outcome for one in rescore(samples, reward, tokenizer=tokenizer)] if samples else []
+    return [row.outcome for row in rescore(samples, reward, tokenizer=tokenizer)] if samples else []
 
 
 def _best_right(row: int, probes: Sequence[Probe], outcomes: Sequence[Outcome]) -> Probe | None:
-    found = [
+    candidates = [
         (outcome.score, probe)
         for probe, outcome in zip(probes, outcomes, strict=True)
         if probe.row == row and probe.kind == "right" and outcome.score is not None
     ]
-    return max(found, key=lambda one: one[0])[1] if found else None
+    return max(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
 
 
-def _best(row: int, tried: Sequence[_Tried]) -> float | None:
+def _best(row: int, tried: Sequence[_Trial]) -> float | None:
     scores = [t.first.score for t in tried if t.probe.row == row and t.probe.kind == "right"]
     return max((score for score in scores if score is not None), default=None)
 
 
-def _example(tried: Sequence[_Tried]) -> str:
-    """How a right answer looks to the reward, of the first row in which one scores above empty and senseless ones."""
-    for row in dict.fromkeys(one.probe.row for one in tried):
-        of_row = [one for one in tried if one.probe.row == row and one.first.score is not None]
-        right = [one for one in of_row if one.probe.kind == "right"]
-        floor = max((one.first.score or 0.0 for one in of_row if one.probe.kind == "junk"), default=0.0)
-        best = max(right, key=lambda one: one.first.score or 0.0, default=None)
+def _example(tried: Sequence[_Trial]) -> str:
+    """The right answer that scores best, of the first row in which one scores above empty and senseless ones."""
+    for row in dict.fromkeys(t.probe.row for t in tried):
+        of_row = [t for t in tried if t.probe.row == row and t.first.score is not None]
+        right = [t for t in of_row if t.probe.kind == "right"]
+        floor = max((t.first.score or 0.0 for t in of_row if t.probe.kind == "junk"), default=0.0)
+        best = max(right, key=lambda t: t.first.score or 0.0, default=None)
         if best is not None and (best.first.score or 0.0) > floor:
-            where = f" ({best.probe.place})" if best.probe.place else ""
-            return f"{best.probe.text[:_SHOWN_CHARS]!r}{where} scores {best.first.score:g}"
+            source = f" ({best.probe.place})" if best.probe.place else ""
+            return f"{best.probe.text[:_SHOWN_CHARS]!r}{source} scores {best.first.score:g}"
     return ""
 
 
@@ -174,7 +174,7 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _findings(tried: Sequence[_Tried], num_rows: int) -> Iterator[RewardFinding]:
+def _findings(tried: Sequence[_Trial], num_rows: int) -> Iterator[RewardFinding]:
     yield from _of_calls(tried)
     best = {row: _best(row, tried) for row in range(num_rows)}
     junk = [t for t in tried if t.probe.kind == "junk" and t.first.score is not None]
@@ -191,16 +191,16 @@ def _findings(tried: Sequence[_Tried], num_rows: int) -> Iterator[RewardFinding]
         )  # fmt: skip
     low = [row for row, score in best.items() if score is not None and score <= floor[row]]
     if low:
-        known = num_rows - len(unknown)
+        num_known = num_rows - len(unknown)
         right = next(t for t in tried if t.probe.row == low[0] and t.probe.kind == "right")
         tries = sorted({t.probe.place for t in tried if t.probe.row == low[0] and t.probe.place})
         nested = f"; of its ground truth were tried {', '.join(tries)}" if tries else ""
         yield RewardFinding(
-            level="broken" if 2 * len(low) > known else "doubtful", rule="right answers", row=low[0],
+            level="broken" if 2 * len(low) > num_known else "doubtful", rule="right answers", row=low[0],
             answer=right.probe.text[:_SHOWN_CHARS],
-            sentence=f"in {len(low)} of {known} rows no form of the right answer scores above empty and senseless ones "
-            f"({floor[low[0]]:g}){nested}: compare the ground truth's format with what the function looks for in an "
-            f"answer",
+            sentence=f"in {len(low)} of {num_known} rows no form of the right answer scores above empty and senseless "
+            f"ones ({floor[low[0]]:g}){nested}: compare the ground truth's format with what the function looks for "
+            f"in an answer",
         )  # fmt: skip
     good = {row: score for row, score in best.items() if score is not None and row not in low}
     yield from _of_exploits([t for t in tried if t.probe.row in good], good, floor)
@@ -218,78 +218,78 @@ _REMEDIES = {
 
 
 def _of_exploits(
-    tried: Sequence[_Tried], best: dict[int, float], floor: dict[int, float]
+    tried: Sequence[_Trial], best: dict[int, float], floor: dict[int, float]
 ) -> Iterator[RewardFinding]:
     """Wrong answers that score like right ones, and right ones that score more for being repeated."""
-    seen: dict[str, list[_Tried]] = {}
-    for one in tried:
-        score, row = one.first.score, one.probe.row
-        if score is None or one.probe.kind not in ("other", "exploit"):
+    exploits: dict[str, list[_Trial]] = {}
+    for trial in tried:
+        score, row = trial.first.score, trial.probe.row
+        if score is None or trial.probe.kind not in ("other", "exploit"):
             continue
-        if one.probe.name == "the right answer repeated":
+        if trial.probe.name == "the right answer repeated":
             is_won = score > best[row] + 1e-9
-        elif one.probe.name == "several answers, the right one last":
+        elif trial.probe.name == "several answers, the right one last":
             continue  # as good as right for every reward that reads the last answer; told with the one before
         else:
             is_won = score > (best[row] + floor[row]) / 2
         if is_won:
-            name = "another row's answer" if one.probe.kind == "other" else one.probe.name
-            seen.setdefault(name, []).append(one)
-    for name, won in seen.items():
-        one, of_kind = won[0], len(best)
-        is_broken = name in ("another row's answer", "a wrong answer repeated") and 2 * len(won) > of_kind
+            name = "another row's answer" if trial.probe.kind == "other" else trial.probe.name
+            exploits.setdefault(name, []).append(trial)
+    for name, won in exploits.items():
+        first, num_rows = won[0], len(best)
+        is_broken = name in ("another row's answer", "a wrong answer repeated") and 2 * len(won) > num_rows
         remedy = _REMEDIES.get(name, "compare with the whole ground truth, not with a part of it")
         yield RewardFinding(
-            level="broken" if is_broken else "doubtful", rule=name, row=one.probe.row,
-            answer=one.probe.text[:_SHOWN_CHARS],
-            sentence=f"{name} scores {one.first.score:g} where the right answer scores {best[one.probe.row]:g}, in "
-            f"{len(won)} of {of_kind} rows: {remedy}",
+            level="broken" if is_broken else "doubtful", rule=name, row=first.probe.row,
+            answer=first.probe.text[:_SHOWN_CHARS],
+            sentence=f"{name} scores {first.first.score:g} where the right answer scores {best[first.probe.row]:g}, in "
+            f"{len(won)} of {num_rows} rows: {remedy}",
         )  # fmt: skip
 
 
-def _of_calls(tried: Sequence[_Tried]) -> Iterator[RewardFinding]:
-    """What the calls themselves show: failures, other scores the second time, sizes, time."""
+def _of_calls(tried: Sequence[_Trial]) -> Iterator[RewardFinding]:
+    """Findings about the calls: failures, other scores the second time, sizes, time."""
 
-    def found(
-        level: Literal["doubtful", "broken"], rule: str, of: Sequence[_Tried], sentence: str
+    def finding(
+        level: Literal["doubtful", "broken"], rule: str, of: Sequence[_Trial], sentence: str
     ) -> Iterator[RewardFinding]:
         if of:
-            one = of[0].probe
+            probe = of[0].probe
             yield RewardFinding(
-                level=level, rule=rule, row=one.row, answer=one.text[:_SHOWN_CHARS], sentence=sentence
+                level=level, rule=rule, row=probe.row, answer=probe.text[:_SHOWN_CHARS], sentence=sentence
             )
 
     failed = [t for t in tried if t.first.kind != "score" or t.again.kind != "score"]
-    why = next((o.error for t in failed for o in (t.first, t.again) if o.error), "")
-    yield from found(
+    reason = next((o.error for t in failed for o in (t.first, t.again) if o.error), "")
+    yield from finding(
         "broken", "failures", failed,
-        f"{len(failed)} of {len(tried)} answers have no score ({why}): whatever a model writes must get a number",
+        f"{len(failed)} of {len(tried)} answers have no score ({reason}): whatever a model writes must get a number",
     )  # fmt: skip
     scored = [t for t in tried if t not in failed]
     other = [t for t in scored if not math.isclose(t.first.score or 0.0, t.again.score or 0.0, abs_tol=1e-9)]
     if other:
         first, again = other[0].first.score, other[0].again.score
-        yield from found(
+        yield from finding(
             "broken", "deterministic", other,
             f"{len(other)} of {len(scored)} answers score differently the second time, in another order and process "
             f"(first {first:g}, then {again:g}): take out randomness, time and what is kept between calls",
         )  # fmt: skip
     big = [t for t in scored if abs(t.first.score or 0.0) > MAX_SIZE]
     if big:
-        yield from found(
+        yield from finding(
             "doubtful", "range", big,
             f"{len(big)} scores are beyond {MAX_SIZE:g} in size ({big[0].first.score:g}): divide them, or use an "
             f"estimator that normalises",
         )  # fmt: skip
     values = {t.first.score for t in scored}
     if len(values) == 1:
-        yield from found(
+        yield from finding(
             "broken", "constant", scored[:1],
             f"every answer scores {values.pop():g}, so nothing can be learnt: look at what the function is given",
         )  # fmt: skip
     slow = [t for t in scored if t.first.seconds > SLOW_S]
     longest = max((t.first.seconds for t in slow), default=0.0)
-    yield from found(
+    yield from finding(
         "doubtful", "time", slow,
         f"{len(slow)} calls took more than {SLOW_S:g} s (the longest {longest:.1f} s): shorten the work on "
         f"long answers, and cut an answer before expressions search it",

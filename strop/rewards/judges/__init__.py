@@ -1,11 +1,12 @@
 """Scores that come over HTTP.
 
-config.py  JudgeConfig, ServerConfig, and what both share
-rubrics.py the prompts of judges, and criteria
-replies.py what a judge said, as numbers
-comparing.py  answers to one prompt compared: orders, and what comes of them
-client.py  RemoteClient: the thread that asks, repeats and counts
-cost_budget.py  what asking a judge may cost
-services.py  all of them, asked together with the functions of the reward
-judge.py   a language model that grades; server.py a reward model on a server
+client.py       The client of a scoring service
+comparing.py    Answers to one prompt compared with each other
+config.py       Settings of scoring services over HTTP
+cost_budget.py  Cost budget of a judge
+judge.py        A language model that grades answers, or compares them
+replies.py      Verdicts in the replies of a judge, as numbers; a sentence about the reply where there are none
+rubrics.py      Criteria and prompt templates of a judge
+server.py       A reward model behind an HTTP address
+services.py     All services of a reward pool
 """

@@ -1,4 +1,4 @@
-"""The client of a scoring service: asks within its limits, remembers answers, and keeps to what it may cost."""
+"""The client of a scoring service: asks within its limits, remembers answers, and keeps to the cost budget."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class RemoteClient:
         """Args:
         config: limits.
         url: full address of the POST requests.
-        name: what sentences and metrics call the service: `judge`, `server`.
+        name: of the service in error sentences and metrics: `judge`, `server`.
         budget: nothing is asked once it is empty; who reads the replies pays.
         """
         self._url = url
@@ -98,8 +98,8 @@ class RemoteClient:
         """
         body = json.dumps(request, sort_keys=True, separators=(",", ":")).encode()
         key = self._cache.key(self._url, body)
-        if not fresh and (known := self._cache.get(key)) is not None:
-            return Reply(data=known, key=key, usage={"requests": 0.0, "retries": 0.0, "cached": 1.0})
+        if not fresh and (cached := self._cache.get(key)) is not None:
+            return Reply(data=cached, key=key, usage={"requests": 0.0, "retries": 0.0, "cached": 1.0})
         try:
             called = await self._caller.ask(body, refusal=self._budget.refusal)
         except CallRefused as refused:

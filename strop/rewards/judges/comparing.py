@@ -1,4 +1,4 @@
-"""Answers to one prompt compared with each other: who is shown with whom and in which order, and what comes of it.
+"""Answers to one prompt compared with each other: the order of each request, and the tally of each answer.
 
 Judges favour places: the first answer, or the last. Every comparison is asked for in all rotations of its order, so
 each answer stands at each place as often as the others, and what a place gives is given to all alike.
@@ -25,7 +25,7 @@ def orders(config: JudgeConfig, count: int) -> list[Order]:
     if count < 2:
         return []
     if config.compare == "list":
-        return [tuple((first + place) % count for place in range(count)) for first in range(count)]
+        return [tuple((first + position) % count for position in range(count)) for first in range(count)]
     most = count // 2
     rounds = most if config.rounds is None else min(config.rounds, most)
     met = {
@@ -34,12 +34,12 @@ def orders(config: JudgeConfig, count: int) -> list[Order]:
         for number in range(count)
     }
     pairs = sorted(tuple(sorted(pair)) for pair in met)
-    return [order for one, other in pairs for order in ((one, other), (other, one))]
+    return [order for left, right in pairs for order in ((left, right), (right, left))]
 
 
 @dataclass
 class Tally:
-    """What the comparisons of one answer came to."""
+    """Points and failures of the comparisons of one answer."""
 
     points: list[float] = field(default_factory=list)
     at_first: list[float] = field(default_factory=list)
@@ -50,34 +50,34 @@ class Tally:
 
     @property
     def score(self) -> float:
-        """From 0 to 1: the share of comparisons won, ties half; 0.5 where there was nothing to compare."""
+        """Share of comparisons won, from 0 to 1, ties half; 0.5 where there was nothing to compare."""
         return fmean(self.points) if self.points else 0.5
 
     @property
     def position_bias(self) -> float:
-        """By how much more it got where it was shown first."""
+        """Mean points where it was shown first, less those where it was shown later."""
         return fmean(self.at_first) - fmean(self.later) if self.at_first and self.later else 0.0
 
     @property
     def failed(self) -> str:
-        """Why it has no score; empty where it has one. An answer that no judge can be asked about has not lost: it has
-        no score, and more than half of its comparisons came to nothing."""
+        """Reason why it has no score; empty where it has one. An answer that no judge can be asked about has not lost:
+        it has no score, and more than half of its comparisons came to nothing."""
         return self.failures[0] if len(self.failures) > len(self.points) else ""
 
 
-def tallied(count: int, said: Sequence[tuple[Order, Sequence[float] | str]]) -> list[Tally]:
+def tally_comparisons(count: int, results: Sequence[tuple[Order, Sequence[float] | str]]) -> list[Tally]:
     """The comparisons of each of `count` answers.
 
     Args:
-        said: of each request the order, and the points at each place of it or why there are none.
+        results: of each request the order, and the points at each position of it or the reason why there are none.
     """
-    made = [Tally() for _ in range(count)]
-    for order, given in said:
-        for place, number in enumerate(order):
-            tally = made[number]
-            if isinstance(given, str):
-                tally.failures.append(given)
+    tallies = [Tally() for _ in range(count)]
+    for order, points in results:
+        for position, number in enumerate(order):
+            tally = tallies[number]
+            if isinstance(points, str):
+                tally.failures.append(points)
                 continue
-            tally.points.append(given[place])
-            (tally.later if place else tally.at_first).append(given[place])
-    return made
+            tally.points.append(points[position])
+            (tally.later if position else tally.at_first).append(points[position])
+    return tallies

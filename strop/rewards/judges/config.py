@@ -1,4 +1,4 @@
-"""Scores that come over HTTP: which service, how it is asked, and how its limits are kept."""
+"""Settings of scoring services over HTTP: address, requests, and limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from strop.utils.http_client import CallLimits, check_address
 
 @dataclass(frozen=True, kw_only=True)
 class CallsConfig(CallLimits):
-    """How a service that scores is called: time limits, rates, repeats and what is remembered."""
+    """Calls of a scoring service: time limits, rates, repeats and cache."""
 
     ADDRESS: ClassVar[str]
     """Full key of the setting with its address; where that is empty, there is no service."""
@@ -47,7 +47,7 @@ class CallsConfig(CallLimits):
 
     @property
     def address(self) -> str:
-        """Where the service is; empty where there is none."""
+        """URL of the service; empty where there is none."""
         return str(getattr(self, self.ADDRESS.rpartition(".")[2]))
 
     @property
@@ -57,12 +57,12 @@ class CallsConfig(CallLimits):
 
     @property
     def has_price(self) -> bool:
-        """Whether requests cost something."""
+        """True if requests cost something."""
         return False
 
     @property
     def compares(self) -> bool:
-        """Whether it compares the answers to a prompt, and scores none by itself."""
+        """True if it compares the answers to a prompt, and scores none by itself."""
         return False
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
@@ -72,7 +72,7 @@ class CallsConfig(CallLimits):
             yield self.ADDRESS.rpartition(".")[2], f"{self.address} (gets the answers{secret})", ""
 
     def share(self, rank: int, count: int) -> Self:
-        """What process `rank` of `count` may do, so that all of them together keep the limits.
+        """The limits of process `rank` of `count`, such that all of them together keep those of the run.
 
         Raises:
             ValueError: there are more processes than requests that may be under way.
@@ -90,12 +90,13 @@ class CallsConfig(CallLimits):
         )
 
     def _refuse_settings(self) -> None:
-        """Without an address there is no service, so no setting of it can apply."""
-        for one in fields(self):
-            default = one.default_factory() if one.default_factory is not MISSING else one.default
-            if getattr(self, one.name) != default:
+        """Refuse settings of a service without an address, which cannot apply."""
+        for setting in fields(self):
+            factory = setting.default_factory
+            default = factory() if factory is not MISSING else setting.default
+            if getattr(self, setting.name) != default:
                 raise ValueError(
-                    f"{self.key}.{one.name} is set, but {self.ADDRESS} is empty, so nothing is asked: set the "
+                    f"{self.key}.{setting.name} is set, but {self.ADDRESS} is empty, so nothing is asked: set the "
                     f"address, or remove the setting"
                 )
 
@@ -114,7 +115,7 @@ class JudgeConfig(CallsConfig):
     model: str = ""
     """Name of the model on that server."""
     rubric: str = DEFAULT_RUBRIC
-    """What the judge looks at; the place {rubric} of the template."""
+    """Question to the judge about the answer; fills {rubric} in the template."""
     criteria: tuple[CriterionConfig, ...] = ()
     """Several things that are scored each for itself, in one request; the score is their weighted mean, and each is a
     part of the reward. In place of rubric."""
@@ -152,9 +153,9 @@ class JudgeConfig(CallsConfig):
     price_per_million_output_tokens: NonNegativeFloat = 0.0
     """For metrics and max_cost: price of a million reply tokens, in the same currency."""
     max_cost: Annotated[PositiveFloat, "null is no limit"] | None = None
-    """What the judge may cost the run, over all its starts, in that currency; null: no limit. Once it is spent nothing
-    more is asked, and samples get the outcome infrastructure; requests under way then still end. `strop score` and
-    `strop eval` count for themselves."""
+    """Cost limit of the judge for the run, over all its starts, in that currency; null: no limit. Once it is spent
+    nothing more is asked, and samples get the outcome infrastructure; requests under way then still end. `strop score`
+    and `strop eval` count for themselves."""
 
     def __post_init__(self) -> None:
         if not self.scores:
@@ -177,12 +178,12 @@ class JudgeConfig(CallsConfig):
 
     @property
     def has_price(self) -> bool:
-        """Whether requests cost something."""
+        """True if requests cost something."""
         return self.price_per_million_input_tokens > 0 or self.price_per_million_output_tokens > 0
 
     @property
     def compares(self) -> bool:
-        """Whether it compares the answers to a prompt, and scores none by itself."""
+        """True if it compares the answers to a prompt, and scores none by itself."""
         return self.compare != "none"
 
     @property
@@ -190,8 +191,8 @@ class JudgeConfig(CallsConfig):
         """The template in force."""
         if self.template != DEFAULT_TEMPLATE:
             return self.template
-        own = {"none": DEFAULT_TEMPLATE, "pairs": PAIR_TEMPLATE, "list": LIST_TEMPLATE}[self.compare]
-        return CRITERIA_TEMPLATE if self.criteria else own
+        default = {"none": DEFAULT_TEMPLATE, "pairs": PAIR_TEMPLATE, "list": LIST_TEMPLATE}[self.compare]
+        return CRITERIA_TEMPLATE if self.criteria else default
 
     @property
     def marks_verdicts(self) -> bool:
@@ -225,15 +226,15 @@ class JudgeConfig(CallsConfig):
             )
 
     def _check_texts(self) -> None:
-        shown = "{answers}" if self.compare != "none" else "{answer}"
-        if shown not in self.prompt:
+        placeholder = "{answers}" if self.compare != "none" else "{answer}"
+        if placeholder not in self.prompt:
             raise ValueError(
-                f"reward.judge.template has no place {shown}, so the judge would not see the answer"
+                f"reward.judge.template has no place {placeholder}, so the judge would not see the answer"
             )
-        asked = "criteria" if self.criteria else "rubric"
+        key = "criteria" if self.criteria else "rubric"
         if "{rubric}" not in self.prompt and (self.criteria or self.rubric != DEFAULT_RUBRIC):
             raise ValueError(
-                f"reward.judge.{asked} is set, but reward.judge.template has no place {{rubric}} for it"
+                f"reward.judge.{key} is set, but reward.judge.template has no place {{rubric}} for it"
             )
         places = COMPARING_PLACES if self.compare != "none" else PLACES
         try:
@@ -277,7 +278,7 @@ class ServerConfig(CallsConfig):
     batch_size: PositiveInt = 16
     """Answers per request, at most; a request with messages has one."""
     batch_wait_s: NonNegativeFloat = 0.02
-    """How long an answer waits for others to share its request, in seconds."""
+    """Longest wait of an answer for others to share its request, in seconds."""
 
     def __post_init__(self) -> None:
         if not self.scores:
@@ -303,7 +304,7 @@ class ServerConfig(CallsConfig):
 
     @property
     def sends_messages(self) -> bool:
-        """Whether the server makes the text of a conversation."""
+        """True if the server applies its chat template to the conversation."""
         return self.format == "classify" and not self.tokenizer
 
 

@@ -1,4 +1,4 @@
-"""A language model that grades answers, or compares them: the prompt, and what is asked how often.
+"""A language model that grades answers, or compares them: prompts and requests.
 
 The judged text is untrusted: a policy that learns may write whatever raises its score. It stands between tags that hold
 letters made from the text itself, so no text can close them; what comes back is one number that must lie in the range
@@ -16,11 +16,11 @@ from typing import Any
 
 from strop.rewards.combine import Part
 from strop.rewards.judges.client import CallFailed, RemoteClient, Reply
-from strop.rewards.judges.comparing import orders, tallied
+from strop.rewards.judges.comparing import orders, tally_comparisons
 from strop.rewards.judges.config import JudgeConfig
 from strop.rewards.judges.cost_budget import CostBudget
 from strop.rewards.judges.replies import MAX_LISTED, criteria_verdict, letter_of, points, verdict
-from strop.rewards.judges.rubrics import as_list
+from strop.rewards.judges.rubrics import criteria_text
 from strop.rewards.outcome import Value
 from strop.utils.sanitize import encodable, storable
 from strop.utils.sanitize.control_tokens import without_common_control_text
@@ -54,33 +54,33 @@ class Judge:
         await self._client.close()
 
     @property
-    def spent(self) -> float:
-        """What it has cost in this process."""
-        return self._budget.spent
+    def cost(self) -> float:
+        """Cost in this process."""
+        return self._budget.cost
 
-    def tell_spent(self, run_spent: float) -> None:
-        """What it has cost the run so far, in all its processes and starts (reward.judge.max_cost)."""
-        self._budget.tell(run_spent)
+    def set_cost(self, run_cost: float) -> None:
+        """Set its cost for the run so far, in all its processes and starts (reward.judge.max_cost)."""
+        self._budget.set_cost(run_cost)
 
     async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
-        """The verdict on one answer, and what it used up; see RewardService.score."""
+        """The verdict on one answer, and its usage; see RewardService.score."""
         return await self._client.run(self._score(item, fresh=fresh))
 
     async def _score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
         config, usage = self.config, dict[str, float]()
         texts = item["prompt"], item["response"], reference_of(item["ground_truth"])
-        asked, tag = fill(config, *texts), tag_of(*texts) if config.marks_verdicts else ""
+        prompt, tag = fill(config, *texts), tag_of(*texts) if config.marks_verdicts else ""
         scores: list[dict[str, float]] = []
         reason, failure = "", ""
         for vote in range(config.votes):
-            text, reply = await self._reply(asked, usage, fresh=fresh, vote=vote)
-            found = await asyncio.to_thread(self._read, text, tag)
-            if isinstance(found, str):
-                failure = failure or f"the judge {config.model} {found}: {_shown(text)}"
+            text, reply = await self._reply(prompt, usage, fresh=fresh, vote=vote)
+            result = await asyncio.to_thread(self._read, text, tag)
+            if isinstance(result, str):
+                failure = failure or f"the judge {config.model} {result}: {_shown(text)}"
                 continue
             self._client.remember(reply)
-            scores.append(found[0])
-            reason = reason or found[1]
+            scores.append(result[0])
+            reason = reason or result[1]
         if 2 * len(scores) <= config.votes and failure:  # half of the votes, or more, are none
             raise CallFailed("error", failure, usage)
         return self._part(scores, reason), usage
@@ -89,14 +89,14 @@ class Judge:
         """Numbers by criterion, under the empty name where there are no criteria, and the reason; or a sentence."""
         if self.config.criteria:
             return criteria_verdict(self.config, text, tag)
-        found = verdict(self.config, text, tag)
-        return found if isinstance(found, str) else ({"": found[0]}, found[1])
+        result = verdict(self.config, text, tag)
+        return result if isinstance(result, str) else ({"": result[0]}, result[1])
 
     def _part(self, scores: Sequence[Mapping[str, float]], reason: str) -> Part:
         """The mean of the votes; of criteria, their weighted mean, and each beside it."""
         config = self.config
         mean = {name: fmean(vote[name] for vote in scores) for name in scores[0]}
-        weights = {one.name: one.weight for one in config.criteria} or {"": 1.0}
+        weights = {criterion.name: criterion.weight for criterion in config.criteria} or {"": 1.0}
         score = sum(weights[name] * mean[name] for name in weights) / sum(weights.values())
         score = min(max(score, config.lowest), config.highest)  # whatever the rounding
         parts: dict[str, Value] = {"acc": (score - config.lowest) / (config.highest - config.lowest)}
@@ -106,9 +106,9 @@ class Judge:
         return Part(key=KEY, weight=config.weight, score=score, parts=parts)
 
     async def _reply(
-        self, asked: str, usage: dict[str, float], *, fresh: bool, vote: int = 0
+        self, prompt: str, usage: dict[str, float], *, fresh: bool, vote: int = 0
     ) -> tuple[str, Reply]:
-        """What the judge says to this prompt; what that used up is added to `usage`.
+        """Ask the judge; returns text and reply, and adds what the request used to `usage`.
 
         Raises:
             CallFailed: nothing that can be read came.
@@ -116,7 +116,7 @@ class Judge:
         config = self.config
         request = {
             "model": config.model,
-            "messages": [{"role": "user", "content": asked}],
+            "messages": [{"role": "user", "content": prompt}],
             "temperature": config.temperature,
             "max_tokens": config.max_tokens,
             **({"seed": vote} if config.votes > 1 else {}),
@@ -125,9 +125,9 @@ class Judge:
         try:
             reply = await self._client.ask(request, fresh=fresh)
         except CallFailed as failed:
-            _add(usage, _named(failed.usage))
+            _add(usage, _with_prefix(failed.usage))
             raise CallFailed(failed.kind, str(failed), usage) from failed
-        _add(usage, _named(reply.usage) | self._paid(reply))
+        _add(usage, _with_prefix(reply.usage) | self._paid(reply))
         text = _content(reply.data)
         if text is None:
             raise CallFailed(
@@ -137,13 +137,13 @@ class Judge:
 
     @property
     def compares(self) -> bool:
-        """It compares the answers to a prompt, and scores none by itself."""
+        """True if it compares the answers to a prompt, and scores none by itself."""
         return self.config.compares
 
     async def compare(
         self, items: Sequence[Mapping[str, Any]], *, fresh: bool
     ) -> list[tuple[Part | CallFailed, dict[str, float]]]:
-        """Of each answer of a prompt the score or why it has none, and its share of what was used up.
+        """Score of each answer to a prompt, or the reason why it has none, and its share of the usage.
 
         Args:
             items: as of `score`, the answers of one prompt.
@@ -159,63 +159,63 @@ class Judge:
                 f"the prompt has {len(items)} answers, and a list has letters for {MAX_LISTED}: use pairs"
             )
             return [(CallFailed("error", sentence, {}), {}) for _ in items]
-        shown = orders(self.config, len(items))
-        usages: list[dict[str, float]] = [{} for _ in shown]
-        said = await asyncio.gather(
+        requests = orders(self.config, len(items))
+        usages: list[dict[str, float]] = [{} for _ in requests]
+        results = await asyncio.gather(
             *(
                 self._points([items[number] for number in order], usage, fresh=fresh)
-                for order, usage in zip(shown, usages, strict=True)
+                for order, usage in zip(requests, usages, strict=True)
             )
         )
-        kinds = [one.kind for one in said if isinstance(one, CallFailed)]
-        given = [
-            (order, str(one) if isinstance(one, CallFailed) else one)
-            for order, one in zip(shown, said, strict=True)
+        kinds = [result.kind for result in results if isinstance(result, CallFailed)]
+        points_or_reasons = [
+            (order, str(result) if isinstance(result, CallFailed) else result)
+            for order, result in zip(requests, results, strict=True)
         ]
-        made: list[tuple[Part | CallFailed, dict[str, float]]] = []
-        for number, tally in enumerate(tallied(len(items), given)):
+        scores: list[tuple[Part | CallFailed, dict[str, float]]] = []
+        for number, tally in enumerate(tally_comparisons(len(items), points_or_reasons)):
             used: dict[str, float] = {}
-            for order, usage in zip(shown, usages, strict=True):
+            for order, usage in zip(requests, usages, strict=True):
                 if number in order:
                     _add(used, {name: value / len(order) for name, value in usage.items()})
             if tally.failed:
                 kind = "error" if "error" in kinds else kinds[0]
-                made.append((CallFailed(kind, tally.failed, {}), used))
+                scores.append((CallFailed(kind, tally.failed, {}), used))
                 continue
             parts: dict[str, Value] = {
                 "comparisons": float(len(tally.points)), "position_bias": tally.position_bias
             }  # fmt: skip
-            made.append((Part(key=KEY, weight=self.config.weight, score=tally.score, parts=parts), used))
-        return made
+            scores.append((Part(key=KEY, weight=self.config.weight, score=tally.score, parts=parts), used))
+        return scores
 
     async def _points(
         self, items: Sequence[Mapping[str, Any]], usage: dict[str, float], *, fresh: bool
     ) -> list[float] | CallFailed:
-        """What one comparison gives the answers, in the order in which they are shown."""
+        """Points of the answers in one comparison, in the order in which they are shown."""
         question, reference = items[0]["prompt"], reference_of(items[0]["ground_truth"])
-        answers = [one["response"] for one in items]
-        asked = fill_comparison(self.config, question, answers, reference)
+        answers = [item["response"] for item in items]
+        prompt = fill_comparison(self.config, question, answers, reference)
         tag = tag_of(question, *answers, reference) if self.config.marks_verdicts else ""
         try:
-            text, reply = await self._reply(asked, usage, fresh=fresh)
+            text, reply = await self._reply(prompt, usage, fresh=fresh)
         except CallFailed as failed:
             return failed
-        found = await asyncio.to_thread(points, text, len(items), tag)
-        if isinstance(found, str):
-            return CallFailed("error", f"the judge {self.config.model} {found}: {_shown(text)}", {})
+        result = await asyncio.to_thread(points, text, len(items), tag)
+        if isinstance(result, str):
+            return CallFailed("error", f"the judge {self.config.model} {result}: {_shown(text)}", {})
         self._client.remember(reply)
-        return found
+        return result
 
     def _paid(self, reply: Reply) -> dict[str, float]:
         """Tokens and price of a reply, taken from the budget; nothing of one that was remembered."""
         if reply.usage.get("cached"):
             return {}
-        given = reply.data.get("usage") if isinstance(reply.data, dict) else None
+        tokens = reply.data.get("usage") if isinstance(reply.data, dict) else None
         counts = [0.0, 0.0]
-        for place, name in enumerate(("prompt_tokens", "completion_tokens")):
-            number = given.get(name) if isinstance(given, dict) else None
+        for index, name in enumerate(("prompt_tokens", "completion_tokens")):
+            number = tokens.get(name) if isinstance(tokens, dict) else None
             if isinstance(number, int) and 0 <= number <= _MAX_TOKENS:
-                counts[place] = float(number)
+                counts[index] = float(number)
             else:
                 self._budget.pay_unknown()
         config = self.config
@@ -239,23 +239,29 @@ def fill(config: JudgeConfig, question: str, answer: str, reference: str) -> str
     """The judge's prompt. Equal texts give equal prompts."""
     tag = tag_of(question, answer, reference)
     rubric = (
-        as_list(config.criteria, int(tag, 16) % len(config.criteria)) if config.criteria else config.rubric
+        criteria_text(config.criteria, int(tag, 16) % len(config.criteria))
+        if config.criteria
+        else config.rubric
     )
     return config.prompt.format(
         question=question, answer=without_common_control_text(answer), rubric=rubric, tag=tag,
-        reference=_known(reference, tag), lowest=f"{config.lowest:g}", highest=f"{config.highest:g}",
+        reference=_reference_block(reference, tag), lowest=f"{config.lowest:g}", highest=f"{config.highest:g}",
     )  # fmt: skip
 
 
 def fill_comparison(config: JudgeConfig, question: str, answers: Sequence[str], reference: str) -> str:
     """The judge's prompt about several answers, which it knows by letters in the order in which they are shown."""
     tag = tag_of(question, *answers, reference)
-    shown = "\n\n".join(
-        f"<answer-{letter_of(place)}-{tag}>\n{without_common_control_text(answer)}\n</answer-{letter_of(place)}-{tag}>"
-        for place, answer in enumerate(answers)
+    blocks = "\n\n".join(
+        f"<answer-{letter_of(index)}-{tag}>\n{without_common_control_text(answer)}\n</answer-{letter_of(index)}-{tag}>"
+        for index, answer in enumerate(answers)
     )
     return config.prompt.format(
-        question=question, answers=shown, rubric=config.rubric, tag=tag, reference=_known(reference, tag)
+        question=question,
+        answers=blocks,
+        rubric=config.rubric,
+        tag=tag,
+        reference=_reference_block(reference, tag),
     )
 
 
@@ -264,9 +270,9 @@ def tag_of(*texts: str) -> str:
     return hashlib.sha256("\0".join(texts).encode(errors="replace")).hexdigest()[:_TAG_LETTERS]
 
 
-def _known(reference: str, tag: str) -> str:
-    known = f"\nA right answer, which the model was not shown:\n<reference-{tag}>\n{reference}\n</reference-{tag}>\n"
-    return known if reference else ""
+def _reference_block(reference: str, tag: str) -> str:
+    block = f"\nA right answer, which the model was not shown:\n<reference-{tag}>\n{reference}\n</reference-{tag}>\n"
+    return block if reference else ""
 
 
 def _content(data: Any) -> str | None:
@@ -283,7 +289,7 @@ def _add(total: dict[str, float], usage: Mapping[str, float]) -> None:
         total[name] = total.get(name, 0.0) + value
 
 
-def _named(usage: Mapping[str, float]) -> dict[str, float]:
+def _with_prefix(usage: Mapping[str, float]) -> dict[str, float]:
     return {f"{KEY}/{name}": value for name, value in usage.items()}
 
 

@@ -1,4 +1,4 @@
-"""What a judge said, as numbers; a sentence about the reply where there are none.
+"""Verdicts in the replies of a judge, as numbers; a sentence about the reply where there are none.
 
 A reply is untrusted as far as the answers are that the judge read: it may repeat them. What counts stands last, must
 have the form that was asked for, and lies within the range of the rubric.
@@ -40,81 +40,83 @@ def verdict(config: JudgeConfig, text: str, tag: str = "") -> tuple[float, str] 
     text = text[-_MAX_VERDICT_CHARS:]
     if config.pattern:
         try:
-            given, start = _last_match(config.pattern, text)
+            value, start = _last_match(config.pattern, text)
         except TimeoutError:
             return f"gave a reply in which reward.judge.pattern was looked for longer than {_PATTERN_S:g} s"
-        if given is _NOTHING:
+        if value is _NOTHING:
             return "gave no verdict (nothing matches reward.judge.pattern)"
         reason: Any = text[:start]
     else:
-        found, start = _last_object(text, config.score_field, tag)
-        if found is None:
+        verdict_object, start = _last_object(text, config.score_field, tag)
+        if verdict_object is None:
             return f"gave no verdict (no JSON object with {config.score_field!r})"
-        given, reason = found[config.score_field], found.get("reason", text[:start])
-    score = _score(config, given)
+        value = verdict_object[config.score_field]
+        reason = verdict_object.get("reason", text[:start])
+    score = _score(config, value)
     return score if isinstance(score, str) else (score, _text(reason))
 
 
 def criteria_verdict(config: JudgeConfig, text: str, tag: str = "") -> tuple[dict[str, float], str] | str:
     """The score of each criterion and the reason, in the same way; every criterion must have one."""
     text = text[-_MAX_VERDICT_CHARS:]
-    found, start = _last_object(text, "scores", tag)
-    given = None if found is None else found["scores"]
-    if found is None or not isinstance(given, Mapping):
+    verdict_object, start = _last_object(text, "scores", tag)
+    values = None if verdict_object is None else verdict_object["scores"]
+    if verdict_object is None or not isinstance(values, Mapping):
         return "gave no verdict (no JSON object with 'scores')"
     scores = {}
     for criterion in config.criteria:
-        if criterion.name not in given:
+        if criterion.name not in values:
             return f"gave no score for {criterion.name!r}"
-        score = _score(config, given[criterion.name])
+        score = _score(config, values[criterion.name])
         if isinstance(score, str):
             return f"{score} (criterion {criterion.name})"
         scores[criterion.name] = score
-    return scores, _text(found.get("reason", text[:start]))
+    return scores, _text(verdict_object.get("reason", text[:start]))
 
 
 def points(text: str, count: int, tag: str = "") -> list[float] | str:
-    """What a comparison gives each of the answers that were shown, in their order: 1 the best, 0 the worst.
+    """Points of the answers of a comparison, in the order in which they were shown: 1 the best, 0 the worst.
 
     Of two, from the field `winner`; of more, from the field `ranking`, which names each letter once.
     """
     text = text[-_MAX_VERDICT_CHARS:]
-    letters = [letter_of(place) for place in range(count)]
+    letters = [letter_of(index) for index in range(count)]
     if count == 2:
-        found, _ = _last_object(text, "winner", tag)
-        said = None if found is None else found["winner"]
-        word = said.strip().lower() if isinstance(said, str) else ""
+        verdict_object, _ = _last_object(text, "winner", tag)
+        winner = None if verdict_object is None else verdict_object["winner"]
+        word = winner.strip().lower() if isinstance(winner, str) else ""
         if word in TIES:
             return [0.5, 0.5]
         if word not in ("a", "b"):
             return "gave no verdict (no JSON object whose 'winner' is A, B or tie)"
         return [1.0, 0.0] if word == "a" else [0.0, 1.0]
-    found, _ = _last_object(text, "ranking", tag)
-    said = None if found is None else found["ranking"]
-    listed = said if isinstance(said, list) and len(said) == count else []
-    names = [one.strip().upper() if isinstance(one, str) else "" for one in listed]
+    verdict_object, _ = _last_object(text, "ranking", tag)
+    ranking = None if verdict_object is None else verdict_object["ranking"]
+    if not isinstance(ranking, list) or len(ranking) != count:
+        ranking = []
+    names = [name.strip().upper() if isinstance(name, str) else "" for name in ranking]
     if sorted(names) != letters:
         return f"gave no verdict (no JSON object whose 'ranking' has each of {', '.join(letters)} once)"
     return [1 - names.index(letter) / (count - 1) for letter in letters]
 
 
-def letter_of(place: int) -> str:
-    """Name of the answer at a place: A, B, ..."""
-    return chr(ord("A") + place)
+def letter_of(index: int) -> str:
+    """Name of the answer at an index: A, B, ..."""
+    return chr(ord("A") + index)
 
 
 def _text(reason: object) -> str:
     return reason.strip() if isinstance(reason, str) else ""
 
 
-def _score(config: JudgeConfig, given: Any) -> float | str:
+def _score(config: JudgeConfig, value: Any) -> float | str:
     """A number of the rubric's range, or a sentence."""
     try:
-        score = float(given)
+        score = float(value)
     except (TypeError, ValueError, OverflowError):
-        return f"gave the score {storable_text(given)[:80]!r}, which is no number"
-    if isinstance(given, bool):
-        score = config.highest if given else config.lowest
+        return f"gave the score {storable_text(value)[:80]!r}, which is no number"
+    if isinstance(value, bool):
+        score = config.highest if value else config.lowest
     if not (math.isfinite(score) and config.lowest <= score <= config.highest):
         return f"gave the score {score:g}, outside of {config.lowest:g} to {config.highest:g}"
     return score

@@ -1,4 +1,4 @@
-"""What a judge looks at, where that is several things, and its prompts: one answer by criteria, or several compared."""
+"""Criteria and prompt templates of a judge: one answer graded, graded by criteria, or several compared."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ answers, the best one first:
 {{{{"id": "{{tag}}", "reason": "<one sentence>", "ranking": ["<letter>", ...]}}}}
 """
 MARK = '"id": "{tag}"'
-"""Where a template asks for it, a verdict counts only with these letters, which no answer can know: what a judge
-repeats from an answer is none."""
+"""Field for the tag in a template: a verdict then counts only with these letters, which no answer can know, so a
+verdict that the judge repeats from an answer is none."""
 PLACES = ("question", "answer", "reference", "rubric", "tag", "lowest", "highest")
 """Names that a template for one answer may have in braces."""
 COMPARING_PLACES = ("question", "answers", "reference", "rubric", "tag")
-"""Those of a template that compares."""
+"""Names that a template for comparisons may have in braces."""
 
 
 @section("reward.judge.criteria")
@@ -91,7 +91,7 @@ class CriterionConfig:
     name: str = ""
     """Of the criterion, in the judge's reply, metrics and samples: letters, digits, and _ . -"""
     text: str = ""
-    """What is asked."""
+    """Question about the answer."""
     weight: PositiveFloat = 1.0
     """Of its score in the mean."""
 
@@ -102,23 +102,25 @@ def check_criteria(criteria: tuple[CriterionConfig, ...]) -> None:
     Raises:
         ValueError: a name or a text is missing, or two have the same name.
     """
-    names = [one.name for one in criteria]
-    for one in criteria:
-        if not _NAME.fullmatch(one.name):
+    names = [criterion.name for criterion in criteria]
+    for criterion in criteria:
+        if not _NAME.fullmatch(criterion.name):
             raise ValueError(
-                f"reward.judge.criteria has a name {one.name!r:.80}; use 1 to 60 letters, digits, or _ . -"
+                f"reward.judge.criteria has a name {criterion.name!r:.80}; use 1 to 60 letters, digits, or _ . -"
             )
-        if one.name in ("acc", "reason", "pred"):
+        if criterion.name in ("acc", "reason", "pred"):
             raise ValueError(
-                f"reward.judge.criteria has the name {one.name!r}, which is a part of every verdict; use another"
+                f"reward.judge.criteria has the name {criterion.name!r}, which is a part of every verdict; use another"
             )
-        if not one.text.strip():
-            raise ValueError(f"{one.name!r} in reward.judge.criteria has no text: say what is asked")
-        if names.count(one.name) > 1:
-            raise ValueError(f"reward.judge.criteria names {one.name!r} twice: give each a name of its own")
+        if not criterion.text.strip():
+            raise ValueError(f"{criterion.name!r} in reward.judge.criteria has no text: say what is asked")
+        if names.count(criterion.name) > 1:
+            raise ValueError(
+                f"reward.judge.criteria names {criterion.name!r} twice: give each a name of its own"
+            )
 
 
-def as_list(criteria: tuple[CriterionConfig, ...], first: int) -> str:
+def criteria_text(criteria: tuple[CriterionConfig, ...], first: int) -> str:
     """The criteria as the judge reads them, beginning with one of them, so that none is always read first."""
-    turned = [criteria[(first + place) % len(criteria)] for place in range(len(criteria))]
-    return "\n".join(f"- {one.name}: {one.text}" for one in turned)
+    rotated = [*criteria[first:], *criteria[:first]]
+    return "\n".join(f"- {criterion.name}: {criterion.text}" for criterion in rotated)

@@ -37,7 +37,7 @@ KEY = "server"
 
 
 @dataclass(kw_only=True, eq=False)
-class _Waiting:
+class _PendingAnswer:
     """An answer on its way into a request."""
 
     item: Mapping[str, Any]
@@ -48,7 +48,7 @@ class _Waiting:
 class RewardServer:
     """Collects answers for a moment and sends them together."""
 
-    spent = 0.0
+    cost = 0.0
     """It has no price."""
 
     def __init__(self, config: ServerConfig, *, rank: int = 0, count: int = 1) -> None:
@@ -60,7 +60,7 @@ class RewardServer:
         self._client = RemoteClient(config.share(rank, count), config.url, name=KEY)
         self._batch_size = 1 if config.sends_messages else config.batch_size
         self._tokenizer: Any = None
-        self._waiting: list[_Waiting] = []
+        self._pending: list[_PendingAnswer] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
@@ -81,68 +81,69 @@ class RewardServer:
     compares = False
     """It scores each answer by itself."""
 
-    def tell_spent(self, run_spent: float) -> None:
-        """Nothing to keep to."""
+    def set_cost(self, run_cost: float) -> None:
+        """Do nothing: a server has no price."""
 
     async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
-        """The score of one answer, and its share of what the request used up; see RewardService.score."""
+        """The score of one answer, and its share of the usage of the request; see RewardService.score."""
         score, usage = await self._client.run(self._enqueue(item, fresh=fresh))
-        named = {f"{KEY}/{name}": value for name, value in usage.items()}
-        return Part(key=KEY, weight=self.config.weight, score=score, parts={}), named
+        prefixed = {f"{KEY}/{name}": value for name, value in usage.items()}
+        return Part(key=KEY, weight=self.config.weight, score=score, parts={}), prefixed
 
     async def _enqueue(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[float, dict[str, float]]:
         if self._tokenizer is not None:
             item = {"text": self._text(_chat(item, self._control.as_plain_text(item["response"])))}
-        one = _Waiting(item=item, fresh=fresh, future=asyncio.get_running_loop().create_future())
-        self._waiting.append(one)
-        if len(self._waiting) >= self._batch_size:
+        pending = _PendingAnswer(item=item, fresh=fresh, future=asyncio.get_running_loop().create_future())
+        self._pending.append(pending)
+        if len(self._pending) >= self._batch_size:
             self._send()
-        elif len(self._waiting) == 1:
+        elif len(self._pending) == 1:
             asyncio.get_running_loop().call_later(self.config.batch_wait_s, self._send)
-        return await one.future
+        return await pending.future
 
     def _send(self) -> None:
-        batch, self._waiting = self._waiting, []
+        batch, self._pending = self._pending, []
         if batch:
             task = asyncio.get_running_loop().create_task(self._exchange(batch))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _exchange(self, batch: Sequence[_Waiting]) -> None:
+    async def _exchange(self, batch: Sequence[_PendingAnswer]) -> None:
         """Ask for a batch and hand the scores out; every one of its futures is resolved."""
         count = len(batch)
         try:
             reply = await self._client.ask(
-                self._request([one.item for one in batch]), fresh=any(one.fresh for one in batch)
+                self._request([pending.item for pending in batch]),
+                fresh=any(pending.fresh for pending in batch),
             )
             scores = read_scores(self.config.format, reply.data, count)
             self._client.remember(reply)
             usage = {name: value / count for name, value in reply.usage.items()}
-            for one, score in zip(batch, scores, strict=True):
+            for pending, score in zip(batch, scores, strict=True):
                 if isinstance(score, str):
-                    _fail(one, CallFailed("error", score, usage))
-                elif not one.future.done():
-                    one.future.set_result((score, usage))
+                    _fail(pending, CallFailed("error", score, usage))
+                elif not pending.future.done():
+                    pending.future.set_result((score, usage))
         except CallFailed as failed:
             usage = {name: value / count for name, value in failed.usage.items()}
-            for one in batch:
-                _fail(one, CallFailed(failed.kind, str(failed), usage))
+            for pending in batch:
+                _fail(pending, CallFailed(failed.kind, str(failed), usage))
         finally:
-            for one in batch:  # cancelled with the client
-                _fail(one, CallFailed("infrastructure", "the server was closed", {}))
+            for pending in batch:  # cancelled with the client
+                _fail(pending, CallFailed("infrastructure", "the server was closed", {}))
 
     def _request(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if self.config.format == "items":
             return {"items": [dict(item) for item in items]}
-        named: dict[str, Any] = {"model": self.config.model} if self.config.model else {}
+        request: dict[str, Any] = {"model": self.config.model} if self.config.model else {}
         if self.config.format == "score":
             prompts = [item["prompt"] for item in items]
-            return {**named, "text_1": prompts, "text_2": [item["response"] for item in items]}
-        named["use_activation"] = self.config.use_activation
+            return {**request, "text_1": prompts, "text_2": [item["response"] for item in items]}
+        request["use_activation"] = self.config.use_activation
         if self._tokenizer is not None:
-            return {**named, "input": [item["text"] for item in items]}
-        shown = without_common_control_text(items[0]["response"])
-        return {**named, "messages": _chat(items[0], shown), "add_generation_prompt": False}
+            return {**request, "input": [item["text"] for item in items]}
+        answer = without_common_control_text(items[0]["response"])
+        return {**request, "messages": _chat(items[0], answer), "add_generation_prompt": False}
 
     def _text(self, chat: list[Mapping[str, Any]]) -> str:
         """A conversation as the reward model reads it, without what the server's tokenizer puts before it.
@@ -200,10 +201,12 @@ def read_scores(form: str, data: Any, count: int) -> list[float | str]:
     """
     values = data.get("scores" if form == "items" else "data") if isinstance(data, dict) else None
     if not isinstance(values, list) or len(values) != count:
-        found = (
+        description = (
             f"{len(values)} scores" if isinstance(values, list) else f"a {type(data).__name__} without scores"
         )
-        raise CallFailed("infrastructure", f"the server was asked for {count} scores and sent {found}", {})
+        raise CallFailed(
+            "infrastructure", f"the server was asked for {count} scores and sent {description}", {}
+        )
     return [_number(form, value) for value in values]
 
 
@@ -222,6 +225,6 @@ def _number(form: str, value: Any) -> float | str:
     return score
 
 
-def _fail(one: _Waiting, failed: CallFailed) -> None:
-    if not one.future.done():
-        one.future.set_exception(failed)
+def _fail(pending: _PendingAnswer, failure: CallFailed) -> None:
+    if not pending.future.done():
+        pending.future.set_exception(failure)

@@ -1,4 +1,4 @@
-"""All services of a reward pool: asked together with its functions, and what they say as one outcome."""
+"""All services of a reward pool: asked together with its functions, their scores merged into one outcome."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class RewardService(Protocol):
     """One process's way to a service."""
 
     @property
-    def spent(self) -> float:
-        """What it has cost in this process."""
+    def cost(self) -> float:
+        """Cost in this process."""
         ...
 
-    def tell_spent(self, run_spent: float) -> None:
-        """What it has cost the run so far, in all its processes and starts."""
+    def set_cost(self, run_cost: float) -> None:
+        """Set its cost for the run so far, in all its processes and starts."""
         ...
 
     def start(self) -> None:
@@ -43,11 +43,11 @@ class RewardService(Protocol):
 
     @property
     def compares(self) -> bool:
-        """It scores no answer by itself, but compares those to a prompt (`ComparingService`)."""
+        """True if it scores no answer by itself, but compares those to a prompt (`ComparingService`)."""
         ...
 
     async def score(self, item: Mapping[str, Any], *, fresh: bool) -> tuple[Part, dict[str, float]]:
-        """The score of one answer under the name of the section, and what it used up, by name (`judge/requests`).
+        """The score of one answer under the name of the section, and its usage, by name (`judge/requests`).
 
         Args:
             item: prompt (as text), messages, response, data_source and ground_truth; plain data.
@@ -65,7 +65,7 @@ class ComparingService(RewardService, Protocol):
     async def compare(
         self, items: Sequence[Mapping[str, Any]], *, fresh: bool
     ) -> list[tuple[Part | CallFailed, dict[str, float]]]:
-        """Of each answer the score or why it has none, and its share of what was used up.
+        """Score of each answer, or the reason why it has none, and its share of the usage.
 
         Args:
             items: as of `score`, all answers to one prompt.
@@ -105,57 +105,57 @@ class Services:
         for service in self._services.values():
             await service.close()
 
-    def spent(self) -> dict[str, float]:
-        """What each service that has a price has cost in this process."""
+    def cost(self) -> dict[str, float]:
+        """Cost in this process of each service that has a price."""
         sections = self._config.services
-        return {name: one.spent for name, one in self._services.items() if sections[name].has_price}
+        return {name: service.cost for name, service in self._services.items() if sections[name].has_price}
 
-    def tell_spent(self, run_spent: Mapping[str, float]) -> None:
-        """What services have cost the run so far, in all its processes and starts."""
-        for name, amount in run_spent.items():
-            self._services[name].tell_spent(amount)
+    def set_cost(self, run_cost: Mapping[str, float]) -> None:
+        """Set the cost of services for the run so far, in all its processes and starts."""
+        for name, amount in run_cost.items():
+            self._services[name].set_cost(amount)
 
     async def score(
         self, prompt: Prompt, trajectory: Trajectory, text: str, *, fresh: bool, with_functions: bool = True
     ) -> Outcome:
-        """What services and functions say of one answer, asked at the same time; the first of them that fails decides.
-        What compares speaks once all answers to the prompt are there. `fresh`: nothing is taken from a cache."""
-        services = [one for one in self._services.values() if not one.compares]
+        """Score one answer with services and functions at the same time; the first of them that fails decides. Services
+        that compare follow once all answers to the prompt are there. `fresh`: nothing is taken from a cache."""
+        services = [service for service in self._services.values() if not service.compares]
         functions = self._functions if with_functions else None
         if not services:
             if functions is None:
                 return Outcome(kind="score", score=0.0)
             return await functions.score(prompt, trajectory, text)
         started = time.monotonic()
-        asked: list[Coroutine[Any, Any, Outcome | tuple[Part, dict[str, float]]]] = []
+        calls: list[Coroutine[Any, Any, Outcome | tuple[Part, dict[str, float]]]] = []
         if functions is not None:
-            asked.append(functions.score(prompt, trajectory, text))
+            calls.append(functions.score(prompt, trajectory, text))
         item = item_of(prompt, text)
-        asked += [service.score(item, fresh=fresh) for service in services]
-        said = await asyncio.gather(*asked, return_exceptions=True)
-        return self._joined(said, time.monotonic() - started)
+        calls += [service.score(item, fresh=fresh) for service in services]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        return self._merge(results, time.monotonic() - started)
 
-    def _joined(
-        self, said: Sequence[Outcome | tuple[Part, dict[str, float]] | BaseException], seconds: float
+    def _merge(
+        self, results: Sequence[Outcome | tuple[Part, dict[str, float]] | BaseException], seconds: float
     ) -> Outcome:
         """One outcome from those of all that score."""
         usage: dict[str, float] = {}
         failure: Outcome | None = None
         parts: list[Part] = []
-        for one in said:
-            if isinstance(one, CallFailed):
-                _add(usage, one.usage)
-                failure = failure or Outcome(kind=one.kind, error=str(one), seconds=seconds)
-            elif isinstance(one, BaseException):
-                raise one
-            elif isinstance(one, tuple):
-                _add(usage, one[1])
-                parts.append(one[0])
-            elif one.score is None:
-                failure = failure or one
+        for result in results:
+            if isinstance(result, CallFailed):
+                _add(usage, result.usage)
+                failure = failure or Outcome(kind=result.kind, error=str(result), seconds=seconds)
+            elif isinstance(result, BaseException):
+                raise result
+            elif isinstance(result, tuple):
+                _add(usage, result[1])
+                parts.append(result[0])
+            elif result.score is None:
+                failure = failure or result
             else:
-                named = {} if self._config.functions else {self._config.part: one.score}
-                parts.append(Part(key="", score=one.score, parts={**named, **one.parts}))
+                own_part = {} if self._config.functions else {self._config.part: result.score}
+                parts.append(Part(key="", score=result.score, parts={**own_part, **result.parts}))
         if failure is not None:
             return replace(failure, usage=usage)
         score, merged = combine(parts)
@@ -169,40 +169,46 @@ class Services:
         """The outcomes of all answers to a prompt with what comparisons add; those without a score are compared with
         nobody."""
         outcomes = [outcome for _, outcome in answers]
-        scored = [place for place, outcome in enumerate(outcomes) if outcome.kind == "score"]
+        scored = [index for index, outcome in enumerate(outcomes) if outcome.kind == "score"]
         for service in self._services.values():
             if service.compares and scored:
-                items = [item_of(prompt, answers[place][0]) for place in scored]
-                said = await self._compared(cast(ComparingService, service), items)
-                for place, (found, usage) in zip(scored, said, strict=True):
-                    outcomes[place] = self._added(outcomes[place], found, usage)
-                scored = [place for place in scored if outcomes[place].kind == "score"]
+                items = [item_of(prompt, answers[index][0]) for index in scored]
+                results = await self._compare(cast(ComparingService, service), items)
+                for index, (result, usage) in zip(scored, results, strict=True):
+                    outcomes[index] = self._add_comparison(outcomes[index], result, usage)
+                scored = [index for index in scored if outcomes[index].kind == "score"]
         return outcomes
 
-    async def _compared(
+    async def _compare(
         self, service: ComparingService, items: Sequence[Mapping[str, Any]]
     ) -> list[tuple[Part | CallFailed, dict[str, float]]]:
-        """What a service says of these answers, asked again as reward.on_failure says."""
+        """Compare these answers with a service, repeated as reward.on_failure says."""
         used: list[dict[str, float]] = [{} for _ in items]
         for attempt in range(self._config.retries + 1):
-            said = await service.compare(items, fresh=attempt > 0)
-            for total, (_, usage) in zip(used, said, strict=True):
+            results = await service.compare(items, fresh=attempt > 0)
+            for total, (_, usage) in zip(used, results, strict=True):
                 _add(total, usage)
-            failed = [found for found, _ in said if isinstance(found, CallFailed)]
-            if not any(getattr(self._config.on_failure, one.kind) == "retry" for one in failed):
+            failures = [result for result, _ in results if isinstance(result, CallFailed)]
+            if not any(getattr(self._config.on_failure, failure.kind) == "retry" for failure in failures):
                 break
-        return [(found, total) for (found, _), total in zip(said, used, strict=True)]
+        return [(result, total) for (result, _), total in zip(results, used, strict=True)]
 
-    def _added(self, outcome: Outcome, found: Part | CallFailed, usage: Mapping[str, float]) -> Outcome:
+    def _add_comparison(
+        self, outcome: Outcome, result: Part | CallFailed, usage: Mapping[str, float]
+    ) -> Outcome:
         total = dict(outcome.usage)
         _add(total, usage)
-        if isinstance(found, CallFailed):
-            is_fixed = getattr(self._config.on_failure, found.kind) == "fixed"
-            stand_in = self._config.failed_score if is_fixed else None
+        if isinstance(result, CallFailed):
+            is_fixed = getattr(self._config.on_failure, result.kind) == "fixed"
+            fallback_score = self._config.failed_score if is_fixed else None
             return Outcome(
-                kind=found.kind, error=str(found), seconds=outcome.seconds, usage=total, stand_in=stand_in
+                kind=result.kind,
+                error=str(result),
+                seconds=outcome.seconds,
+                usage=total,
+                fallback_score=fallback_score,
             )
-        score, merged = combine([found])
+        score, merged = combine([result])
         return replace(
             outcome,
             score=(outcome.score or 0.0) + (score or 0.0),
@@ -212,7 +218,7 @@ class Services:
 
 
 def item_of(prompt: Prompt, text: str) -> dict[str, Any]:
-    """What a service is given; see RewardService.score."""
+    """Request item of an answer; see RewardService.score."""
     return {
         "prompt": _question(prompt), "messages": plain(prompt.messages), "response": text,
         "data_source": prompt.data_source, "ground_truth": plain(prompt.ground_truth),

@@ -10,9 +10,9 @@ choice.py         the letter of a multiple-choice question
 search_qa.py      <answer> tags, by exact match or F1
 geometry.py       the last `\\boxed{...}` of a question with a picture
 code.py           programs with hidden tests, run in the sandbox with code_harness.py
-budget.py         what grading one answer may cost
+budget.py         compute budget of a comparison
 tags.py           <answer> tags found in one pass
-dispatch.py       which data source belongs to which of them; loading.py: they in a worker process
+dispatch.py       the built-in scorer of each data source; loading.py: the scorers as a reward function
 """
 
 from __future__ import annotations

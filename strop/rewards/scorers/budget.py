@@ -1,4 +1,4 @@
-"""What grading one answer may cost. An answer beyond it is wrong, which is the answer's doing and not the grader's.
+"""Compute budget of grading one answer. An answer beyond it is wrong, which is the answer's doing and not the grader's.
 
 A model that learns may write what no grader can work out: towers of powers, factorials of factorials, brackets five
 thousand deep. Without a score such a sample would leave training, and writing it would be a way around a bad one. So a
@@ -104,11 +104,11 @@ def use(guard: Guard) -> None:
 
 
 def bounded(compare: Callable[[], T], otherwise: T) -> tuple[T, str]:
-    """What a comparison says, and an empty text; or `otherwise`, and why it says nothing.
+    """Result of a comparison and an empty text; or `otherwise` and the reason why there is no result.
 
     Args:
         compare: decides about an answer. It changes nothing that matters after it was interrupted.
-        otherwise: what an answer is worth that cannot be graded.
+        otherwise: result for an answer that cannot be graded.
     """
     is_guarded = _guard is not None and threading.current_thread() is threading.main_thread()
     try:
@@ -120,6 +120,6 @@ def bounded(compare: Callable[[], T], otherwise: T) -> tuple[T, str]:
         return otherwise, f"not graded: the comparison ended with {type(error).__name__}"
 
 
-def noted(graded: dict[str, Any], note: str) -> dict[str, Any]:
-    """What a scorer returns, with the note where there is one."""
+def with_note(graded: dict[str, Any], note: str) -> dict[str, Any]:
+    """Add a note to the result of a scorer, where there is one."""
     return {**graded, "note": note} if note else graded

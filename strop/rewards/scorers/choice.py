@@ -27,7 +27,7 @@ _ONE = rf"{_WRAPPED}(?:\\(?:text|mathrm|mathbf|textbf)\s*\{{\s*\(?)?([A-J])(?![A
 _BLANKS = re.compile(r"\s+")
 _MAX_LINE = 1000
 """Of a line that may be a choice; what follows says nothing about that."""
-_SAID = re.compile(
+_STATED = re.compile(
     rf"(?:answer|option|choice|答案|选项|选)(?:\s+(?:is|was|would\s+be|should\s+be))?\s*(?:[:：=]|是|为)?\s*"
     rf"(?:(?:option|choice)\s*)?{_ONE}",
     re.IGNORECASE,
@@ -42,17 +42,19 @@ def extract(solution_str: str, num_choices: int = len(_LETTERS)) -> str | None:
     """The chosen letter, upper case; None where there is none among the first `num_choices`."""
     offered = _LETTERS[:num_choices]
     boxed = last_boxed(solution_str)
-    if boxed is not None and (letter := _alone(boxed)) is not None:
+    if boxed is not None and (letter := _lone_letter(boxed)) is not None:
         return letter if letter in offered else None
     solution_str = _BLANKS.sub(_one_blank, solution_str)
     tagged = last_tagged(solution_str, ignore_case=True)
     if tagged is not None:
-        letter = _alone(tagged.strip()) or _last(_SAID.findall(tagged))
+        letter = _lone_letter(tagged.strip()) or _last_capital(_STATED.findall(tagged))
         return letter if letter is not None and letter in offered else None
-    letter = _last(_SAID.findall(solution_str))
+    letter = _last_capital(_STATED.findall(solution_str))
     if letter is None:
         lines = [line.strip() for line in solution_str.strip().splitlines() if line.strip()]
-        letter = next((found for line in reversed(lines) if (found := _alone(line)) is not None), None)
+        letter = next(
+            (choice for line in reversed(lines) if (choice := _lone_letter(line)) is not None), None
+        )
     return letter if letter is not None and letter in offered else None
 
 
@@ -61,20 +63,20 @@ def _one_blank(run: re.Match[str]) -> str:
     return "\n" if "\n" in run[0] else " "
 
 
-def _alone(text: str) -> str | None:
+def _lone_letter(text: str) -> str | None:
     """The letter of a text that holds nothing but a choice."""
     text = re.sub(r"\\(?:text|mathrm|mathbf|textbf)\s*\{([^{}]*)\}", r"\1", text.strip())
     if len(text) > _MAX_LINE:
         text = text[:_MAX_LINE] + "x"  # any letter: a line of signs that goes on is no choice
-    found = _ALONE.match(text)
-    if found is None or (found[1].islower() and len(text) > 3):  # "a) ..." of an enumeration in prose
+    match = _ALONE.match(text)
+    if match is None or (match[1].islower() and len(text) > 3):  # "a) ..." of an enumeration in prose
         return None
-    return found[1].upper()
+    return match[1].upper()
 
 
-def _last(found: Sequence[str]) -> str | None:
+def _last_capital(matches: Sequence[str]) -> str | None:
     """The last capital letter; a small one, as in "the answer is a number", is a word."""
-    letters = [letter for letter in found if letter.isupper()]
+    letters = [letter for letter in matches if letter.isupper()]
     return letters[-1] if letters else None
 
 

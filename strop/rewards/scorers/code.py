@@ -115,8 +115,8 @@ def last_block(text: str) -> str | None:
         if not inner.startswith(_FENCE):
             lines.append(line)
         elif tag is None:
-            found = _TAG.match(inner.removeprefix(_FENCE).lstrip(" \t"))
-            tag, lines = found[0].lower() if found else "", []
+            match = _TAG.match(inner.removeprefix(_FENCE).lstrip(" \t"))
+            tag, lines = match[0].lower() if match else "", []
         else:
             if tag in _PYTHON_TAGS:
                 last = "".join(f"{each}\n" for each in lines)
@@ -139,8 +139,8 @@ def read_tests(ground_truth: Any) -> Tests:
             "fn_name": next((case["fn_name"] for case in data if case.get("fn_name")), ""),
         }  # fmt: skip
     if not isinstance(data, Mapping) or "inputs" not in data or "outputs" not in data:
-        found = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
-        raise ValueError(f"{_EXPECTED}; this one has {found}")
+        description = sorted(map(str, data)) if isinstance(data, Mapping) else type(data).__name__
+        raise ValueError(f"{_EXPECTED}; this one has {description}")
     inputs, outputs = (_as_list(data[key]) for key in ("inputs", "outputs"))
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"{_EXPECTED}; this one has {len(inputs)} inputs and {len(outputs)} outputs")
@@ -162,9 +162,11 @@ class _Budget:
     def run(self, program: Program, *, is_one_case: bool) -> SandboxResult:
         """Run a program within what is left; SandboxFailed when the sandbox fails."""
         sandbox = shared.get()
-        given = sandbox.config.limits
+        configured = sandbox.config.limits
         cpu_s = min(self._case_s, self.left_s) if is_one_case else self.left_s
-        limits = replace(given, cpu_s=min(cpu_s, given.cpu_s) + _FREE_S, wall_s=_PATIENCE * (cpu_s + _FREE_S))
+        limits = replace(
+            configured, cpu_s=min(cpu_s, configured.cpu_s) + _FREE_S, wall_s=_PATIENCE * (cpu_s + _FREE_S)
+        )
         result = sandbox.run_blocking(replace(program, limits=limits))
         if result.outcome == "infrastructure":
             raise SandboxFailed(f"the sandbox failed: {result.error}")
@@ -178,16 +180,16 @@ class _Budget:
 
 def _feed_cases(code: str, tests: Tests, budget: _Budget, *, stops_early: bool) -> tuple[list[bool], str]:
     passed, failure = [], ""
-    for number, (given, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True)):
+    for number, (case_input, expected) in enumerate(zip(tests.inputs, tests.outputs, strict=True)):
         if budget.left_s <= 0 or (stops_early and failure):
             failure = failure or f"case {number}: no time left (total_s)"
             break
-        program = Program(code=code, stdin=_as_text(given).encode("utf-8", errors="replace"))
+        program = Program(code=code, stdin=_as_text(case_input).encode("utf-8", errors="replace"))
         result = budget.run(program, is_one_case=True)
         is_right = result.outcome == "ok" and same_output(result.text, _as_text(expected))
         passed.append(is_right)
         if not is_right:
-            failure = failure or f"case {number}: {_what_happened(result)}"
+            failure = failure or f"case {number}: {_failure(result)}"
     return passed, failure
 
 
@@ -195,43 +197,45 @@ def _as_text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
-def _what_happened(result: SandboxResult) -> str:
+def _failure(result: SandboxResult) -> str:
     if result.outcome == "ok":
         return "wrong output"
-    said = result.stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
-    return f"{result.error}: {said}" if said else result.error
+    last_line = result.stderr.decode(errors="replace").rstrip().rpartition("\n")[2]
+    return f"{result.error}: {last_line}" if last_line else result.error
 
 
-def same_output(found: str, expected: str) -> bool:
-    """Whether two outputs say the same; see the module's docstring."""
-    lines, wanted = ([line.rstrip() for line in text.rstrip().splitlines()] for text in (found, expected))
-    if lines == wanted:
+def same_output(output: str, expected: str) -> bool:
+    """True if two outputs are the same; see the module's docstring."""
+    lines, expected_lines = (
+        [line.rstrip() for line in text.rstrip().splitlines()] for text in (output, expected)
+    )
+    if lines == expected_lines:
         return True
-    words, wanted_words = found.split(), expected.split()
-    return len(words) == len(wanted_words) and all(map(_same_word, words, wanted_words))
+    words, expected_words = output.split(), expected.split()
+    return len(words) == len(expected_words) and all(map(_same_word, words, expected_words))
 
 
-def _same_word(found: str, expected: str) -> bool:
-    if found == expected:
+def _same_word(word: str, expected: str) -> bool:
+    if word == expected:
         return True
     if "." not in expected:
         return False
     try:
-        return _close(float(found), float(expected))
+        return _close(float(word), float(expected))
     except ValueError:
         return False
 
 
-def _close(found: float, expected: float) -> bool:
-    return abs(found - expected) <= _TOLERANCE * max(1.0, abs(expected))  # False for NaN
+def _close(number: float, expected: float) -> bool:
+    return abs(number - expected) <= _TOLERANCE * max(1.0, abs(expected))  # False for NaN
 
 
 # --- calls of a function ---
 
 
 def _call_cases(code: str, tests: Tests, budget: _Budget) -> tuple[list[bool], str]:
-    """All cases in one sandbox; what is told about them there is compared here and decides nothing else."""
-    task = {"name": tests.function, "cases": [_arguments(given) for given in tests.inputs]}
+    """All cases in one sandbox; the results reported from there are compared here and decide nothing else."""
+    task = {"name": tests.function, "cases": [_arguments(case_input) for case_input in tests.inputs]}
     files = {
         "harness.py": _HARNESS.read_bytes(), "solution.py": code.encode("utf-8", errors="replace"),
         "cases.json": json.dumps(task).encode(),
@@ -242,30 +246,30 @@ def _call_cases(code: str, tests: Tests, budget: _Budget) -> tuple[list[bool], s
         bool(results.get(number)) and same_value(results[number][0], _expected(expected))
         for number, expected in enumerate(tests.outputs)
     ]
-    wrong = next((number for number, is_right in enumerate(passed) if not is_right), None)
-    if wrong is None:
+    first_wrong = next((number for number, is_right in enumerate(passed) if not is_right), None)
+    if first_wrong is None:
         return passed, ""
-    if results.get(wrong):
+    if results.get(first_wrong):
         reason = "wrong result"
-    elif wrong in results and result.outcome == "ok":
-        reason = f"it ended without a plain value{_said_about(wrong, result)}"
+    elif first_wrong in results and result.outcome == "ok":
+        reason = f"it ended without a plain value{_harness_note(first_wrong, result)}"
     else:
-        reason = _what_happened(result) if result.outcome != "ok" else "it returned nothing"
-    return passed, f"case {wrong}: {reason}"
+        reason = _failure(result) if result.outcome != "ok" else "it returned nothing"
+    return passed, f"case {first_wrong}: {reason}"
 
 
-def _said_about(number: int, result: SandboxResult) -> str:
-    """What the harness has written about a case, if it has."""
+def _harness_note(number: int, result: SandboxResult) -> str:
+    """Message of the harness about a case; empty where there is none."""
     start = f"case {number}: "
     lines = result.stderr.decode(errors="replace").splitlines()
     return next((f" ({line.removeprefix(start)})" for line in lines if line.startswith(start)), "")
 
 
-def _arguments(given: Any) -> list[Any]:
+def _arguments(case_input: Any) -> list[Any]:
     """A list of arguments, or a text with one JSON value per line."""
-    if not isinstance(given, str):
-        return _as_list(given)
-    return [_json_or_text(line) for line in given.splitlines() if line.strip()]
+    if not isinstance(case_input, str):
+        return _as_list(case_input)
+    return [_json_or_text(line) for line in case_input.splitlines() if line.strip()]
 
 
 def _expected(value: Any) -> Any:
@@ -280,8 +284,9 @@ def _json_or_text(text: str) -> Any:
 
 
 def _read_results(text: str, num_cases: int) -> dict[int, list[Any]]:
-    """Of each case one value, or none, from the harness's lines. The program may have written any of them."""
-    found = dict[int, list[Any]]()
+    """Value of each case, in a list that is empty without one, from the harness's lines. The program may have written
+    any of them."""
+    results = dict[int, list[Any]]()
     for line in text.splitlines():
         try:
             message = json.loads(line)
@@ -289,35 +294,35 @@ def _read_results(text: str, num_cases: int) -> dict[int, list[Any]]:
             continue
         match message:
             case [int(number), *rest] if len(rest) <= 1 and 0 <= number < num_cases:
-                found.setdefault(number, rest)
-    return found
+                results.setdefault(number, rest)
+    return results
 
 
-def same_value(found: Any, expected: Any) -> bool:
-    """Whether a result is the expected one. APPS writes some expected values as a list of one: both are taken."""
-    if _same(found, expected, _MAX_DEPTH):
+def same_value(value: Any, expected: Any) -> bool:
+    """True if a result is the expected one. APPS writes some expected values as a list of one: both are taken."""
+    if _same(value, expected, _MAX_DEPTH):
         return True
-    return isinstance(expected, list) and len(expected) == 1 and _same(found, expected[0], _MAX_DEPTH)
+    return isinstance(expected, list) and len(expected) == 1 and _same(value, expected[0], _MAX_DEPTH)
 
 
-def _same(found: Any, expected: Any, depth: int) -> bool:
-    if depth == 0 or isinstance(found, bool) != isinstance(expected, bool):
+def _same(value: Any, expected: Any, depth: int) -> bool:
+    if depth == 0 or isinstance(value, bool) != isinstance(expected, bool):
         return False
     if isinstance(expected, (list, tuple)):
         return (
-            isinstance(found, list)
-            and len(found) == len(expected)
-            and all(_same(one, other, depth - 1) for one, other in zip(found, expected, strict=True))
+            isinstance(value, list)
+            and len(value) == len(expected)
+            and all(_same(item, other, depth - 1) for item, other in zip(value, expected, strict=True))
         )
     if isinstance(expected, Mapping):
         return (
-            isinstance(found, Mapping)
-            and set(found) == {str(key) for key in expected}
-            and all(_same(found[str(key)], value, depth - 1) for key, value in expected.items())
+            isinstance(value, Mapping)
+            and set(value) == {str(key) for key in expected}
+            and all(_same(value[str(key)], item, depth - 1) for key, item in expected.items())
         )
-    if isinstance(expected, float) and isinstance(found, (int, float)):
+    if isinstance(expected, float) and isinstance(value, (int, float)):
         try:
-            return _close(float(found), expected)
+            return _close(float(value), expected)
         except OverflowError:
             return False
-    return bool(found == expected)
+    return bool(value == expected)

@@ -31,11 +31,11 @@ def load(name: str) -> Any:
     assert spec is not None, "a file has a spec"
     assert spec.loader is not None, "a Python file has a loader"
     module = importlib.util.module_from_spec(spec)
-    for each in PRELUDE:
-        known = importlib.import_module(each)
-        setattr(module, each, known)
-        if each in WHOLE:
-            for key, value in vars(known).items():
+    for library_name in PRELUDE:
+        library = importlib.import_module(library_name)
+        setattr(module, library_name, library)
+        if library_name in WHOLE:
+            for key, value in vars(library).items():
                 if not key.startswith("_"):
                     setattr(module, key, value)
     sys.modules["solution"] = module
@@ -47,7 +47,7 @@ def load(name: str) -> Any:
 
 
 def write(fd: int, text: str) -> None:
-    """All of it, on a line of its own whatever was written before."""
+    """Write a text on a line of its own, whatever was written before."""
     data = f"\n{text}\n".encode("ascii", errors="replace")
     while data:
         data = data[os.write(fd, data) :]
@@ -63,12 +63,12 @@ def call(function: Any, number: int, arguments: list[Any], results: int) -> None
 
 
 def reason(status: int) -> str:
-    """What ended a process."""
+    """Exit code or signal that ended a process."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"the program exited with code {code}"
-    known = {int(one): one.name for one in signal.Signals}
-    return f"the program died with {known.get(-code, f'signal {-code}')}"
+    names = {int(entry): entry.name for entry in signal.Signals}
+    return f"the program died with {names.get(-code, f'signal {-code}')}"
 
 
 def main() -> None:

@@ -50,8 +50,8 @@ def grade(
         value, used = parse(pred)
     except _Malformed:
         return {"score": 0.0, "acc": False, "pred": pred}
-    given = Counter(numbers)
-    is_allowed = used == given if each_once else used <= given
+    available = Counter(numbers)
+    is_allowed = used == available if each_once else used <= available
     is_right = is_allowed and value == target
     return {"score": 1.0 if is_right else format_score, "acc": is_right, "pred": pred}
 

@@ -1,4 +1,4 @@
-"""Which built-in scorer belongs to a data source."""
+"""Registry of the built-in scorers by data source."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from strop.rewards.scorers import (
 )
 
 Graded = Mapping[str, Any]
-"""What a scorer returns: `score`, `acc` (whether it is right) and `pred` (the answer it read)."""
+"""Result of a scorer: `score`, `acc` (whether it is right) and `pred` (the answer it read)."""
 
 
 @dataclass(frozen=True, kw_only=True)

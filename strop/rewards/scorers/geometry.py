@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from strop.rewards.scorers.budget import noted
+from strop.rewards.scorers.budget import with_note
 from strop.rewards.scorers.math_boxed import MAX_CHARACTERS, compare, last_boxed
 
 _DEGREES = re.compile(
@@ -57,7 +57,7 @@ def grade(solution_str: str, ground_truth: Any, format_score: float = 0.0) -> di
     pred = "" if boxed is None else _bare(boxed)
     is_right, note = compare(pred, truth) if pred else (False, "")
     score = (1 - format_score) * is_right + format_score * _has_form(solution_str.strip())
-    return noted({"score": float(score), "acc": is_right, "pred": pred}, note)
+    return with_note({"score": float(score), "acc": is_right, "pred": pred}, note)
 
 
 def compute_score(solution_str: str, ground_truth: Any, format_score: float = 0.0) -> float:

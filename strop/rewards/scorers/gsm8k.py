@@ -34,8 +34,8 @@ def extract(solution_str: str, method: Literal["strict", "flexible"] = "strict")
     if method not in ("strict", "flexible"):
         raise ValueError(f"the GSM8K scorer has no method {method!r}; use 'strict' or 'flexible'")
     pattern = _MARKED if method == "strict" else _NUMBER
-    found = [_clean(match) for match in pattern.findall(solution_str[-_TAIL_CHARACTERS:])]
-    return found[-1] if found else None
+    numbers = [_clean(match) for match in pattern.findall(solution_str[-_TAIL_CHARACTERS:])]
+    return numbers[-1] if numbers else None
 
 
 def grade(

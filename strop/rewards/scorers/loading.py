@@ -1,4 +1,4 @@
-"""The built-in scorers in a worker process of the reward."""
+"""The built-in scorers as a reward function of a worker process."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from strop.rewards.scorers.budget import bounded, noted
+from strop.rewards.scorers.budget import bounded, with_note
 
 MAX_CHARACTERS = 2000
 """Of an answer that is compared as mathematics."""
@@ -20,7 +20,7 @@ _SPACE = re.compile(r"\s+|\\[,;:! ]|~")
 
 
 def last_boxed(text: str) -> str | None:
-    """What stands in the last complete `\\boxed{...}`; None when there is none."""
+    """Content of the last complete `\\boxed{...}`; None when there is none."""
     ends = _closing_braces(text)
     for match in reversed(list(_BOX.finditer(text))):
         start = match.end()
@@ -35,7 +35,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _closing_braces(text: str) -> dict[int, int]:
-    """By the place of each brace that is closed, where that is."""
+    """Position of the closing brace, by the position of the opening one."""
     ends: dict[int, int] = {}
     opened: list[int] = []
     for match in _BRACE.finditer(text):
@@ -47,8 +47,8 @@ def _closing_braces(text: str) -> dict[int, int]:
 
 
 def compare(pred: str, truth: str) -> tuple[bool, str]:
-    """Whether two LaTeX answers are the same text or the same mathematical object; and why not, where it is because the
-    answer cannot be graded."""
+    """True if two LaTeX answers are the same text or the same mathematical object; and a note, where the answer cannot
+    be graded."""
     if _SPACE.sub("", pred) == _SPACE.sub("", truth):
         return True, ""
     if len(pred) > MAX_CHARACTERS:
@@ -86,7 +86,7 @@ def grade(solution_str: str, ground_truth: Any) -> dict[str, Any]:
     if pred is None:
         return {"score": 0.0, "acc": False, "pred": ""}
     is_right, note = compare(pred, last_boxed(str(ground_truth)) or str(ground_truth))
-    return noted({"score": float(is_right), "acc": is_right, "pred": pred.strip()}, note)
+    return with_note({"score": float(is_right), "acc": is_right, "pred": pred.strip()}, note)
 
 
 def compute_score(solution_str: str, ground_truth: Any) -> float:

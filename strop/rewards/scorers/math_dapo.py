@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from strop.rewards.scorers.budget import noted
+from strop.rewards.scorers.budget import with_note
 from strop.rewards.scorers.math_boxed import compare, last_boxed
 
 _TAIL_CHARACTERS = 300
@@ -28,15 +28,15 @@ def grade(solution_str: str, ground_truth: Any, strict_box_verify: bool = False)
     """
     tail = solution_str[-_TAIL_CHARACTERS:]
     if strict_box_verify:
-        found = last_boxed(tail)
+        answer = last_boxed(tail)
     else:
         lines = _ANSWER.findall(tail)
-        found = lines[-1] if lines else None
-    if found is None:
+        answer = lines[-1] if lines else None
+    if answer is None:
         return {"score": -1.0, "acc": False, "pred": ""}
-    pred, truth = _plain(found), _plain(str(ground_truth))
+    pred, truth = _plain(answer), _plain(str(ground_truth))
     is_right, note = compare(pred, truth) if pred else (False, "")
-    return noted({"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}, note)
+    return with_note({"score": 1.0 if is_right else -1.0, "acc": is_right, "pred": pred}, note)
 
 
 def compute_score(solution_str: str, ground_truth: Any, strict_box_verify: bool = False) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from strop.rewards.scorers.budget import bounded, noted
+from strop.rewards.scorers.budget import bounded, with_note
 from strop.rewards.scorers.tags import last_tagged
 from strop.utils.sanitize import usable
 
@@ -56,7 +56,7 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def is_expression(answer: str, *, functions: frozenset[str] = _FUNCTIONS) -> bool:
-    """Whether the text is arithmetic over numbers, one-letter variables and these functions."""
+    """True if the text is arithmetic over numbers, one-letter variables and these functions."""
     if len(answer) > _MAX_EXPRESSION_CHARACTERS:
         return False
     try:
@@ -110,7 +110,7 @@ def grade(
     pred = extract(solution_str)
     scorer = _score_answer(task)
 
-    def compared() -> float:
+    def score_answer() -> float:
         if task == "game_of_life_halting":  # the package takes every text for the word True
             return float(pred.casefold() == str(entry["answer"]).casefold())
         is_refused = task in EXPRESSION_TASKS and pred != entry["answer"] and not is_expression(pred)
@@ -121,8 +121,8 @@ def grade(
             scorer(answer=entry["answer"], entry=entry)  # raises where it is the row's doing
             return 0.0
 
-    score, note = bounded(compared, 0.0)
-    return noted({"score": score, "acc": score >= RIGHT_FROM, "pred": pred}, note)
+    score, note = bounded(score_answer, 0.0)
+    return with_note({"score": score, "acc": score >= RIGHT_FROM, "pred": pred}, note)
 
 
 @functools.cache  # a task reads its whole data set when it is made: up to 0.2 s
@@ -145,7 +145,7 @@ def _score_answer(task: str) -> Callable[..., float]:
 
 
 def _disarm(module: ModuleType) -> None:
-    """Bind what evaluates Python in a task's module to what does not."""
+    """Replace functions that evaluate Python in a task's module by harmless ones."""
     names = vars(module)
     names["eval"] = _evaluate
     for name, value in list(names.items()):

@@ -70,10 +70,10 @@ def _keep_as_json(task: str, entry: dict[str, Any], score_answer: Any) -> dict[s
         ValueError: it does not, because the task keeps data that JSON has no form for.
     """
     try:
-        kept: dict[str, Any] = json.loads(json.dumps(entry, default=lambda value: value.tolist()))
+        restored: dict[str, Any] = json.loads(json.dumps(entry, default=lambda value: value.tolist()))
         same = math.isclose(
             score_answer(answer=entry["answer"], entry=entry),
-            score_answer(answer=entry["answer"], entry=kept),
+            score_answer(answer=entry["answer"], entry=restored),
         )
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         raise ValueError(
@@ -83,7 +83,7 @@ def _keep_as_json(task: str, entry: dict[str, Any], score_answer: Any) -> dict[s
         raise ValueError(
             f"entries of {task} cannot be kept as JSON: the task scores its own answer differently"
         )
-    return kept
+    return restored
 
 
 def prompt_row(

@@ -42,9 +42,9 @@ def f1(pred: str, truth: str) -> float:
 
 
 def extract(solution_str: str) -> str | None:
-    """What stands in the last pair of answer tags; None where there is none."""
-    found = last_tagged(solution_str)
-    return None if found is None else found.strip()
+    """Content of the last pair of answer tags; None where there is none."""
+    tagged = last_tagged(solution_str)
+    return None if tagged is None else tagged.strip()
 
 
 def grade(
@@ -85,8 +85,10 @@ def grade(
 
 
 def _targets(ground_truth: Any) -> list[str]:
-    given = ground_truth.get("target") if isinstance(ground_truth, Mapping) else ground_truth
-    targets = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    accepted = ground_truth.get("target") if isinstance(ground_truth, Mapping) else ground_truth
+    targets = (
+        list(accepted) if isinstance(accepted, (list, tuple)) else [] if accepted is None else [accepted]
+    )
     if not targets:
         raise ValueError(
             f"the ground truth of a search question is an answer, a list of accepted ones, or a dictionary with them "

@@ -10,9 +10,9 @@ _ANY_CASE = re.compile("<answer>", re.IGNORECASE), re.compile("</answer>", re.IG
 
 
 def last_tagged(text: str, *, ignore_case: bool = False) -> str | None:
-    """What stands in the last pair of tags; None where there is none."""
+    """Content of the last pair of tags; None where there is none."""
     opening, closing = _ANY_CASE if ignore_case else _EXACT
-    found, at = None, 0
+    content, at = None, 0
     while (start := opening.search(text, at)) and (end := closing.search(text, start.end())):
-        found, at = text[start.end() : end.start()], end.end()
-    return found
+        content, at = text[start.end() : end.start()], end.end()
+    return content

@@ -179,7 +179,7 @@ class Collector:
             prompts=tuple(prompts),
             episodes=episodes,
             experience=experience,
-            collection_metrics=self._prompts.metrics(len(drawn.refused)),
+            collection_metrics=self._prompts.metrics(len(drawn.skipped)),
         )
 
     def _collect_rounds(self, step: int) -> StepRecord:
@@ -288,7 +288,7 @@ class Collector:
             groups.add(prompt, step - 1)
         if drawn.prompts:
             groups.start(self._prompts.order(drawn.prompts))
-        return len(drawn.refused)
+        return len(drawn.skipped)
 
     def _next_completed(self, step: int, groups: AsynchronousGroups, pacing: Pacing) -> str:
         """The group that the step looks at next: the one that ended first, or the one that was recorded there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from strop.data.prompt_loader import Drawn, draw
+from strop.data.prompt_loader import PromptBatch, next_prompts
 from strop.protocol.trajectory import Prompt
 from strop.run import Fate, RunFolder
 from strop.trainer.collectors.lengths import Lengths
@@ -29,15 +29,15 @@ class NextPrompts:
         self._config, self._run, self._data = config, run, data
         self._lengths, self._num_ranks = lengths, num_ranks
 
-    def draw(self, step: int, num_prompts: int) -> Drawn:
+    def draw(self, step: int, num_prompts: int) -> PromptBatch:
         """The next visits, in the ledger; those that are passed over have their fate."""
-        drawn = draw(self._data.train, self._data.sampler, num_prompts)
+        drawn = next_prompts(self._data.train, self._data.sampler, num_prompts)
         samples = range(self._config.rollout.samples_per_prompt)
-        uids = [*(prompt.uid for prompt in drawn.prompts), *drawn.refused]
+        uids = [*(prompt.uid for prompt in drawn.prompts), *drawn.skipped]
         self._run.ledger.issue(step, [f"{uid}/{i}" for uid in uids for i in samples])
         self._run.ledger.settle(
             step,
-            {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.refused.items() for i in samples},
+            {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.skipped.items() for i in samples},
         )
         return drawn
 

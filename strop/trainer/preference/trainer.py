@@ -13,7 +13,7 @@ from torch import Tensor
 from strop.algorithms.losses.preference import Batch, Weighed, weigh
 from strop.algorithms.preference_loss_config import WITHOUT_REFERENCE
 from strop.controller import RoleSpec, as_list, role
-from strop.data.preference_rows import Compared, PreferenceDataset
+from strop.data.preference_rows import PreferenceDataset, PreferenceExample
 from strop.data.readers import read_rows
 from strop.engines.model import check_language_model
 from strop.engines.value_models import check_value_model
@@ -99,7 +99,7 @@ class PreferenceTrainer(SupervisedTrainer):
                 f"or begin another run with --from"
             )
 
-    def _numbers(self, examples: Sequence[Compared]) -> Tensor:
+    def _numbers(self, examples: Sequence[PreferenceExample]) -> Tensor:
         """[n, 2] float64: what the model says of these examples now."""
         size = self._sft.examples_per_update
         parts = [
@@ -108,7 +108,7 @@ class PreferenceTrainer(SupervisedTrainer):
         ]
         return torch.cat([part.tensors()["numbers"] for part in parts]).reshape(-1, 2)
 
-    def _weighed(self, examples: Sequence[Compared], places: Sequence[int], split: str) -> Weighed:
+    def _weighed(self, examples: Sequence[PreferenceExample], places: Sequence[int], split: str) -> Weighed:
         lengths = [[float(sum(side.loss_mask)) for side in one.pair] for one in examples]
         batch = Batch(
             numbers=self._numbers(examples),
@@ -146,12 +146,12 @@ def _named(metric: Metric, weighed: Weighed) -> dict[str, float]:
     return {metric.of(name): value for name, value in {"loss": weighed.loss, **weighed.metrics}.items()}
 
 
-def preference_batch(examples: Sequence[Compared], num_sides: int = 2) -> DataProto:
+def preference_batch(examples: Sequence[PreferenceExample], num_sides: int = 2) -> DataProto:
     """Both conversations of examples, or the first ones: columns prompts [B, P~] and responses, loss_mask [B, R~]."""
     return make_sft_batch([side for example in examples for side in example.pair[:num_sides]])
 
 
-def _digest_of_rows(splits: Mapping[str, Sequence[Compared]]) -> str:
+def _digest_of_rows(splits: Mapping[str, Sequence[PreferenceExample]]) -> str:
     """Digest of the tokens of every answer, in order."""
     parts: list[str | Sequence[int]] = []
     for name, examples in splits.items():

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from strop.agents.setup import AgentSetup
 from strop.algorithms.specs import adv_estimator_declaration
-from strop.data.prompt_loader import draw
+from strop.data.prompt_loader import next_prompts
 from strop.protocol import columns
 from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardPool
@@ -210,7 +210,7 @@ def try_out(
 def first_prompts(data: TrainingData, count: int) -> list[Prompt]:
     """Those of the next visits, at most one visit per row; the sampler of the run keeps its position."""
     ahead = copy.deepcopy(data.sampler)
-    return draw(data.train, ahead, min(count, len(data.train.row_numbers))).prompts
+    return next_prompts(data.train, ahead, min(count, len(data.train.row_numbers))).prompts
 
 
 class _Trial:

@@ -2,11 +2,11 @@
 
 huggingface.py   Models and data sets of the Hugging Face hub, through huggingface_hub
 model_files.py   Files of a model that are fetched
-models.py        From the name of a model to a folder of this machine
+models.py        Fetching of models
 modelscope.py    Models and data sets of ModelScope, through modelscope_hub (strop[modelscope])
 places.py        Meaning of the name of a model
 repo.py          Repository of a hub, or folder of a store
-sending.py       A folder of this machine to a hub or a store
-store_errors.py  Errors of the clients of stores, each of which has kinds of its own, as sentences that say what to do
-stores.py        Files at what a URL names, through fsspec
+sending.py       Sending of a folder of this machine to a hub or a store
+store_errors.py  Errors of the clients of stores as sentences that say what to do
+stores.py        Files below a URL, through fsspec
 """

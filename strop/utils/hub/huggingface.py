@@ -47,7 +47,7 @@ class HuggingFaceRepo(Repo):
 
     def cached(self, revision: str) -> Path | None:
         """As of Repo."""
-        commit = revision if COMMIT.fullmatch(revision) else self.noted(revision)
+        commit = revision if COMMIT.fullmatch(revision) else self.stored_commit(revision)
         folder = self._folder / "snapshots" / commit
         return folder if commit and folder.is_dir() else None
 
@@ -62,7 +62,7 @@ class HuggingFaceRepo(Repo):
                 timeout=ANSWER_S,
             )
         except Exception as error:
-            raise self._translated(error, revision) from error
+            raise self._convert_error(error, revision) from error
         return Listing(
             revision=info.sha,
             sizes={file.rfilename: file.size or 0 for file in info.siblings},
@@ -81,20 +81,20 @@ class HuggingFaceRepo(Repo):
                 allow_patterns=list(map(glob.escape, lacking)),
             )  # fmt: skip
         except Exception as error:
-            raise self._translated(error, listing.revision) from error
+            raise self._convert_error(error, listing.revision) from error
         for name in lacking:
-            _check(folder / name, name, listing.sha256.get(name))
+            _check_hash(folder / name, name, listing.sha256.get(name))
         return folder
 
-    def note(self, revision: str, listing: Listing) -> None:
-        """Remember which commit a branch or tag stood for, as the client does, for the time without a network."""
+    def store_commit(self, revision: str, listing: Listing) -> None:
+        """Store the commit of a branch or tag, as the client does, for use without a network."""
         if not COMMIT.fullmatch(revision):
             ref = self._folder / "refs" / (revision or "main")
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(listing.revision, encoding="utf-8")
 
-    def noted(self, revision: str) -> str:
-        """The commit that a branch or tag stood for when it was noted; empty where none was."""
+    def stored_commit(self, revision: str) -> str:
+        """The stored commit of a branch or tag; empty where there is none."""
         ref = self._folder / "refs" / (revision or "main")
         return ref.read_text(encoding="utf-8").strip() if ref.is_file() else ""
 
@@ -102,66 +102,66 @@ class HuggingFaceRepo(Repo):
         """As of Repo."""
         return size_of(self._folder / "blobs")
 
-    def prepare(self, how: Sending) -> None:
+    def prepare(self, options: Sending) -> None:
         """As of Repo; the model is made where it does not exist."""
         if self.is_offline:
             raise Refused("HF_HUB_OFFLINE is set, so nobody is asked: unset it")
         try:
-            self._api.create_repo(self._name, private=how.private or None, exist_ok=True)
+            self._api.create_repo(self._name, private=options.private or None, exist_ok=True)
         except Exception as error:
-            raise self._translated(error, how.branch, verb="write") from error
+            raise self._convert_error(error, options.branch, verb="write") from error
 
-    def send(self, folder: Path, how: Sending) -> Listing:
+    def send(self, folder: Path, options: Sending) -> Listing:
         """As of Repo; all files are one commit, with which weights of an earlier model leave."""
         try:
             commit = self._api.upload_folder(
-                repo_id=self._name, folder_path=folder, commit_message=how.message, revision=how.branch or None,
+                repo_id=self._name, folder_path=folder, commit_message=options.message, revision=options.branch or None,
                 delete_patterns=list(STALE),
             )  # fmt: skip
         except Exception as error:
-            raise self._translated(error, how.branch, verb="write") from error
+            raise self._convert_error(error, options.branch, verb="write") from error
         return self.list(commit.oid)
 
-    def _translated(self, error: Exception, revision: str, *, verb: str = "read") -> Exception:
+    def _convert_error(self, error: Exception, revision: str, *, verb: str = "read") -> Exception:
         """An error of the client as Refused or Unreachable, or one of this machine's disk: its kinds differ from
         version to version, so all are looked at."""
-        errors, where = self._errors, self._constants.ENDPOINT
+        errors, endpoint = self._errors, self._constants.ENDPOINT
         chain: list[Any] = [error]
         while (below := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 10:
             chain.append(below)
-        place, noun = ("datasets/", "data set") if self._kind == "dataset" else ("", "model")
-        for one in chain:
-            if isinstance(one, errors.GatedRepoError):
+        section, noun = ("datasets/", "data set") if self._kind == "dataset" else ("", "model")
+        for link in chain:
+            if isinstance(link, errors.GatedRepoError):
                 return Refused(
-                    f"its owners ask for consent first: accept their conditions at {where}/{place}{self._name}, then "
-                    f"set HF_TOKEN to a token of that account (`hf auth login` keeps one)"
+                    f"its owners ask for consent first: accept their conditions at {endpoint}/{section}{self._name}, "
+                    f"then set HF_TOKEN to a token of that account (`hf auth login` keeps one)"
                 )
-            if isinstance(one, errors.RepositoryNotFoundError):
+            if isinstance(link, errors.RepositoryNotFoundError):
                 return Refused(
-                    f"there is no such {noun} at {where}{self._near()}; a private one needs HF_TOKEN"
+                    f"there is no such {noun} at {endpoint}{self._near()}; a private one needs HF_TOKEN"
                 )
-            if isinstance(one, errors.RevisionNotFoundError):
+            if isinstance(link, errors.RevisionNotFoundError):
                 return Refused(f"it has no revision {revision!r}{self._near_revision(revision)}")
-        for one in chain:
-            status = getattr(getattr(one, "response", None), "status_code", None)
+        for link in chain:
+            status = getattr(getattr(link, "response", None), "status_code", None)
             if status in (401, 403):
-                return Refused(f"{where} answers {status}: set HF_TOKEN to a token that may {verb} it")
+                return Refused(f"{endpoint} answers {status}: set HF_TOKEN to a token that may {verb} it")
             if status is not None and status < 500 and status != 429:
-                return Refused(f"{where} answers {status}: {reason(one)}")
-            if isinstance(one, OSError) and one.errno is not None and not is_of_network(one):
-                return one
-        return Unreachable(f"{where} cannot be reached ({reason(chain[-1])})")
+                return Refused(f"{endpoint} answers {status}: {reason(link)}")
+            if isinstance(link, OSError) and link.errno is not None and not is_of_network(link):
+                return link
+        return Unreachable(f"{endpoint} cannot be reached ({reason(chain[-1])})")
 
     def _near(self) -> str:
         """The repository with nearly this name, as a part of a sentence."""
         owner, _, name = self._name.rpartition("/")
         list_all = getattr(self._api, f"list_{self._kind}s")
         try:
-            found = [one.id for one in list_all(search=name, limit=20)]
-            found += [one.id for one in list_all(author=owner, limit=100)] if owner else []
+            ids = [repo.id for repo in list_all(search=name, limit=20)]
+            ids += [repo.id for repo in list_all(author=owner, limit=100)] if owner else []
         except Exception:  # noqa: BLE001  # the sentence is of use without a guess
             return ""
-        near = nearest(self._name, found) or next(iter(found), None)
+        near = nearest(self._name, ids) or next(iter(ids), None)
         return f"; the nearest is {near}" if near else ""
 
     def _near_revision(self, revision: str) -> str:
@@ -169,19 +169,19 @@ class HuggingFaceRepo(Repo):
             refs = self._api.list_repo_refs(self._name, repo_type=self._kind)
         except Exception:  # noqa: BLE001  # as above
             return ""
-        known = [ref.name for ref in (*refs.branches, *refs.tags)]
-        near = nearest(revision, known)
-        return f"; the nearest is {near}" if near else f"; it has {', '.join(known[:8])}" if known else ""
+        names = [ref.name for ref in (*refs.branches, *refs.tags)]
+        near = nearest(revision, names)
+        return f"; the nearest is {near}" if near else f"; it has {', '.join(names[:8])}" if names else ""
 
 
-def _check(path: Path, name: str, stated: str | None) -> None:
+def _check_hash(path: Path, name: str, stated: str | None) -> None:
     """Remove a file whose contents have another hash than is stated."""
     if stated is None:
         return
-    if (found := sha256_of_file(path)) != stated:
+    if (digest := sha256_of_file(path)) != stated:
         path.resolve().unlink()
         path.unlink(missing_ok=True)
         raise Refused(
-            f"{name} arrived with other contents (SHA-256 {found[:12]}, the hub says {stated[:12]}) and was "
+            f"{name} arrived with other contents (SHA-256 {digest[:12]}, the hub says {stated[:12]}) and was "
             f"removed: try again; a proxy on the way may have changed it"
         )

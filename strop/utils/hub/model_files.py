@@ -22,8 +22,8 @@ STALE = ("*.safetensors", "*.safetensors.index.json")
 _TOKENIZERS = ("tokenizer", "vocab.", "spiece", "sentencepiece", "merges")
 
 
-def wanted_settings(names: Iterable[str], *, code: bool = False) -> list[str]:
-    """Of the files of a model, the small ones: no code unless `code`, and of folders below it templates alone."""
+def settings_files(names: Iterable[str], *, code: bool = False) -> list[str]:
+    """The small files of a model: no code unless `code`, and of folders below it templates alone."""
     patterns = (*_SETTINGS, "*.py") if code else _SETTINGS
     return sorted(
         name
@@ -32,8 +32,8 @@ def wanted_settings(names: Iterable[str], *, code: bool = False) -> list[str]:
     )
 
 
-def wanted_weights(names: Collection[str], index: Mapping[str, Any] | None) -> list[str]:
-    """Of the files of a model, those with its weights.
+def weight_files(names: Collection[str], index: Mapping[str, Any] | None) -> list[str]:
+    """The files of a model with its weights.
 
     Args:
         names: of all its files.
@@ -50,16 +50,18 @@ def wanted_weights(names: Collection[str], index: Mapping[str, Any] | None) -> l
                 f"its {INDEX} names {lost[0] if lost else 'no file'}, which is not among its files"
             )
         return shards
-    here = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
+    weights = sorted(name for name in names if name.endswith(".safetensors") and "/" not in name)
     for usual in ("model.safetensors", "adapter_model.safetensors"):
-        if usual in here:
+        if usual in weights:
             return [usual]
-    if here:
-        return here
-    others = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5")))
-    found = f"only {others[0]}" if others else "no weights at all"
+    if weights:
+        return weights
+    other_formats = sorted(
+        name for name in names if name.endswith((".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5"))
+    )
+    description = f"only {other_formats[0]}" if other_formats else "no weights at all"
     raise ValueError(
-        f"it has {found}, and strop reads safetensors alone: take a revision or a copy that has them "
+        f"it has {description}, and strop reads safetensors alone: take a revision or a copy that has them "
         f"(model.save_pretrained(FOLDER) writes them)"
     )
 
@@ -75,7 +77,7 @@ def lacking(folder: Path, *, weights: bool = True, tokenizer: bool = True) -> st
     if not weights:
         return ""
     try:
-        wanted_weights(names, read_json(folder / INDEX) if INDEX in names else None)
+        weight_files(names, read_json(folder / INDEX) if INDEX in names else None)
     except ValueError as error:
         return f"weights ({error})" if INDEX in names else "model.safetensors"
     return ""

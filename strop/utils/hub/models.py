@@ -1,4 +1,4 @@
-"""From the name of a model to a folder of this machine: the one function that commands and runs call."""
+"""Fetching of models: from the name of a model to a folder of this machine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from strop.utils.atomic_io import sha256_of_file
 from strop.utils.hub.huggingface import HuggingFaceRepo
-from strop.utils.hub.model_files import ADAPTER, INDEX, lacking, wanted_settings, wanted_weights
+from strop.utils.hub.model_files import ADAPTER, INDEX, lacking, settings_files, weight_files
 from strop.utils.hub.modelscope import ModelScopeRepo
 from strop.utils.hub.places import Place, place_of
-from strop.utils.hub.repo import SILENCE_S, Listing, Refused, Repo, Unreachable, while_heard
+from strop.utils.hub.repo import SILENCE_S, Listing, Refused, Repo, Unreachable, run_with_stall_limit
 from strop.utils.hub.stores import StoreFolder
 from strop.utils.safe_read import read_json
 from strop.utils.trust import ask
@@ -54,19 +54,19 @@ class Fetch:
 
 
 def fetch_model(
-    text: str, how: Fetch, *, key: str = "model.path", revision: str = "", state: str = ""
+    text: str, options: Fetch, *, key: str = "model.path", revision: str = "", state: str = ""
 ) -> Fetched:
     """The folder of a model that lies elsewhere, once it is fetched.
 
     Args:
         text: ORG/NAME, modelscope:ORG/NAME or a URL, and no folder of this machine.
-        how: what is fetched, and who hears of it.
-        key: what `text` was given as, for sentences.
+        options: kinds of files, and the reporter of progress.
+        key: setting that `text` is from, for error sentences.
         revision: branch, tag or commit; empty: the one in `text`, else the main one.
         state: the revision that an earlier fetch resolved, in place of any other.
 
     Raises:
-        ValueError: the name means nothing, or the model cannot be had: the sentence says why, and what to do.
+        ValueError: the name has no known form, or the model cannot be fetched: the sentence says why, and what to do.
         UntrustedCode: received settings name it.
     """
     place = place_of(text, key)
@@ -85,24 +85,24 @@ def fetch_model(
     place = Place(kind=place.kind, name=place.name, revision=state or branch)
     try:
         repo = repo_of(place)
-        folder = _folder(place, repo, how)
+        folder = _folder(place, repo, options)
     except (Refused, Unreachable, TimeoutError) as error:
         raise ValueError(f"{key} {str(place)!r} cannot be fetched: {error}") from error
     except OSError as error:
-        raise ValueError(f"{key} {str(place)!r} cannot be fetched: {_of_disk(error, repo)}") from error
+        raise ValueError(f"{key} {str(place)!r} cannot be fetched: {_disk_error(error, repo)}") from error
     return Fetched(place=place, folder=str(folder), revision=folder.name)
 
 
 def hashes(folder: Path) -> dict[str, dict[str, int | str]]:
     """Size in bytes and SHA-256 of every file of a model, by its name; reads all of them."""
-    found: dict[str, dict[str, int | str]] = {}
+    hashes_by_name: dict[str, dict[str, int | str]] = {}
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     index = read_json(folder / INDEX) if INDEX in names else None
-    weights = wanted_weights(names, index) if any(name.endswith(".safetensors") for name in names) else []
-    for name in sorted({*wanted_settings(names, code=True), *weights}):
+    weights = weight_files(names, index) if any(name.endswith(".safetensors") for name in names) else []
+    for name in sorted({*settings_files(names, code=True), *weights}):
         path = folder / name
-        found[name] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
-    return found
+        hashes_by_name[name] = {"bytes": path.stat().st_size, "sha256": sha256_of_file(path)}
+    return hashes_by_name
 
 
 _SNAPSHOT = re.compile(r"models--(?P<name>[\w.-]+)/snapshots/(?P<commit>[0-9a-f]{40})", re.ASCII)
@@ -111,7 +111,7 @@ _SNAPSHOT = re.compile(r"models--(?P<name>[\w.-]+)/snapshots/(?P<commit>[0-9a-f]
 def fetch_copy(
     folder: Path, *, weights: bool, tokenizer: bool = False, code: bool = False, offline: bool = False
 ) -> None:
-    """Fetch what this machine lacks of a folder of the hub's cache that the run was begun with on another one.
+    """Fetch the missing files of a folder of the hub's cache that the run was begun with on another one.
 
     Nothing happens for any other folder, or where all is there. A process that comes while another one fetches waits.
 
@@ -132,8 +132,8 @@ def fetch_copy(
     if has_settings and not lacking(folder, weights=weights, tokenizer=tokenizer):
         return
     name = match["name"].replace("--", "/")
-    how = Fetch(say=logger.info, weights=weights, code=code, offline=offline)
-    fetched = fetch_model(f"hub:{name}@{match['commit']}", how)
+    options = Fetch(say=logger.info, weights=weights, code=code, offline=offline)
+    fetched = fetch_model(f"hub:{name}@{match['commit']}", options)
     if Path(fetched.folder) != folder:
         raise ValueError(
             f"this machine ({platform.node()}) keeps {name} in {fetched.folder}, and the run began with {folder}: set "
@@ -155,70 +155,70 @@ def repo_of(place: Place) -> Repo:
     return kinds[place.kind](place.name)
 
 
-def _folder(place: Place, repo: Repo, how: Fetch) -> Path:
-    """The folder of the model, named like its state, once all that is wanted lies there."""
-    wanted = place.revision
-    is_offline = how.offline or repo.is_offline
-    kept = _whole_copy(repo, wanted, how, is_offline=is_offline)
-    if kept is not None and (is_offline or kept.name == wanted.rpartition("/")[2]):
-        return kept
+def _folder(place: Place, repo: Repo, options: Fetch) -> Path:
+    """The folder of the model, named like its state, once all requested files lie there."""
+    revision = place.revision
+    is_offline = options.offline or repo.is_offline
+    cached = _whole_copy(repo, revision, options, is_offline=is_offline)
+    if cached is not None and (is_offline or cached.name == revision.rpartition("/")[2]):
+        return cached
     if is_offline:
-        raise Refused(_not_here(repo, wanted, how))
+        raise Refused(_not_cached(repo, revision, options))
     try:
-        listing = while_heard(partial(repo.list, wanted), repo.traffic, how.silence_s)
+        listing = run_with_stall_limit(partial(repo.list, revision), repo.traffic, options.silence_s)
     except (Unreachable, TimeoutError) as error:
-        if kept is None:
-            raise Unreachable(f"{error}. {_way_without_network(repo, wanted)}") from error
-        how.say(f"{error}; the copy of {place} in {kept} is used")
-        return kept
-    folder = _fetched(place, repo, listing, how)
+        if cached is None:
+            raise Unreachable(f"{error}. {_offline_advice(repo, revision)}") from error
+        options.say(f"{error}; the copy of {place} in {cached} is used")
+        return cached
+    folder = _fetch_files(place, repo, listing, options)
     if isinstance(repo, HuggingFaceRepo):
-        repo.note(wanted, listing)
+        repo.store_commit(revision, listing)
     return folder
 
 
-def _whole_copy(repo: Repo, revision: str, how: Fetch, *, is_offline: bool) -> Path | None:
+def _whole_copy(repo: Repo, revision: str, options: Fetch, *, is_offline: bool) -> Path | None:
     folder = repo.cached(revision)
-    if folder is None or lacking(folder, weights=how.weights):
+    if folder is None or lacking(folder, weights=options.weights):
         return None
-    return folder if is_offline or not how.code or any(folder.glob("*.py")) else None
+    return folder if is_offline or not options.code or any(folder.glob("*.py")) else None
 
 
-def _fetched(place: Place, repo: Repo, listing: Listing, how: Fetch) -> Path:
+def _fetch_files(place: Place, repo: Repo, listing: Listing, options: Fetch) -> Path:
     def get(names: Sequence[str]) -> Path:
-        return while_heard(partial(repo.get, listing, names), repo.traffic, how.silence_s)
+        return run_with_stall_limit(partial(repo.get, listing, names), repo.traffic, options.silence_s)
 
-    names = wanted_settings(listing.sizes, code=how.code)
-    if how.weights and "config.json" not in names and ADAPTER not in names:
+    names = settings_files(listing.sizes, code=options.code)
+    if options.weights and "config.json" not in names and ADAPTER not in names:
         raise Refused(f"it has no config.json (it has {', '.join(sorted(listing.sizes)[:8]) or 'no files'})")
     folder = get(names)
-    if not how.weights:
+    if not options.weights:
         return folder
     try:
-        weights = wanted_weights(listing.sizes, read_json(folder / INDEX) if INDEX in names else None)
+        weights = weight_files(listing.sizes, read_json(folder / INDEX) if INDEX in names else None)
     except ValueError as error:
         raise Refused(str(error)) from error
-    todo = [name for name in weights if not (folder / name).is_file()]
-    if todo:
-        size = _in_words(sum(listing.sizes[name] for name in todo))
-        how.say(f"fetching {place} ({listing.revision[:12]}): {size} into {repo.cache}")
-        get(todo)
-        how.say(f"fetched {place}: {len(names) + len(weights)} files")
+    missing = [name for name in weights if not (folder / name).is_file()]
+    if missing:
+        size = _format_size(sum(listing.sizes[name] for name in missing))
+        options.say(f"fetching {place} ({listing.revision[:12]}): {size} into {repo.cache}")
+        get(missing)
+        options.say(f"fetched {place}: {len(names) + len(weights)} files")
     return folder
 
 
-def _not_here(repo: Repo, revision: str, how: Fetch) -> str:
+def _not_cached(repo: Repo, revision: str, options: Fetch) -> str:
     folder = repo.cached(revision)
-    why = "HF_HUB_OFFLINE" if not how.offline else "model.local_files_only"
+    setting = "HF_HUB_OFFLINE" if not options.offline else "model.local_files_only"
     state = (
         f"the cache {repo.cache} has no copy of it"
         if folder is None
-        else f"its copy {folder} lacks {lacking(folder, weights=how.weights)}"
+        else f"its copy {folder} lacks {lacking(folder, weights=options.weights)}"
     )
-    return f"{state}, and {why} is set, so nobody is asked: fetch it once without, or name a folder"
+    return f"{state}, and {setting} is set, so nobody is asked: fetch it once without, or name a folder"
 
 
-def _way_without_network(repo: Repo, revision: str) -> str:
+def _offline_advice(repo: Repo, revision: str) -> str:
     folder = repo.cached(revision)
     half = f" (half of it is in {folder} and is kept)" if folder is not None else ""
     return (
@@ -227,12 +227,12 @@ def _way_without_network(repo: Repo, revision: str) -> str:
     )
 
 
-def _of_disk(error: OSError, repo: Repo) -> str:
+def _disk_error(error: OSError, repo: Repo) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"the disk of {repo.cache} is full ({error.strerror}); make room there, or {repo.help}"
     return f"{repo.cache}: {error.strerror or error}; {repo.help}"
 
 
-def _in_words(num_bytes: int) -> str:
+def _format_size(num_bytes: int) -> str:
     mebibyte = 1 << 20
     return f"{num_bytes / mebibyte:.0f} MiB" if num_bytes >= 10 * mebibyte else f"{num_bytes / 1024:.0f} KiB"

@@ -48,10 +48,10 @@ class ModelScopeRepo(Repo):
                 "the client of ModelScope is not installed: pip install 'strop[modelscope]'"
             ) from error
         self._errors: Any = importlib.import_module("modelscope_hub.errors")
-        _draw_on_terminals_alone()
+        _quiet_client()
         settings = client.HubConfig()  # of the environment as it is now
         self._api: Any = client.HubApi(settings)
-        self._where, self._name, self._kind = settings.endpoint, name, kind
+        self._endpoint, self._name, self._kind = settings.endpoint, name, kind
         home = os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope"
         self.cache = Path(home).expanduser() / "strop"
         self._folder = self.cache / f"{'datasets--' * (kind == 'dataset')}{name.replace('/', '--')}"
@@ -72,15 +72,15 @@ class ModelScopeRepo(Repo):
         try:
             files = self._api.list_repo_files(self._name, self._kind, revision=self._branch or None)
         except Exception as error:
-            raise self._translated(error) from error
-        found = {file.path: file for file in files if not file.is_dir}
+            raise self._convert_error(error) from error
+        by_path = {file.path: file for file in files if not file.is_dir}
         digest = hashlib.sha256()
-        for path, file in sorted(found.items()):
+        for path, file in sorted(by_path.items()):
             digest.update(repr((path, file.size, file.sha256)).encode())
         listing = Listing(
             revision=f"{STATE}{digest.hexdigest()[:24]}",
-            sizes={path: int(file.size or 0) for path, file in found.items()},
-            sha256={path: file.sha256 for path, file in found.items() if file.sha256},
+            sizes={path: int(file.size or 0) for path, file in by_path.items()},
+            sha256={path: file.sha256 for path, file in by_path.items() if file.sha256},
         )
         if state.startswith(STATE) and state != listing.revision:
             raise Refused(
@@ -108,7 +108,7 @@ class ModelScopeRepo(Repo):
                     file_list=entries,
                 )
             except Exception as error:
-                raise self._translated(error) from error
+                raise self._convert_error(error) from error
             if not folder.is_dir():  # else another process was first
                 staging.rename(folder)
         ref = self._folder / "refs" / (self._branch or MAIN)
@@ -120,45 +120,47 @@ class ModelScopeRepo(Repo):
         """As of Repo."""
         return size_of(self._folder)
 
-    def prepare(self, how: Sending) -> None:
+    def prepare(self, options: Sending) -> None:
         """As of Repo; the model is made where it does not exist, a branch is not."""
         try:
             self._api.whoami()
             if not self._api.repo_exists(self._name, "model"):
-                self._api.create_repo(self._name, "model", visibility="private" if how.private else "public")
+                self._api.create_repo(
+                    self._name, "model", visibility="private" if options.private else "public"
+                )
         except Exception as error:
-            raise self._translated(error, verb="take") from error
-        if how.branch:
-            self.list(how.branch)
+            raise self._convert_error(error, verb="take") from error
+        if options.branch:
+            self.list(options.branch)
 
-    def send(self, folder: Path, how: Sending) -> Listing:
+    def send(self, folder: Path, options: Sending) -> Listing:
         """As of Repo. Files of an earlier model go once those of the new one are there."""
-        branch = how.branch or None
+        branch = options.branch or None
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # it prints a report there
                 self._api.upload_folder(
-                    self._name, "model", folder, commit_message=how.message, revision=branch, use_cache=False,
+                    self._name, "model", folder, commit_message=options.message, revision=branch, use_cache=False,
                     disable_tqdm=True,
                 )  # fmt: skip
-            there = self.list(how.branch)
+            listing = self.list(options.branch)
             stale = [
                 name
-                for name in there.sizes
-                if any(fnmatchcase(name, one) for one in STALE) and not (folder / name).is_file()
+                for name in listing.sizes
+                if any(fnmatchcase(name, pattern) for pattern in STALE) and not (folder / name).is_file()
             ]
             if not stale:
-                return there
+                return listing
             message = "Weights of the earlier model"
             self._api.delete_files(self._name, "model", stale, commit_message=message, revision=branch)
         except (Refused, Unreachable):
             raise
         except Exception as error:
-            raise self._translated(error, verb="take") from error
-        return self.list(how.branch)
+            raise self._convert_error(error, verb="take") from error
+        return self.list(options.branch)
 
-    def _translated(self, error: Exception, *, verb: str = "give") -> Exception:
-        """An error of the client as Refused or Unreachable, or one of this machine's disk. The verb is what was asked
-        of the hub."""
+    def _convert_error(self, error: Exception, *, verb: str = "give") -> Exception:
+        """An error of the client as Refused or Unreachable, or one of this machine's disk. `verb`: the failed
+        action of the hub."""
         errors = self._errors
         error = next(iter(getattr(error, "failed_files", {}).values()), error)
         if isinstance(error, errors.NotExistError):
@@ -175,10 +177,10 @@ class ModelScopeRepo(Repo):
         below: BaseException = error
         for _ in range(10):
             below = below.__cause__ or below.__context__ or below
-        return Unreachable(f"{self._where} does not {verb} it ({reason(below)})")
+        return Unreachable(f"{self._endpoint} does not {verb} it ({reason(below)})")
 
 
-def _draw_on_terminals_alone() -> None:
+def _quiet_client() -> None:
     """Keep the client's bars out of logs, and its words on each attempt out of both."""
     logging.getLogger("modelscope_hub").setLevel(logging.ERROR)
     logging.getLogger("modelscope_hub.download").setLevel(logging.CRITICAL)

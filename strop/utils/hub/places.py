@@ -40,7 +40,7 @@ class Place:
 
     @property
     def is_here(self) -> bool:
-        """It is a folder of this machine."""
+        """True if it is a folder of this machine."""
         return self.kind == "folder"
 
     def __str__(self) -> str:
@@ -54,13 +54,13 @@ def place_of(text: str, key: str = "model.path") -> Place:
 
     Args:
         text: as somebody wrote it.
-        key: what it was given as, for the sentence of an error.
+        key: setting that it is from, for error sentences.
 
     Raises:
         ValueError: it is neither a folder nor a name of something elsewhere; the sentence says what it may mean.
     """
-    if here := folder_here(text):
-        return Place(kind="folder", name=here)
+    if folder_name := folder_here(text):
+        return Place(kind="folder", name=folder_name)
     if match := _PAGE.match(text):
         prefix = "modelscope:" if match["site"].startswith("modelscope") else ""
         raise ValueError(f"{key} {text!r} is the address of a page: write {prefix}{match['name']}")
@@ -87,10 +87,10 @@ def _no_folder(text: str, folder: Path, key: str, *, is_id: bool) -> str:
     complaint = f"{key} {text!r} is not a folder"
     above = folder.parent
     if not above.is_dir():
-        missing = next(one for one in reversed([folder, *folder.parents]) if not one.is_dir())
+        missing = next(path for path in reversed([folder, *folder.parents]) if not path.is_dir())
         return f"{complaint}: there is no {missing}; give {FORMS}"
     near = nearest(folder.name, [entry.name for entry in above.iterdir() if entry.is_dir()])
-    meant = f": the nearest in {above} is {above / near}" if near else f", and {above} has nothing like it"
+    hint = f": the nearest in {above} is {above / near}" if near else f", and {above} has nothing like it"
     if is_id:
-        return f"{complaint}{meant}; for the model of this name of the Hugging Face hub write hub:{text}"
-    return f"{complaint}{meant}; give {FORMS}"
+        return f"{complaint}{hint}; for the model of this name of the Hugging Face hub write hub:{text}"
+    return f"{complaint}{hint}; give {FORMS}"

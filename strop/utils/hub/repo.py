@@ -22,11 +22,11 @@ SILENCE_S = 60.0
 
 
 class Unreachable(Exception):
-    """The hub or store did not answer; the message says how."""
+    """The hub or store did not answer; the message says why."""
 
 
 class Refused(Exception):
-    """It answered that it will not give or take this; the message says why, and what to do."""
+    """The hub or store refused the request; the message says why, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Repo(ABC):
     cache: Path
     """Folder that copies lie in."""
     help: str
-    """Advice for a full disk: how another folder is chosen."""
+    """Advice for a full disk: the way to choose another folder."""
     is_offline = False
     """The user has switched this hub off in the environment."""
 
@@ -84,38 +84,40 @@ class Repo(ABC):
         """A number that grows while anything arrives, through whatever process of this machine."""
 
     @abstractmethod
-    def prepare(self, how: Sending) -> None:
-        """Find out, before a model is made, that it will be taken."""
+    def prepare(self, options: Sending) -> None:
+        """Check, before a model is made, that it will be accepted."""
 
     @abstractmethod
-    def send(self, folder: Path, how: Sending) -> Listing:
+    def send(self, folder: Path, options: Sending) -> Listing:
         """Send all files of a folder; the listing of the repository afterwards."""
 
 
-def while_heard(work: Callable[[], T], progress: Callable[[], int], silence_s: float = SILENCE_S) -> T:
-    """The result of `work`, done in a thread of its own as long as `progress` grows.
+def run_with_stall_limit(
+    work: Callable[[], T], progress: Callable[[], int], silence_s: float = SILENCE_S
+) -> T:
+    """The result of `work`, run in a thread of its own as long as `progress` grows.
 
     Clients of stores have deadlines of their own, of minutes or none. A thread that waits for a silent store cannot be
     stopped; it is left behind and does not keep the process alive.
 
     Args:
         work: the call.
-        progress: how far it is, for example in bytes.
-        silence_s: how long it may stand still, in seconds.
+        progress: progress of the call, for example in bytes.
+        silence_s: longest time without progress, in seconds.
 
     Raises:
         TimeoutError: `progress` has not changed for `silence_s` seconds.
     """
-    fetched = in_background(work, name="fetch")
-    seen, heard_at = progress(), time.monotonic()
-    while not fetched.done():
-        wait([fetched], min(silence_s / 4, 1.0))
+    future = in_background(work, name="fetch")
+    latest, changed_at = progress(), time.monotonic()
+    while not future.done():
+        wait([future], min(silence_s / 4, 1.0))
         now = progress()
-        if now != seen:
-            seen, heard_at = now, time.monotonic()
-        elif time.monotonic() - heard_at > silence_s and not fetched.done():
+        if now != latest:
+            latest, changed_at = now, time.monotonic()
+        elif time.monotonic() - changed_at > silence_s and not future.done():
             raise TimeoutError(f"nothing was received for {silence_s:g} s")
-    return fetched.result()
+    return future.result()
 
 
 def size_of(path: Path) -> int:

@@ -1,6 +1,6 @@
-"""A folder of this machine to a hub or a store: the one function that commands call.
+"""Sending of a folder of this machine to a hub or a store.
 
-What was sent is then listed there and compared: sizes everywhere, and the hashes that a hub states.
+Sent files are then listed there and compared: sizes everywhere, and the hashes that a hub states.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Destination:
 
     place: Place
     repo: Repo
-    how: Sending
+    options: Sending
     key: str
     """Option that named it, for sentences."""
 
@@ -47,32 +47,34 @@ class Destination:
             if path.is_file()
         }
         total = sum(sizes.values())
-        self.how.say(f"sending {len(sizes)} files, {total / 2**20:.1f} MiB, to {self.place}")
+        self.options.say(f"sending {len(sizes)} files, {total / 2**20:.1f} MiB, to {self.place}")
         try:
-            there = self.repo.send(folder, self.how)
+            listing = self.repo.send(folder, self.options)
         except (Refused, Unreachable, TimeoutError) as error:
             raise ValueError(f"{self.key} {str(self.place)!r}: {error}") from error
         for name, size in sizes.items():
-            self._compare(folder / name, name, size, there)
-        return Sent(place=self.place, revision=there.revision, num_files=len(sizes), num_bytes=total)
+            self._compare(folder / name, name, size, listing)
+        return Sent(place=self.place, revision=listing.revision, num_files=len(sizes), num_bytes=total)
 
-    def _compare(self, path: Path, name: str, size: int, there: Listing) -> None:
-        stated = there.sha256.get(name)
-        is_same = there.sizes.get(name) == size
+    def _compare(self, path: Path, name: str, size: int, listing: Listing) -> None:
+        stated = listing.sha256.get(name)
+        is_same = listing.sizes.get(name) == size
         if not is_same or (stated is not None and sha256_of_file(path) != stated):
-            found = f"has {there.sizes[name]} bytes of {size}" if name in there.sizes else "is not there"
+            description = (
+                f"has {listing.sizes[name]} bytes of {size}" if name in listing.sizes else "is not there"
+            )
             raise ValueError(
-                f"{self.key} {str(self.place)!r}: {name} was sent, and {found} or other contents: send it again"
+                f"{self.key} {str(self.place)!r}: {name} was sent, and {description} or other contents: send it again"
             )
 
 
-def destination(text: str, how: Sending, *, key: str = "--to") -> Destination:
+def destination(text: str, options: Sending, *, key: str = "--to") -> Destination:
     """The target that a name means, found ready to take a folder.
 
     Args:
         text: ORG/NAME, modelscope:ORG/NAME or a URL.
-        how: as it is sent.
-        key: what `text` was given as, for sentences.
+        options: of sending.
+        key: option that `text` is from, for error sentences.
 
     Raises:
         ValueError: it leads nowhere, or it takes nothing from us: the sentence says why, and what to do.
@@ -82,13 +84,13 @@ def destination(text: str, how: Sending, *, key: str = "--to") -> Destination:
         raise ValueError(
             f"{key} {text!r} is a folder of this machine: `strop export RUN --out DIR` writes one"
         )
-    if place.kind == "url" and how.branch:
-        raise ValueError(f"a branch ({how.branch}) is given beside {key} {text!r}, a URL, which has none")
+    if place.kind == "url" and options.branch:
+        raise ValueError(f"a branch ({options.branch}) is given beside {key} {text!r}, a URL, which has none")
     if place.revision:
         raise ValueError(f"{key} {text!r} names a revision; name the branch that takes it with --branch")
     try:
         repo = repo_of(place)
-        repo.prepare(how)
+        repo.prepare(options)
     except (Refused, Unreachable) as error:
         raise ValueError(f"{key} {str(place)!r} takes nothing: {error}") from error
-    return Destination(place=place, repo=repo, how=how, key=key)
+    return Destination(place=place, repo=repo, options=options, key=key)

@@ -1,4 +1,4 @@
-"""Errors of the clients of stores, each of which has kinds of its own, as sentences that say what to do."""
+"""Errors of the clients of stores as sentences that say what to do."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _EXTRAS = {"s3fs": "'strop[s3]'", "gcsfs": "'strop[gcs]'"}
 """Extras of strop by the client of a store that they bring."""
 
 
-def translated(error: Exception) -> Exception:
+def convert_error(error: Exception) -> Exception:
     """An error of a store's client as Refused or Unreachable, or one of this machine's disk."""
     if is_of_disk(error):
         return error
-    error = meant_by(error)
+    error = root_error(error)
     kind = Refused if is_refusal(error) else Unreachable
-    return kind(f"{reason(error)}; {way_out(error)}")
+    return kind(f"{reason(error)}; {remedy(error)}")
 
 
-def meant_by(error: Exception) -> Exception:
+def root_error(error: Exception) -> Exception:
     """The error below an error: fsspec says of whatever fails on the web that there is no such file."""
     below = error.__cause__
     is_web = isinstance(error, FileNotFoundError) and type(below).__module__.startswith("aiohttp")
@@ -39,7 +39,7 @@ def is_of_disk(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def way_out(error: Exception) -> str:
+def remedy(error: Exception) -> str:
     """Advice about an error of a store."""
     if isinstance(error, FileNotFoundError) or _status(error) == 404:
         return "check the address"
@@ -68,7 +68,7 @@ def way_out(error: Exception) -> str:
 
 
 def _package(error: ImportError) -> str:
-    """The package that a client of fsspec lacks, whose own error says only in words which one it is."""
+    """The package that a client of fsspec lacks, read from its error."""
     below = error if error.name else error.__cause__
     return (getattr(below, "name", None) or "").partition(".")[0]
 
@@ -76,8 +76,8 @@ def _package(error: ImportError) -> str:
 def _status(error: Exception) -> int | None:
     """The HTTP status that a client's error carries."""
     name = "status" if hasattr(error, "status") else "code"
-    found = getattr(error, name, None)
-    return int(found) if isinstance(found, int | str) and str(found).isdecimal() else None
+    value = getattr(error, name, None)
+    return int(value) if isinstance(value, int | str) and str(value).isdecimal() else None
 
 
 def _is_denied(error: Exception) -> bool:

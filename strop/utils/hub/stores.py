@@ -1,6 +1,6 @@
-"""Files at what a URL names, through fsspec: object stores, HDFS, web servers, this machine.
+"""Files below a URL, through fsspec: object stores, HDFS, web servers, this machine.
 
-What tells that a folder is whole goes last, and a folder that is fetched whole appears at once.
+Files that tell that a folder is whole go last, and a folder that is fetched whole appears at once.
 """
 
 from __future__ import annotations
@@ -19,8 +19,17 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
-from strop.utils.hub.repo import SILENCE_S, Listing, Refused, Repo, Sending, Unreachable, size_of, while_heard
-from strop.utils.hub.store_errors import is_of_disk, is_refusal, meant_by, translated
+from strop.utils.hub.repo import (
+    SILENCE_S,
+    Listing,
+    Refused,
+    Repo,
+    Sending,
+    Unreachable,
+    run_with_stall_limit,
+    size_of,
+)
+from strop.utils.hub.store_errors import convert_error, is_of_disk, is_refusal, root_error
 
 _IDENTITY = ("size", "etag", "checksum", "md5", "md5hash", "contentmd5", "crc32c", "digest", "generation", "version",
              "versionid", "mtime", "lastmodified", "modificationtime", "updated", "created", "modified")  # fmt: skip
@@ -70,8 +79,10 @@ def key_of(url: str, infos: Mapping[str, Mapping[str, Any]]) -> str:
     """A name for the contents of these files at a URL: another one when the store says that they changed."""
     state = hashlib.blake2b(url.encode("utf-8", "surrogatepass"), digest_size=12)
     for local, info in sorted(infos.items()):
-        named = {re.sub("[-_]", "", str(key)).lower(): value for key, value in info.items()}
-        state.update(repr((local, [(key, str(named[key])) for key in _IDENTITY if key in named])).encode())
+        properties = {re.sub("[-_]", "", str(key)).lower(): value for key, value in info.items()}
+        state.update(
+            repr((local, [(key, str(properties[key])) for key in _IDENTITY if key in properties])).encode()
+        )
     return state.hexdigest()
 
 
@@ -100,7 +111,7 @@ def get_folder(
         files: path in the store by name in the folder.
         folder: of this machine, which is absent.
         sizes: bytes of the files by their names in the folder, where the store states them.
-        silence_s: how long the store may send nothing, in seconds.
+        silence_s: longest time without data from the store, in seconds.
 
     Raises:
         ValueError: a name leads out of the folder.
@@ -112,7 +123,7 @@ def get_folder(
     try:
         for name, path in files.items():
             get = partial(_get, system, path, staging, name, (sizes or {}).get(name))
-            while_heard(get, partial(size_of, staging), silence_s)
+            run_with_stall_limit(get, partial(size_of, staging), silence_s)
         try:
             staging.rename(folder)
         except OSError:
@@ -128,19 +139,19 @@ def get_files(url: str, names: Sequence[str], folder: Path) -> None:
     Raises:
         Refused, Unreachable, TimeoutError: they cannot be had.
     """
-    with _understood():
+    with _converted_errors():
         system, path = open_store(url.rstrip("/"))
         get_folder(system, {name: f"{path}/{name}" for name in names}, folder)
 
 
 def check_store(url: str) -> None:
-    """Find out that a store would take something: its client is there, it lets us in, and the bucket exists.
+    """Check that a store would accept files: its client is there, it lets us in, and the bucket exists.
 
     Raises:
         Refused: it would not; the sentence says what to do.
         Unreachable: it does not answer.
     """
-    with _understood():
+    with _converted_errors():
         system, path = open_store(url.rstrip("/"))
         bucket = path.strip("/").partition("/")[0]
         if not _has_folders(system) and not _has_bucket(system, bucket):
@@ -158,27 +169,27 @@ def put_files(
         folder: of this machine.
         names: of the files in it.
         url: of the folder there, which may exist.
-        say: hears how far it is.
+        say: takes lines about the progress.
 
     Raises:
         Refused, Unreachable: they could not be sent.
         TimeoutError: the store takes nothing.
     """
     callbacks: Any = importlib.import_module("fsspec.callbacks")
-    with _understood():
+    with _converted_errors():
         system, root = open_store(url.rstrip("/"))
         for name in names:
             target, callback = f"{root}/{name}", callbacks.Callback()
             if _has_folders(system):
                 system.makedirs(target.rpartition("/")[0], exist_ok=True)
             put = partial(system.put_file, str(folder / name), target, callback=callback)
-            while_heard(put, partial(getattr, callback, "value"), _TAKING_S)
+            run_with_stall_limit(put, partial(getattr, callback, "value"), _TAKING_S)
             say(f"sent {name}")
 
 
 def remove_folder(url: str) -> None:
-    """Remove a folder and what is in it, what tells that it is whole first; nothing where there is none."""
-    with _understood():
+    """Remove a folder and its files, the ones that tell that it is whole first; nothing where there is none."""
+    with _converted_errors():
         system, path = open_store(url.rstrip("/"))
         if system.exists(path):
             for name in _LAST:
@@ -188,7 +199,7 @@ def remove_folder(url: str) -> None:
 
 
 class StoreFolder(Repo):
-    """A model folder at a URL; its state is named by what the store says of its files."""
+    """A model folder at a URL; its state is named by the properties of its files."""
 
     help = "let HOME lie on a larger one"
 
@@ -207,19 +218,19 @@ class StoreFolder(Repo):
         if revision:
             folders = [self.cache / revision]
         else:
-            own = sorted(self.cache.glob("*/.url"), key=lambda path: -path.stat().st_mtime)
-            folders = [path.parent for path in own if path.read_text(encoding="utf-8") == self._url]
+            url_files = sorted(self.cache.glob("*/.url"), key=lambda path: -path.stat().st_mtime)
+            folders = [path.parent for path in url_files if path.read_text(encoding="utf-8") == self._url]
         return next((folder for folder in folders if folder.is_dir()), None)
 
     def list(self, revision: str) -> Listing:
         """As of Repo."""
-        with _understood():
+        with _converted_errors():
             self._system, path = open_store(self._url.rstrip("/"))
-            is_folder, found = listing_of(self._system, path)
+            is_folder, files = listing_of(self._system, path)
         if not is_folder:
             raise Refused("it is a file: give the address of the model's folder")
-        infos = {name_below(path, name): info for name, info in found.items()}
-        self._paths = {name_below(path, name): name for name in found}
+        infos = {name_below(path, name): info for name, info in files.items()}
+        self._paths = {name_below(path, name): name for name in files}
         key = key_of(self._url, infos)
         if revision and revision != key:
             raise Refused(f"its files have changed since ({key}, and {revision} is asked for): put them back")
@@ -233,7 +244,7 @@ class StoreFolder(Repo):
         folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             if not (folder / name).is_file():
-                with _understood():
+                with _converted_errors():
                     _get(self._system, self._paths[name], folder, name, listing.sizes[name])
         (folder / ".url").write_text(self._url, encoding="utf-8")
         return folder
@@ -242,42 +253,42 @@ class StoreFolder(Repo):
         """As of Repo."""
         return size_of(self._copy) if self._copy is not None else 0
 
-    def prepare(self, how: Sending) -> None:
+    def prepare(self, options: Sending) -> None:
         """As of Repo; nothing may lie there."""
         check_store(self._url)
         names = list(_infos(self._url))
         if names:
             raise Refused(f"{names[0]} lies there already: name an empty folder, or one that does not exist")
 
-    def send(self, folder: Path, how: Sending) -> Listing:
-        """As of Repo; what tells that the model is whole goes last."""
+    def send(self, folder: Path, options: Sending) -> Listing:
+        """As of Repo; files that tell that the model is whole go last."""
         files = [path for path in folder.rglob("*") if path.is_file()]
         files.sort(key=lambda path: (path.name in _LAST, path))
-        put_files(folder, [path.relative_to(folder).as_posix() for path in files], self._url, say=how.say)
+        put_files(folder, [path.relative_to(folder).as_posix() for path in files], self._url, say=options.say)
         sizes = {name: int(info["size"] or 0) for name, info in _infos(self._url).items()}
         return Listing(revision="", sizes=sizes, sha256={})
 
 
 def _infos(url: str) -> Mapping[str, Mapping[str, Any]]:
     """Properties of each file below a URL, by its path there; none where there is no such folder."""
-    with _understood():
+    with _converted_errors():
         system, path = open_store(url.rstrip("/"))
         try:
-            is_folder, found = listing_of(system, path)
+            is_folder, files = listing_of(system, path)
         except FileNotFoundError:
             return {}
-    return {name_below(path, name): info for name, info in found.items()} if is_folder else {}
+    return {name_below(path, name): info for name, info in files.items()} if is_folder else {}
 
 
 @contextmanager
-def _understood() -> Iterator[None]:
+def _converted_errors() -> Iterator[None]:
     """Errors of a store's client as Refused or Unreachable."""
     try:
         yield
     except (Refused, Unreachable, TimeoutError):
         raise
     except Exception as error:
-        raise translated(error) from error
+        raise convert_error(error) from error
 
 
 def _get(system: Any, path: str, folder: Path, name: str, stated: int | None) -> None:
@@ -306,19 +317,19 @@ def _get(system: Any, path: str, folder: Path, name: str, stated: int | None) ->
     bar = callbacks.TqdmCallback(
         {"desc": name, "unit": "B", "unit_scale": True, "leave": False, "disable": None}
     )
-    why = ""
+    cause = ""
     try:
         try:
             with bar:
                 system.get_file(path, str(broken), callback=bar)
         except Exception as error:
-            if not broken.exists() or is_refusal(meant_by(error)) or is_of_disk(error):
+            if not broken.exists() or is_refusal(root_error(error)) or is_of_disk(error):
                 raise
-            why = f" ({type(error).__name__})"
-        found = broken.stat().st_size
-        if why or (stated is not None and found != int(stated)):
+            cause = f" ({type(error).__name__})"
+        num_bytes = broken.stat().st_size
+        if cause or (stated is not None and num_bytes != int(stated)):
             size = "" if stated is None else f" of {stated}"
-            raise ConnectionError(f"{name} broke off after {found}{size} bytes{why}")
+            raise ConnectionError(f"{name} broke off after {num_bytes}{size} bytes{cause}")
         broken.rename(target)
     finally:
         broken.unlink(missing_ok=True)

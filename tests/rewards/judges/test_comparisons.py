@@ -16,7 +16,7 @@ from reward_cases import make_prompt, make_trajectory, write_reward
 
 from strop.rewards import Outcome, RewardConfig, RewardPool
 from strop.rewards.config import OnFailureConfig
-from strop.rewards.judges.comparing import orders, tallied
+from strop.rewards.judges.comparing import orders, tally_comparisons
 from strop.rewards.judges.config import JudgeConfig
 from strop.rewards.judges.replies import points
 from strop.rollout.types import Sampling, TokenOutput
@@ -190,7 +190,7 @@ def test_fewer_rounds_ask_for_fewer_pairs_and_leave_nobody_out() -> None:
 
 def test_half_of_the_comparisons_suffice() -> None:
     said = [((0, 1), [1.0, 0.0]), ((1, 0), "nothing"), ((0, 2), "nothing"), ((2, 0), "nothing")]
-    first, second, third = tallied(3, said)
+    first, second, third = tally_comparisons(3, said)
     assert (first.failed, second.failed, third.failed) == ("nothing", "", "nothing")
     assert (second.score, third.score) == (0.0, 0.5)
 

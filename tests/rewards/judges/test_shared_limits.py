@@ -180,9 +180,9 @@ def test_pools_of_a_run_together_spend_what_is_left_of_its_money() -> None:
 
         async def one(rank: int) -> tuple[list[Outcome], float]:
             async with RewardPool(config, rank=rank, count=2) as pool:
-                pool.tell_spent({"judge": COST})
+                pool.set_cost({"judge": COST})
                 asked = (pool.score_text(make_prompt(), f"{rank} {number}") for number in range(5))
-                return list(await asyncio.gather(*asked)), pool.spent()["judge"]
+                return list(await asyncio.gather(*asked)), pool.cost()["judge"]
 
         async def run() -> list[tuple[list[Outcome], float]]:
             return list(await asyncio.gather(one(0), one(1)))
@@ -202,14 +202,14 @@ def test_purses_never_start_a_request_beyond_the_limit(limit: float, count: int,
     spent, dearest = 0.0, max(costs, default=0.0)
     for number, cost in enumerate(costs):
         if number % 7 == 0:  # a new step: the run says what all have spent
-            spent = sum(budget.spent for budget in budgets)
+            spent = sum(budget.cost for budget in budgets)
             for budget in budgets:
-                budget.tell(spent)
+                budget.set_cost(spent)
         budget = budgets[number % count]
         if not budget.refusal():
             budget.pay(cost)
     # Each may go over its share by the one request that did so.
-    assert sum(budget.spent for budget in budgets) <= limit + count * dearest + 1e-9
+    assert sum(budget.cost for budget in budgets) <= limit + count * dearest + 1e-9
 
 
 @pytest.mark.parametrize(

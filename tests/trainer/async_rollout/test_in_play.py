@@ -23,7 +23,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     }
     parts: dict[str, float | str | bool] = {"acc": True, "format": 1e-300, "why": "é"}
     scored = Outcome(kind="score", score=1 / 3, parts=parts, seconds=0.5, usage={"judge/requests": 2})
-    failed = Outcome(kind="timeout", error="reward.py took longer than 3 s", stand_in=-1.0)
+    failed = Outcome(kind="timeout", error="reward.py took longer than 3 s", fallback_score=-1.0)
     scores = {"0": SavedScore(scored="c", outcome=scored), "1": SavedScore(scored="d", outcome=failed)}
     kept = SavedGroup(requests=notes, scores=scores)
     file = tmp_path / "in_play.jsonl"
