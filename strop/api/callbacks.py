@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.callbacks import Listeners
+from strop.trainer.callbacks import Callbacks
 
 OnStep = Callable[[int, Mapping[str, float]], object]
 """Takes a step and its metrics. A text that it returns ends the run, and is why."""
@@ -19,7 +19,7 @@ OnCheckpoint = Callable[[int, Path], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Functions(Listeners):
+class Functions(Callbacks):
     """Those of a caller; each may be left out."""
 
     on_step: OnStep | None = None
@@ -36,14 +36,14 @@ class Functions(Listeners):
 
         return replace(self, on_step=both)
 
-    def hear_step(self, run: RunFolder, step: int, metrics: Mapping[str, float]) -> str:
+    def on_step_end(self, run: RunFolder, step: int, metrics: Mapping[str, float]) -> str:
         """A step has ended; why the run is to end, or nothing."""
         if self.on_samples is not None:
             self.on_samples(step, run.samples.read(step))
         said = None if self.on_step is None else self.on_step(step, metrics)
         return said if isinstance(said, str) else ""
 
-    def hear_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def on_save(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is whole."""
         if self.on_checkpoint is not None:
             self.on_checkpoint(checkpoint.step, checkpoint.path)

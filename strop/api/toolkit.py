@@ -27,11 +27,17 @@ from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.loading import load
 from strop.trainer.role_columns import add_columns
-from strop.trainer.rollout_batch import Experience, optimizer_batches
+from strop.trainer.rollout_batch import RolloutBatch, optimizer_batches
 from strop.trainer.setup import load_training_data, sampling_of
 from strop.trainer.timing import Stages
 from strop.trainer.validation import Validation, summarize_validation
-from strop.trainer.worker_groups import Roles, check_models, make_roles, playing_of, start_runtime
+from strop.trainer.worker_groups import (
+    WorkerGroups,
+    check_models,
+    make_worker_groups,
+    rollout_settings,
+    start_runtime,
+)
 from strop.workers.reports import EpisodeReport, check_failed_episodes
 from strop.workers.rows import merged_update
 
@@ -40,7 +46,7 @@ from strop.workers.rows import merged_update
 class Samples:
     """Answers that were played and scored; their tokens stay with the workers."""
 
-    experience: Experience
+    experience: RolloutBatch
     """The rows that are trained on; a sample has several where its history was rewritten on the way."""
     reports: tuple[EpisodeReport, ...] = field(repr=False)
     """What is known of each sample without its tokens."""
@@ -114,14 +120,14 @@ class Pieces:
         """Steps that trainer.max_steps and trainer.num_epochs allow."""
         self.version = 0
         """Of the weights that generate: the calls of `update_weights` so far."""
-        self.roles: Roles
+        self.roles: WorkerGroups
         self._stack = ExitStack()
 
     def __enter__(self) -> Pieces:
         with ExitStack() as stack:
             runtime = stack.enter_context(start_runtime(self.config, log_dir=None))
-            playing = playing_of(self.config)
-            self.roles = make_roles(self.config, runtime, playing, num_steps=self.num_steps)
+            settings = rollout_settings(self.config)
+            self.roles = make_worker_groups(self.config, runtime, settings, num_steps=self.num_steps)
             self._stages = Stages(self.roles)
             self._stack = stack.pop_all()
         return self
@@ -140,7 +146,7 @@ class Pieces:
             EpisodesFailed, RewardError: too many failed.
         """
         sampling = sampling_of(self.config, self.config.rollout, self.data.tokenizer)
-        episodes = self.roles.play(prompts, samples_per_prompt, sampling)
+        episodes = self.roles.run_episodes(prompts, samples_per_prompt, sampling)
         check_failed_episodes(episodes.reports)
         experience = training_rows(self.config, self.roles, episodes, sampling)
         used = experience.episode_ids
@@ -191,7 +197,7 @@ class Pieces:
                 updates = actor.call.update_policy(experience.partition(actor.mesh), totals).metrics
         return {name: metric.value for name, metric in merged_update(updates).metrics.items()}
 
-    def _check(self, experience: Experience, role: str) -> None:
+    def _check(self, experience: RolloutBatch, role: str) -> None:
         """Refuse an update for which something is missing."""
         algorithm = self.config.algorithm
         if role == "critic" and self.roles.critic is None:
@@ -225,7 +231,7 @@ class Pieces:
         if not self.data.val_prompts:
             raise ValueError("data.val_files is empty, so there is nothing to validate on")
         sampling = sampling_of(self.config, self.config.eval, self.data.tokenizer)
-        played = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
+        played = self.roles.run_episodes(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
         check_failed_episodes(played.reports)
         return summarize_validation(played.reports)
 

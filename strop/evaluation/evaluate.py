@@ -26,13 +26,13 @@ from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.reward_trial import probe_scorers
 from strop.trainer.setup import check_prompts_fit, checked_tokenizer, load_val_prompts
-from strop.trainer.standalone import OnUsage, answering, is_remote, play_alone
+from strop.trainer.standalone import OnUsage, is_remote, model_backend, run_standalone
 from strop.trainer.start import Say
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trainer.worker_groups import start_runtime
 from strop.utils.device import device_name
 from strop.workers.episodes import Episode
-from strop.workers.reports import EpisodeReport, check_failed_episodes, report_of
+from strop.workers.reports import EpisodeReport, check_failed_episodes, episode_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,10 +84,10 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             f"an evaluation on several ranks generates with the native engine, but rollout.engine is "
             f"{config.rollout.engine}: use rollout.engine=native, or resources.runtime=inline"
         )
-    who = answering(config)
-    with environment_of(config.resources), who.speaking(config) as spoken:
+    backend = model_backend(config)
+    with environment_of(config.resources), backend.configured(config) as spoken:
         setup = _setup(spoken)
-        prompts = load_val_prompts(who.as_spoken(spoken.data, spoken), setup.tokenizer, setup)
+        prompts = load_val_prompts(backend.convert_limits(spoken.data, spoken), setup.tokenizer, setup)
         if any(prompt.media for prompt in prompts):
             from strop.trainer.checks.media import check_engine  # torch and Pillow: seconds
 
@@ -103,7 +103,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         else:
             playing = _play(spoken, setup, prompts, say=say, on_progress=on_progress, on_usage=usage.update)
             episodes = asyncio.run(playing)
-    reports = [report_of(episode) for episode in episodes]
+    reports = [episode_report(episode) for episode in episodes]
     check_failed_episodes(reports)
     sources = dict.fromkeys(prompt.data_source for prompt in prompts)
     return Evaluation(
@@ -188,7 +188,7 @@ async def _play(
     async with RewardPool(config.reward, tokenizer=config.model.tokenizer_folder) as pool:
         await _probe(pool, config, prompts, say)
         on_progress(0, total)
-        return await play_alone(
+        return await run_standalone(
             config, setup, prompts, pool, how=config.eval, on_episode=count, on_usage=on_usage
         )
 
@@ -244,6 +244,6 @@ class EvaluationWorker(Worker):
             async with RewardPool(
                 config.reward, tokenizer=config.model.path, rank=self.rank, count=self.world_size
             ) as pool:
-                return await play_alone(config, _setup(config), asked, pool, how=config.eval)
+                return await run_standalone(config, _setup(config), asked, pool, how=config.eval)
 
         return DataProto.from_dict({}, non_tensors={"episode": asyncio.run(play())})

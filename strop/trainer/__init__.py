@@ -21,7 +21,7 @@ policy_sync.py         Generation at the policy's weights, which it shares with 
 ray_runtime.py         The Ray runtime as `resources` asks for it
 records.py             A step
 remote_model.py        How a server with OpenAI's API answers in place of a model folder
-                       (strop.trainer.standalone.Answering)
+                       (strop.trainer.standalone.ModelBackend)
 remote_weight_sync.py  Engines at the policy's weights
 replay_folder.py       The folder of a run that repeats a recorded one, possibly on other resources
 replayed_run.py        What a run follows that repeats a recorded one

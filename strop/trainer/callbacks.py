@@ -21,33 +21,33 @@ class StopRequest:
         """While requests are taken; around all of a run."""
         return nullcontext()
 
-    def begin(self, settings: RunConfig) -> None:
+    def start(self, settings: RunConfig) -> None:
         """Take the settings of a run that is about to be prepared.
 
         Raises:
             ValueError: they ask for what cannot be known here.
         """
 
-    def tell(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
+    def warn(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
         """Say what will not be known, before the run goes on from this step."""
 
     def step(self) -> AbstractContextManager[None]:
         """A step with its checkpoint: what a request waits for."""
         return nullcontext()
 
-    def look(self, say: Callable[[str], None]) -> None:
+    def check_time(self, say: Callable[[str], None]) -> None:
         """Look whether there is time for another step."""
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         """The step itself is done: a request waits for the checkpoint now, however long that takes."""
 
 
-class Listeners:
+class Callbacks:
     """Who hears of a run, called by the controller, one after another; what they raise ends the run."""
 
-    def hear_step(self, run: RunFolder, step: int, metrics: Mapping[str, float]) -> str:
+    def on_step_end(self, run: RunFolder, step: int, metrics: Mapping[str, float]) -> str:
         """A step has ended; why the run is to end, or nothing."""
         return ""
 
-    def hear_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def on_save(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is whole."""

@@ -119,7 +119,7 @@ class Checkpointer:
         """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
         if not stop.number:
             return
-        stop.settle()
+        stop.finish_step()
         if self._saved_step != step:
             self.save(step, None, facts=facts, is_last=False)
         self.finish()

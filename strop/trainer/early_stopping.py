@@ -14,7 +14,7 @@ from strop.trainer.sections import TrainerConfig
 logger = logging.getLogger(__name__)
 
 
-class Ending:
+class EarlyStopping:
     """Whether a step is the last one, and why: by number, by the caller, or by a limit of the settings (the hours that
     a run may take, the pass rate that it should reach, patience).
 
@@ -38,9 +38,9 @@ class Ending:
         self._has_warned = False
         trained = [event["pass_rate"] for event in run.events.read("validation") if event["step"] > 0]
         if trained:  # what was recorded before a crash, or before a setting was given anew
-            self.look_at_validation(trained[-1])
+            self.check_validation(trained[-1])
 
-    def look(self, step: int, *, asked: str = "") -> bool:
+    def check(self, step: int, *, asked: str = "") -> bool:
         """Whether this step, which is trained, is the last one by time, by number, or because a function of the
         caller's has asked for it, and why."""
         limit = self._settings.max_hours
@@ -53,7 +53,7 @@ class Ending:
             self.reason = asked
         return bool(self.reason)
 
-    def look_at_validation(self, pass_rate: float | None) -> bool:
+    def check_validation(self, pass_rate: float | None) -> bool:
         """Whether the run is over with this validation, which is in the records; None: it has no pass rate."""
         target, patience = self._settings.target_pass_rate, self._settings.patience
         if target is not None and pass_rate is None and not self._has_warned:

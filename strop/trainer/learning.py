@@ -17,10 +17,10 @@ from strop.protocol import DataProto
 from strop.protocol.schema import object_columns_for
 from strop.trainer.config import Config
 from strop.trainer.role_columns import add_columns, columns_before_updates
-from strop.trainer.rollout_batch import Experience, optimizer_batches
+from strop.trainer.rollout_batch import RolloutBatch, optimizer_batches
 from strop.trainer.sample_selection import chosen
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.prm import PrmWorker
@@ -36,7 +36,7 @@ REJECTED = "rollout correction rejected every token of it"
 class LearnerResult:
     """Result of the algorithm on the samples of one step."""
 
-    experience: Experience
+    experience: RolloutBatch
     """All rows with all their columns."""
     summary: BatchSummary
     """Of these rows."""
@@ -62,7 +62,7 @@ class LearnerResult:
 class Learner:
     """Updates the policy, the critic and the process reward model; holds what the algorithm carries between steps."""
 
-    def __init__(self, config: Config, groups: Roles, facts: Mapping[str, Any] | None) -> None:
+    def __init__(self, config: Config, groups: WorkerGroups, facts: Mapping[str, Any] | None) -> None:
         """`facts` are those of the checkpoint that the run goes on from (method `facts`); None where it starts."""
         self._config = config
         self._groups = groups
@@ -74,7 +74,7 @@ class Learner:
         """State of the algorithm for a checkpoint."""
         return {"kl": self._kl_controller.state()}
 
-    def learn(self, experience: Experience, step: int, stages: Stages) -> LearnerResult:
+    def learn(self, experience: RolloutBatch, step: int, stages: Stages) -> LearnerResult:
         """One step of the algorithm on these samples.
 
         Raises:
@@ -119,7 +119,7 @@ class Learner:
         )
 
     def _update_policy(
-        self, actor: WorkerGroup[ActorWorker], batch: Experience, stages: Stages
+        self, actor: WorkerGroup[ActorWorker], batch: RolloutBatch, stages: Stages
     ) -> tuple[list[Update], DataProto | None]:
         """Every optimizer step of the policy, and the log-probs of the rows before their steps."""
         config, updates, log_probs = self._config, list[Update](), list[DataProto]()
@@ -136,7 +136,7 @@ class Learner:
         return updates, log_probs[0].concat(log_probs) if log_probs else None
 
     def _update_critic(
-        self, critic: WorkerGroup[CriticWorker], batch: Experience, stages: Stages
+        self, critic: WorkerGroup[CriticWorker], batch: RolloutBatch, stages: Stages
     ) -> list[Update]:
         """Every optimizer step of the critic."""
         config, updates = self._config, list[Update]()
@@ -149,7 +149,7 @@ class Learner:
                     updates.append(_on_samples(merged_update(metrics), part))
         return updates
 
-    def _update_prm(self, prm: WorkerGroup[PrmWorker], batch: Experience, stages: Stages) -> list[Update]:
+    def _update_prm(self, prm: WorkerGroup[PrmWorker], batch: RolloutBatch, stages: Stages) -> list[Update]:
         """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
         config, updates = self._config, list[Update]()
         with stages.stage("update_prm", "prm"):
@@ -173,7 +173,7 @@ class Learner:
         return used
 
 
-def _on_samples(update: Update, part: Experience) -> Update:
+def _on_samples(update: Update, part: RolloutBatch) -> Update:
     """The update with the ids of the samples that it trained on, where it was taken."""
     if update.skipped:
         return update

@@ -26,15 +26,15 @@ from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import METRICS_FILE, TrackerSetup, read_metrics
 from strop.run import Checkpoint, RunFolder
 from strop.run.heartbeat import beating
-from strop.trainer.callbacks import Listeners, StopRequest
+from strop.trainer.callbacks import Callbacks, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.recording import check_recording
 from strop.trainer.collectors.make import describe_collector, make_collector
 from strop.trainer.config import Config
-from strop.trainer.early_stopping import Ending, TrainResult, is_best, result_of
+from strop.trainer.early_stopping import EarlyStopping, TrainResult, is_best, result_of
 from strop.trainer.environment import environment_of
 from strop.trainer.fault_tolerance.background import checkpointer
-from strop.trainer.fault_tolerance.healing import Healing
+from strop.trainer.fault_tolerance.healing import Recovery
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.learning import Learner
 from strop.trainer.preflight.of_run import try_run as preflight
@@ -49,16 +49,23 @@ from strop.trainer.setup import (
     sampling_of,
 )
 from strop.trainer.start import Say, optimizer_of
-from strop.trainer.step_logging import step_metrics, tell_of_losses
+from strop.trainer.step_logging import log_failures, step_metrics
 from strop.trainer.threads import line_of_run as set_threads
 from strop.trainer.timing import Stages
 from strop.trainer.validation import Validation, summarize_validation
-from strop.trainer.worker_groups import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
-from strop.utils.activity import doing
+from strop.trainer.worker_groups import (
+    WorkerGroups,
+    check_models,
+    make_cost_tracker,
+    make_worker_groups,
+    rollout_settings,
+    start_runtime,
+)
+from strop.utils.activity import activity
 from strop.utils.gc_freeze import settled
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
-from strop.workers.reports import Decided, check_failed_episodes
+from strop.workers.reports import SampleDecision, check_failed_episodes
 
 
 class Alarm(Protocol):
@@ -81,15 +88,15 @@ class Trainer:
         say: Say,
         force: bool = False,
         stop: StopRequest | None = None,
-        listeners: Listeners | None = None,
+        listeners: Callbacks | None = None,
     ) -> None:
         self.config = config
         self._run = run
         self._say = say
         self._force = force
         self._stop = stop or SignalRequest()
-        self._listeners = listeners or Listeners()
-        self._stop.begin(config.run)
+        self._listeners = listeners or Callbacks()
+        self._stop.start(config.run)
         self.has_begun = False
         """All roles are there."""
         check_trackers(config.trainer.trackers)
@@ -110,13 +117,13 @@ class Trainer:
         memory = describe_memory(
             config.model, config.actor.engine, device=config.resources.device, ranks=config.resources.ranks
         )
-        self._costs = costs_of(config, run.path)
+        self._costs = make_cost_tracker(config, run.path)
         for line in [
             *self.data.report(), config.arithmetic(), precision, memory, threads, config.placement()
         ]:  # fmt: skip
             if line:
                 say(line)
-        self._stop.tell(run, self._start_step, say)
+        self._stop.warn(run, self._start_step, say)
 
     def fit(self) -> TrainResult:
         """Train to the last step; the run folder then holds everything."""
@@ -124,7 +131,7 @@ class Trainer:
         try_reward(self.config, self.data, self._run, self._say, costs=self._costs)
         with ExitStack() as stack:
             stack.enter_context(beating(self._run.path / "logs" / "controller.log"))
-            with doing("the start of the roles"):
+            with activity("the start of the roles"):
                 self._start_roles(stack)
             stack.enter_context(settled())
             self.has_begun = True
@@ -140,7 +147,7 @@ class Trainer:
                 name=self.config.trainer.experiment_name,
             )
             trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
-            self.roles.watch.show = trackers.note
+            self.roles.progress.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
                 for alarm in self._alarms:
@@ -149,19 +156,21 @@ class Trainer:
                 self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
             step = self._start_step
-            self._ending = Ending(self.config.trainer, self._run, num_steps=last_step)
-            while step < self.data.num_steps and not self._ending.reason:
+            self._early_stopping = EarlyStopping(self.config.trainer, self._run, num_steps=last_step)
+            while step < self.data.num_steps and not self._early_stopping.reason:
                 step += 1
-                with self._stop.step(), doing(f"step {step}"):
+                with self._stop.step(), activity(f"step {step}"):
                     self._run_step(step, trackers)
-                    if not self._ending.reason:  # the last step needs no other one
-                        self._stop.look(self._say)
+                    if not self._early_stopping.reason:  # the last step needs no other one
+                        self._stop.check_time(self._say)
                     self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
             self._checkpointer.finish()
         if step < self.data.num_steps:
-            self._say(f"the run ends after step {step}: {self._ending.reason}")
+            self._say(f"the run ends after step {step}: {self._early_stopping.reason}")
         seconds = time.perf_counter() - start
-        self._run.events.append("finished", step, fsync=True, seconds=seconds, reason=self._ending.reason)
+        self._run.events.append(
+            "finished", step, fsync=True, seconds=seconds, reason=self._early_stopping.reason
+        )
         return result_of(self._run)
 
     # ------------------------------------------------------------------ the algorithm
@@ -195,17 +204,17 @@ class Trainer:
         config = self.config
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
         self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
-        playing = playing_of(
+        settings = rollout_settings(
             config,
             version=self._start_step,
             samples=self._run.samples.folder if self._saves_samples else None,
             logs=self._run.path / "logs",
             is_replayed=self._recorded is not None and bool(self._recorded.steps),
         )
-        self.roles: Roles = make_roles(
+        self.roles: WorkerGroups = make_worker_groups(
             config,
             self.runtime,
-            playing,
+            settings,
             num_steps=self.data.num_steps,
             checkpoint=checkpoint,
             optimizer=optimizer_of(self._run, self._checkpoint),
@@ -233,7 +242,7 @@ class Trainer:
             texts=self.collector.state_files,
             say=self._say,
             limit_s=config.resources.call_timeout_s,
-            on_sealed=self._listeners.hear_checkpoint,
+            on_sealed=self._listeners.on_save,
         )
         stack.callback(self._checkpointer.settle)
         for line in [*describe_collector(config), *self.collector.restore(checkpoint)]:
@@ -264,14 +273,14 @@ class Trainer:
         )
         if self.data.growth is not None:
             metrics |= self.data.growth.after(step, batch)
-        tell_of_losses(record, self.roles, self._run, self._say, timeout_s=self.config.reward.timeout_s)
-        asked = self._listeners.hear_step(self._run, step, metrics)
-        is_last, is_new_best, score = self._ending.look(step, asked=asked), False, None
+        log_failures(record, self.roles, self._run, self._say, timeout_s=self.config.reward.timeout_s)
+        asked = self._listeners.on_step_end(self._run, step, metrics)
+        is_last, is_new_best, score = self._early_stopping.check(step, asked=asked), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with stages.stage("testing"):
                 validation = self._validate(step)
             score = validation.rank
-            is_last = self._ending.look_at_validation(validation.pass_rate) or is_last
+            is_last = self._early_stopping.check_validation(validation.pass_rate) or is_last
             is_new_best = self.config.run.keep_best > 0 < self.config.run.save_every and is_best(
                 self._run, score
             )
@@ -304,12 +313,14 @@ class Trainer:
     def _validate(self, step: int) -> Validation:
         """Answers on the held-out prompts, with their records."""
         sampling = sampling_of(self.config, self.config.eval, self.data.tokenizer)
-        episodes = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
+        episodes = self.roles.run_episodes(
+            self.data.val_prompts, self.config.eval.samples_per_prompt, sampling
+        )
         check_failed_episodes(episodes.reports)
         validation = summarize_validation(episodes.reports)
         self._say(f"step {step}: validation {validation.describe()}")
         if self._saves_samples:
-            decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "", ""))
+            decided = dict.fromkeys((r.id for r in episodes.reports), SampleDecision(None, "", ""))
             self.roles.write_samples(step, episodes, decided, split="val")
         interval = validation.interval()
         ends = {} if interval is None else dict(zip(("low", "high"), interval, strict=True))
@@ -332,7 +343,8 @@ class Trainer:
         self._run.ledger.settle(record.step, fates)
         if self._saves_samples:
             decided = {
-                name: Decided(advantages.get(name), fate.name, fate.reason) for name, fate in fates.items()
+                name: SampleDecision(advantages.get(name), fate.name, fate.reason)
+                for name, fate in fates.items()
             }
             rows = None if record.learned is None else record.learned.experience
             self.roles.write_samples(record.step, record.episodes, decided, split="train", rows=rows)
@@ -351,7 +363,7 @@ def train(
     say: Say,
     force: bool = False,
     stop: StopRequest | None = None,
-    listeners: Listeners | None = None,
+    listeners: Callbacks | None = None,
 ) -> TrainResult:
     """Run a training to its end, with this process as its controller.
 
@@ -370,7 +382,7 @@ def train(
         WorkerFailed, CallTimeout: workers raised an error, or died and did so again (run.max_restarts).
     """
     stop = stop or SignalRequest()
-    healing = Healing(config, run, step=0 if checkpoint is None else checkpoint.step, say=say)
+    recovery = Recovery(config, run, step=0 if checkpoint is None else checkpoint.step, say=say)
     with environment_of(config.resources), stop.listening():
         while True:
             trainer = Trainer(
@@ -379,6 +391,6 @@ def train(
             try:
                 return trainer.fit()
             except (WorkerFailed, CallTimeout) as error:
-                if stop.number or not (trainer.has_begun or healing.is_mending):
+                if stop.number or not (trainer.has_begun or recovery.is_recovering):
                     raise
-                checkpoint = healing.rolled_back(error)
+                checkpoint = recovery.roll_back(error)

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from strop.controller import WorkerGroup
 from strop.workers.rollout import RolloutWorker
 
-MAX_HEALS = 3
+MAX_RECOVERIES = 3
 """Times that what was lost is played again: what ends so many engines is no accident."""
 
 
 @dataclass(kw_only=True)
-class PolicySync:
+class WeightSync:
     """Brings generation to the actor's weights."""
 
     rollout: WorkerGroup[RolloutWorker]
     version: int
     """Policy version that the actor's weights held last time."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Bring engines with weights of their own to the actor's."""
 
     def update(self, version: int) -> None:
@@ -34,7 +34,7 @@ class PolicySync:
         self.version = version
         self.rollout.call.set_version(version)
 
-    def heal(self) -> bool:
+    def recover(self) -> bool:
         """Start engines again that do not serve, with the current weights; False where all of them do.
 
         Raises:

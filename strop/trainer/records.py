@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from strop.protocol.trajectory import Prompt
 from strop.run import Fate, digest
 from strop.trainer.learning import REJECTED, LearnerResult
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.utils.metrics import merge_metrics, metric_values
 from strop.workers.reports import EpisodeReport
 from strop.workers.rows import Update
@@ -38,9 +38,9 @@ class StepRecord:
 
     step: int
     prompts: tuple[Prompt, ...]
-    episodes: Experience
+    episodes: RolloutBatch
     """All samples, also those that are not trained on."""
-    experience: Experience
+    experience: RolloutBatch
     """Those that are, with the columns that generation makes."""
     dropped: Mapping[str, str] = field(default_factory=dict)
     """Uids of the groups that were left out because they cannot teach, with the cause."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strop.controller import ResultFuture, WorkerGroup, as_list
-from strop.trainer.policy_sync import PolicySync
+from strop.trainer.policy_sync import WeightSync
 from strop.workers.actor import ActorWorker
 
 
 @dataclass(kw_only=True)
-class SentWeights(PolicySync):
+class RemoteWeightSync(WeightSync):
     """Brings engines with weights of their own to the actor's."""
 
     actor: WorkerGroup[ActorWorker]
@@ -25,7 +25,7 @@ class SentWeights(PolicySync):
     probes_weights: bool
     """Generation holds weights that cannot be read back, so log-probs show that they have arrived."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Meet the engines, and bring those with weights of their own to the actor's."""
         if not self.shares_process:
             endpoint = as_list(self.actor.call.open_sync(self.rollout.world_size))[0]
@@ -41,18 +41,18 @@ class SentWeights(PolicySync):
             SyncError, WorkerFailed: one could not be brought to it.
         """
         self.version = version
-        if not self.heal():
+        if not self.recover():
             self._send()
 
-    def heal(self) -> bool:
+    def recover(self) -> bool:
         """Start engines again that do not serve, with the current weights; False where all of them do.
 
         Raises:
             SyncError, WorkerFailed: as `update`.
         """
-        if not self.probes_weights or not any(as_list(self.rollout.call.start_lost_engines_again())):
+        if not self.probes_weights or not any(as_list(self.rollout.call.restart_failed_engines())):
             return False
-        self.begin()
+        self.start()
         return True
 
     def _send(self) -> None:

@@ -14,16 +14,16 @@ from strop.config.sections import where_on
 from strop.controller import Worker, WorkerGroup
 from strop.protocol.schema import made_by
 from strop.trainer.config import Config
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 
 W = TypeVar("W", bound=Worker)
 
 
 def add_columns(
-    batch: Experience, wanted: Collection[str], config: Config, groups: Roles, stages: Stages
-) -> Experience:
+    batch: RolloutBatch, wanted: Collection[str], config: Config, groups: WorkerGroups, stages: Stages
+) -> RolloutBatch:
     """The batch with the wanted columns of models and of the rollout correction; a call may add others beside them.
 
     Args:
@@ -119,7 +119,7 @@ def _started(group: WorkerGroup[W] | None, name: str) -> WorkerGroup[W]:
     return group
 
 
-def _counted(batch: Experience) -> Experience:
+def _counted(batch: RolloutBatch) -> RolloutBatch:
     """The batch after a correction: rejected tokens leave the loss and its denominators."""
     counted = batch.rows.select(["num_trained"], []).get()
     numbers: Mapping[str, float] = counted.meta_info["numbers"]

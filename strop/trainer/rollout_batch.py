@@ -25,7 +25,7 @@ from strop.workers.reports import EpisodeReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experience:
+class RolloutBatch:
     """Samples: first the episodes that were played (column `episode`), then the rows that are trained on."""
 
     rows: DataProto
@@ -45,7 +45,7 @@ class Experience:
 
     def __repr__(self) -> str:
         columns = f" with {', '.join(sorted(self.column_names))}" if self.column_names else ""
-        return f"Experience({len(self)} rows{columns})"
+        return f"RolloutBatch({len(self)} rows{columns})"
 
     @property
     def episode_ids(self) -> frozenset[str]:
@@ -57,7 +57,7 @@ class Experience:
         """The first row of each sample; a sample has several rows where its history was rewritten on the way."""
         return [row for row in range(len(self)) if row == 0 or self.reports[row - 1].is_last_row]
 
-    def union(self, columns: DataProto, *names: str) -> Experience:
+    def union(self, columns: DataProto, *names: str) -> RolloutBatch:
         """With these columns added, for the same rows in the same order; their tensors are named.
 
         Waits until they are computed, where a call that does not wait has given them; nothing is moved.
@@ -78,7 +78,7 @@ class Experience:
         return [name for name in kept if name in self.column_names]
 
     @staticmethod
-    def concat(parts: Sequence[Experience]) -> Experience:
+    def concat(parts: Sequence[RolloutBatch]) -> RolloutBatch:
         """The rows of all parts, one after another; all have the same columns."""
         if len(parts) == 1:
             return parts[0]
@@ -90,7 +90,7 @@ class Experience:
             metrics={name: value for part in parts for name, value in part.metrics.items()},
         )
 
-    def take(self, rows: Sequence[int]) -> Experience:
+    def take(self, rows: Sequence[int]) -> RolloutBatch:
         """These rows, in this order."""
         if list(rows) == list(range(len(self))):
             return self
@@ -157,8 +157,8 @@ class Experience:
 
 
 def optimizer_batches(
-    experience: Experience, *, samples_per_update: int, epochs: int
-) -> Iterator[Experience]:
+    experience: RolloutBatch, *, samples_per_update: int, epochs: int
+) -> Iterator[RolloutBatch]:
     """The rows of each optimizer step, in order, `epochs` times over; all rows of a sample are in the same one.
 
     As few optimizer steps as have at most samples_per_update samples each, of equal sizes up to one sample: an

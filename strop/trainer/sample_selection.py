@@ -13,7 +13,7 @@ from strop.algorithms.sample_selection_config import KeepConfig
 from strop.config.sections import where_on
 from strop.run.samples.selection import kept_samples
 from strop.trainer.config import Config
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.utils.metrics import Metric
 from strop.workers.summary import answer_scores
 
@@ -34,7 +34,7 @@ RESAMPLING = Metric(
 )
 
 
-def chosen(experience: Experience, config: Config, step: int) -> tuple[Experience, dict[str, str]]:
+def chosen(experience: RolloutBatch, config: Config, step: int) -> tuple[RolloutBatch, dict[str, str]]:
     """The rows that are trained on, and why other samples are not; a row that was drawn twice is there twice.
 
     Rows of which a correction left no token cannot be chosen.
@@ -68,7 +68,7 @@ def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _kept_rows(scores: Tensor, experience: Experience, keep: KeepConfig) -> list[int]:
+def _kept_rows(scores: Tensor, experience: RolloutBatch, keep: KeepConfig) -> list[int]:
     """Row numbers of the samples that are kept, all rows of each; every row carries the score of its sample."""
     row_of = {report.episode_id: row for row, report in enumerate(experience.reports)}
     samples, rows = list(row_of), list(row_of.values())
@@ -79,7 +79,7 @@ def _kept_rows(scores: Tensor, experience: Experience, keep: KeepConfig) -> list
 
 
 def _keep_metrics(
-    scores: Tensor, experience: Experience, kept: Experience, rows: Sequence[int]
+    scores: Tensor, experience: RolloutBatch, kept: RolloutBatch, rows: Sequence[int]
 ) -> dict[str, float]:
     """KEEP, of all rows and of those that are kept."""
     lost = {one.uid for one in experience.reports} - {one.uid for one in kept.reports}

@@ -29,29 +29,29 @@ from strop.trainer.setup import sampling_of
 from strop.trainer.threads import set_threads
 from strop.utils.gc_freeze import settled
 from strop.workers.episodes import Episode
-from strop.workers.player import Player, make_player
+from strop.workers.player import EpisodeRunner, make_episode_runner
 
 OnUsage = Callable[[Mapping[str, int]], None]
 """Hears at the end what was asked of a server."""
 
 
-class Answering(Protocol):
+class ModelBackend(Protocol):
     """How a model answers: an engine of ours, or a server whose weights are not."""
 
-    def speaking(self, config: Config) -> AbstractContextManager[Config]:
+    def configured(self, config: Config) -> AbstractContextManager[Config]:
         """The configuration with a tokenizer of the model that answers in its model.path, while this lasts.
 
         Raises:
             ValueError: the engine cannot generate with this model.
         """
 
-    def as_spoken(self, data: DataConfig, config: Config) -> DataConfig:
+    def convert_limits(self, data: DataConfig, config: Config) -> DataConfig:
         """The limits of the data in tokens of the one who answers."""
 
-    def sampling_spoken(self, sampling: Sampling, config: Config) -> Sampling:
+    def convert_sampling(self, sampling: Sampling, config: Config) -> Sampling:
         """How answers are sampled, with their limit in tokens of the one who answers."""
 
-    def player(
+    def episode_runner(
         self,
         config: Config,
         setup: AgentSetup,
@@ -60,12 +60,12 @@ class Answering(Protocol):
         max_tokens: int,
         seed: int,
         on_usage: OnUsage,
-    ) -> AbstractAsyncContextManager[Player]:
-        """What plays prompts with the model that `speaking` gave, while this lasts.
+    ) -> AbstractAsyncContextManager[EpisodeRunner]:
+        """What plays prompts with the model that `configured` gave, while this lasts.
 
         Args:
-            config: as `speaking` gives it.
-            setup, scorers, seed: as for Player.
+            config: as `configured` gives it.
+            setup, scorers, seed: as for EpisodeRunner.
             max_tokens: of an answer, as the one who answers counts them.
             on_usage: hears at the end what was asked of a server.
 
@@ -79,16 +79,16 @@ def is_remote(config: Config) -> bool:
     return config.rollout.remote is not None
 
 
-def answering(config: Config) -> Answering:
+def model_backend(config: Config) -> ModelBackend:
     """Who answers with these settings."""
     if not is_remote(config):
         return _Ours()
     from strop.trainer import remote_model as of_server  # imports this module
 
-    return cast(Answering, of_server)
+    return cast(ModelBackend, of_server)
 
 
-async def play_alone(
+async def run_standalone(
     config: Config,
     setup: AgentSetup,
     prompts: Sequence[Prompt],
@@ -101,24 +101,24 @@ async def play_alone(
     """Every sample of these prompts, scored, in their order.
 
     Args:
-        config: as `speaking` gives it.
-        setup, scorers: as for Player.
+        config: as `configured` gives it.
+        setup, scorers: as for EpisodeRunner.
         prompts: each with a uid of its own.
         how: the section that says how, and how many samples of each.
         on_episode: called with each sample as it ends.
         on_usage: hears at the end what was asked of a server.
 
     Raises:
-        ValueError: as `Answering.player`.
+        ValueError: as `ModelBackend.episode_runner`.
     """
-    who, limit = answering(config), config.data.max_response_tokens
-    async with who.player(
+    backend, limit = model_backend(config), config.data.max_response_tokens
+    async with backend.episode_runner(
         config, setup, scorers, max_tokens=limit, seed=config.trainer.seed, on_usage=on_usage
-    ) as playing:
-        return await playing.play(
+    ) as runner:
+        return await runner.run(
             prompts,
             samples_per_prompt=how.samples_per_prompt,
-            sampling=who.sampling_spoken(sampling_of(config, how, setup.tokenizer), config),
+            sampling=backend.convert_sampling(sampling_of(config, how, setup.tokenizer), config),
             on_episode=on_episode,
         )
 
@@ -167,22 +167,22 @@ def client_of(engine: RolloutEngine, rollout: RolloutConfig) -> GenerateClient:
 
 
 class _Ours:
-    """An engine of ours answers, as of Answering."""
+    """An engine of ours answers, as of ModelBackend."""
 
     @contextlib.contextmanager
-    def speaking(self, config: Config) -> Iterator[Config]:
+    def configured(self, config: Config) -> Iterator[Config]:
         check_engine(config.model, config.rollout)
         set_threads(config.resources, config.model)
         yield config
 
-    def as_spoken(self, data: DataConfig, config: Config) -> DataConfig:
+    def convert_limits(self, data: DataConfig, config: Config) -> DataConfig:
         return data
 
-    def sampling_spoken(self, sampling: Sampling, config: Config) -> Sampling:
+    def convert_sampling(self, sampling: Sampling, config: Config) -> Sampling:
         return sampling
 
     @contextlib.asynccontextmanager
-    async def player(
+    async def episode_runner(
         self,
         config: Config,
         setup: AgentSetup,
@@ -191,9 +191,9 @@ class _Ours:
         max_tokens: int,
         seed: int,
         on_usage: OnUsage,
-    ) -> AsyncIterator[Player]:
+    ) -> AsyncIterator[EpisodeRunner]:
         async with generation(config) as made:
-            played = make_player(
+            played = make_episode_runner(
                 client_of(made.engine, config.rollout),
                 made.media,
                 scorers,

@@ -71,7 +71,7 @@ def start_run(
         config: settings.
         command: the command line.
         say: takes lines for the person who watches.
-        beginning: another run, with whose weights it begins: a strop.trainer.init_from.weights.Beginning.
+        beginning: another run, with whose weights it begins: a strop.trainer.init_from.weights.InitFromRun.
         known: what a run that this one repeats has recorded of its models and data sets, which are taken as they were.
 
     Raises:

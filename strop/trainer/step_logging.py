@@ -14,7 +14,7 @@ from strop.run import RunFolder
 from strop.trainer.records import StepRecord
 from strop.trainer.start import Say
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 from strop.utils.metrics import Metric
 from strop.workers import metrics as measure
 from strop.workers.reports import EpisodeReport
@@ -24,7 +24,7 @@ GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
 
 
 def step_metrics(
-    record: StepRecord, stages: Stages, roles: Roles, *, epoch: int, limits: DataConfig
+    record: StepRecord, stages: Stages, roles: WorkerGroups, *, epoch: int, limits: DataConfig
 ) -> dict[str, float]:
     """All numbers of a step that do not depend on what follows it; `limits` are those of prompts and responses."""
     metrics = {
@@ -78,9 +78,11 @@ def told_by_passes(metrics: dict[str, float], reports: Sequence[EpisodeReport]) 
     return metrics | {name: share * by_passes[name] / by_passes.total() for name in names}
 
 
-def tell_of_losses(record: StepRecord, roles: Roles, run: RunFolder, say: Say, *, timeout_s: float) -> None:
+def log_failures(
+    record: StepRecord, roles: WorkerGroups, run: RunFolder, say: Say, *, timeout_s: float
+) -> None:
     """Say which engines, updates, episodes and scores a step has lost; `timeout_s` is that of scores."""
-    for lost in (one for ranks in as_list(roles.rollout.call.engine_losses()) for one in ranks):
+    for lost in (one for ranks in as_list(roles.rollout.call.pop_engine_failures()) for one in ranks):
         run.events.append("engine_lost", record.step, message=lost)
         say(f"step {record.step}: {lost}")
     for reason in record.skipped:

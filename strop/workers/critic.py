@@ -21,7 +21,7 @@ from strop.engines.value_models import check_value_model, load_value_model
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric, Reduction
 from strop.utils.tensor_metrics import TensorMetrics
-from strop.workers.models import Learning, TrainedWorker
+from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.role_configs import CriticConfig
 from strop.workers.rows import Update, flat_mask
 
@@ -58,7 +58,7 @@ class CriticWorker(TrainedWorker):
     """
 
     def __init__(
-        self, model: ModelConfig, critic: CriticConfig, algorithm: AlgorithmConfig, learning: Learning
+        self, model: ModelConfig, critic: CriticConfig, algorithm: AlgorithmConfig, learning: TrainingInit
     ) -> None:
         """Load the value model: a causal language model with a head of zeros, or a classifier with its own.
 

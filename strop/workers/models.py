@@ -67,7 +67,7 @@ class ModelWorker(Worker):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learning:
+class TrainingInit:
     """Start of a model that learns: device, length of the run, and the state that it continues from."""
 
     device: str
@@ -107,7 +107,7 @@ class TrainedWorker(ModelWorker):
         model: ModelConfig,
         engine: EngineConfig,
         optim: OptimizerConfig,
-        learning: Learning,
+        learning: TrainingInit,
         *,
         role: str,
     ) -> Parallel:

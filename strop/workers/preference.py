@@ -12,7 +12,7 @@ from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.engines.value_models import load_value_model
 from strop.protocol import DataProto
-from strop.workers.models import Learning, TrainedWorker
+from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.rows import Update, flat_mask
 
 
@@ -27,7 +27,7 @@ class PreferenceWorker(TrainedWorker):
         model: ModelConfig,
         engine: EngineConfig,
         optim: OptimizerConfig,
-        learning: Learning,
+        learning: TrainingInit,
         *,
         scores: bool,
     ) -> None:

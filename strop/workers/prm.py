@@ -17,7 +17,7 @@ from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric
-from strop.workers.models import Learning, TrainedWorker
+from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.role_configs import PrmConfig
 from strop.workers.rows import Update, flat_mask, response_columns
 
@@ -36,7 +36,7 @@ class PrmWorker(TrainedWorker):
     with its own rows, also with none.
     """
 
-    def __init__(self, model: ModelConfig, prm: PrmConfig, learning: Learning) -> None:
+    def __init__(self, model: ModelConfig, prm: PrmConfig, learning: TrainingInit) -> None:
         """Load the model twice: one copy learns, one stays as it is.
 
         Args:

@@ -57,7 +57,7 @@ def ended_and_scored(logs: Path) -> tuple[int, int]:
     return ended, scored
 
 
-class PlayWatch:
+class RolloutProgress:
     """Looks at the samples that are being played, from time to time."""
 
     def __init__(self, logs: Path | None) -> None:
@@ -67,7 +67,7 @@ class PlayWatch:
         """Takes a sentence, once there is somebody to show it to."""
 
     @contextlib.contextmanager
-    def playing(self, num_samples: int) -> Iterator[None]:
+    def watch(self, num_samples: int) -> Iterator[None]:
         """While so many samples are played and scored."""
         if self._logs is None or self.show is None:
             yield

@@ -32,7 +32,7 @@ class SequenceSize(NamedTuple):
     num_sampled_tokens: int
 
 
-class Decided(NamedTuple):
+class SampleDecision(NamedTuple):
     """What the controller decided about one sample."""
 
     advantage: float | None
@@ -152,7 +152,7 @@ def is_decided(reports: Iterable[EpisodeReport]) -> bool:
     return all(report.passes is not None for report in reports)
 
 
-def report_of(episode: Episode) -> EpisodeReport:
+def episode_report(episode: Episode) -> EpisodeReport:
     """The report of an episode."""
     prompt, trajectory = episode.prompt, episode.trajectory
     if trajectory is None:

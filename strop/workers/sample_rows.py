@@ -9,7 +9,7 @@ from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.utils.json_lines import encode, plain
 from strop.workers.episodes import Episode
-from strop.workers.reports import Decided
+from strop.workers.reports import SampleDecision
 
 
 def saved_rows(episodes: DataProto, tokenizer: Any, *, keeps_row: bool) -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def saved_rows(episodes: DataProto, tokenizer: Any, *, keeps_row: bool) -> list[
 
 
 def sample_row(
-    episode: Episode, decided: Decided, *, prompt_text: str, keeps_row: bool = False
+    episode: Episode, decided: SampleDecision, *, prompt_text: str, keeps_row: bool = False
 ) -> dict[str, Any]:
     """One sample as a row of the sample store.
 

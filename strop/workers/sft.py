@@ -15,7 +15,7 @@ from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric
 from strop.utils.tensor_metrics import TensorMetrics
-from strop.workers.models import Learning, TrainedWorker
+from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.rows import Update, flat_mask
 
 LOSS = Metric(
@@ -39,7 +39,7 @@ class SupervisedWorker(TrainedWorker):
         model: ModelConfig,
         engine: EngineConfig,
         optim: OptimizerConfig,
-        learning: Learning,
+        learning: TrainingInit,
         distillation: SftDistillationConfig | None = None,
     ) -> None:
         super().__init__()

@@ -22,7 +22,7 @@ from strop.protocol import DataProto, columns
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.setup import sampling_of
-from strop.workers.rollout import Playing, RolloutWorker
+from strop.workers.rollout import RolloutSettings, RolloutWorker
 
 IMAGE_ID = 105
 # A random model writes no tool calls, so an answer of an odd number of letters counts as one. What is seen depends on
@@ -173,7 +173,7 @@ def test_a_reward_model_of_text_is_not_asked_about_images_of_tools(
         config.model,
         config.rollout,
         config.reward,
-        Playing(agent=config.agent, device="cpu", seed=0, keeps_text=True),
+        RolloutSettings(agent=config.agent, device="cpu", seed=0, keeps_text=True),
     )
     monkeypatch.setattr(
         worker._receiving._receiver, "require_verified", lambda what: None
@@ -186,7 +186,7 @@ def test_a_reward_model_of_text_is_not_asked_about_images_of_tools(
     dataset = PromptDataset(rows, tokenizer, config.data, "val")
     prompts = [dataset.prompt(row, f"val-{row:06d}") for row in dataset.row_numbers]
     try:
-        played = worker.play(
+        played = worker.run_episodes(
             DataProto.from_dict({}, non_tensors={"prompt": prompts}),
             2,
             sampling_of(config, config.rollout, tokenizer),
@@ -201,7 +201,7 @@ def test_a_reward_model_of_text_is_not_asked_about_images_of_tools(
             else:
                 assert episode.outcome.kind == "score"
         rewards = {"reward": torch.zeros(len(episodes))}
-        worker.rows(DataProto.from_dict(rewards, non_tensors={"episode": episodes}))
+        worker.make_training_batch(DataProto.from_dict(rewards, non_tensors={"episode": episodes}))
     finally:
         worker.close()
 

@@ -20,7 +20,7 @@ from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
 from strop.run import RunFolder
 from strop.run.first_difference import compare
-from strop.trainer.policy_sync import PolicySync
+from strop.trainer.policy_sync import WeightSync
 from strop.utils.metrics import metric_values
 from strop.workers.progress import ended_and_scored
 from strop.workers.reports import StaleSamples
@@ -67,7 +67,7 @@ def test_samples_of_an_older_policy_are_refused_unless_they_are_corrected_for(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Weights that never reach generation: from the second step on, samples are those of version 0.
-    monkeypatch.setattr(PolicySync, "update", lambda self, version: None)
+    monkeypatch.setattr(WeightSync, "update", lambda self, version: None)
     sentence = (
         r"16 of 16 samples are older than the policy: e0-\d+/0 was sampled by version 0, and version 1 is trained\. "
         r"The loss would take them for its own: set algorithm\.correction"

@@ -19,13 +19,13 @@ from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.run import RunFolder
 from strop.run.replay_schedule import Spans
-from strop.trainer.collectors.calls import begin, calls, ended
+from strop.trainer.collectors.calls import calls, start_groups, take_completed
 from strop.trainer.collectors.groups import InFlightGroup
 from strop.trainer.config import Config
-from strop.trainer.policy_sync import MAX_HEALS
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.policy_sync import MAX_RECOVERIES
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.setup import TrainingData
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 from strop.utils.metrics import Metric
 from strop.workers.async_rollout.in_play import IN_PLAY, in_play_text, read_in_play
 from strop.workers.async_rollout.saved_group import SavedGroup
@@ -50,7 +50,7 @@ class AsynchronousGroups:
         config: Config,
         run: RunFolder,
         data: TrainingData,
-        roles: Roles,
+        roles: WorkerGroups,
         sampling: Sampling,
         *,
         start_step: int,
@@ -65,9 +65,9 @@ class AsynchronousGroups:
         self._sampling, self._start_step, self._spans = sampling, start_step, spans
         self.started: dict[str, InFlightGroup] = {}
         """By uid, in the order of their start, groups of no step yet: in flight, completed or ready."""
-        self.completed: dict[str, Experience] = {}
+        self.completed: dict[str, RolloutBatch] = {}
         """Those of them that have ended and that no step has looked at, first the one that ended first."""
-        self.ready: dict[str, Experience] = {}
+        self.ready: dict[str, RolloutBatch] = {}
         """Those that a step has looked at, and that wait for this one or a later one, in that order."""
         self.num_started = start_step * config.data.prompts_per_step
         """Groups of the run that were started and not given up, trained ones included."""
@@ -77,7 +77,7 @@ class AsynchronousGroups:
             str
         ] = []  # before an interruption, in order, until they are completed again
         self._ready_before: list[str] = []  # those of them that were ready
-        self._num_heals = 0
+        self._num_recoveries = 0
         self._busy_s, self._looked_s = 0.0, time.perf_counter()
 
     @property
@@ -89,7 +89,7 @@ class AsynchronousGroups:
 
     def state_files(self) -> dict[str, str]:
         """Files of a checkpoint, by name."""
-        by_rank = as_list(calls(self._roles).kept())
+        by_rank = as_list(calls(self._roles).saved_groups())
         saved = {uid: group for groups, _ in by_rank for uid, group in groups.items()}
         completed = [*self.ready, *self.completed, *(uid for _, uids in by_rank for uid in uids)]
         return {IN_PLAY: in_play_text(self.versions, saved, completed, looked_at=self.ready)}
@@ -145,11 +145,11 @@ class AsynchronousGroups:
     ) -> None:
         """Have the workers play these prompts; `saved` says by uid what some had before an interruption."""
         count = self._config.rollout.samples_per_prompt
-        begin(self._roles, prompts, count, self._sampling, saved, self._spans)
+        start_groups(self._roles, prompts, count, self._sampling, saved, self._spans)
 
     def begin_step(self) -> None:
         """A step begins to wait for groups: engines that are lost are started again a few times in each."""
-        self._num_heals = 0
+        self._num_recoveries = 0
 
     def wait(self, due: Sequence[str], *, at_least: int) -> None:
         """Wait for groups, all of `due` among them; what was lost with an engine is started again.
@@ -159,12 +159,12 @@ class AsynchronousGroups:
         assert len(self.started) > len(self.ready), "what the step waits for is in flight"
         num_ranks = self._roles.rollout.world_size
         within_s = max(0.1, LOOK_S * num_ranks) if self.is_apart and num_ranks > 1 else None
-        arrived = by_prompt(ended(self._roles, due, at_least, within_s))
+        arrived = by_prompt(take_completed(self._roles, due, at_least, within_s))
         lost = [
             uid for uid, group in arrived.items() if any(report.engine_was_lost for report in group.reports)
         ]
-        if lost and self._num_heals < MAX_HEALS and self._roles.sync.heal():
-            self._num_heals += 1
+        if lost and self._num_recoveries < MAX_RECOVERIES and self._roles.sync.recover():
+            self._num_recoveries += 1
             self.start([self.started[uid].prompt for uid in lost])
             arrived = {uid: group for uid, group in arrived.items() if uid not in lost}
         first = [uid for uid in self._completed_before if uid in arrived]
@@ -177,9 +177,9 @@ class AsynchronousGroups:
         """Take the groups that have ended, without waiting."""
         self.completed |= by_prompt(self.no_samples())
 
-    def no_samples(self) -> Experience:
+    def no_samples(self) -> RolloutBatch:
         """The samples of groups that have ended and were not taken; none, as a rule."""
-        return ended(self._roles, [], 0)
+        return take_completed(self._roles, [], 0)
 
     def forget(self, uids: Sequence[str]) -> dict[str, Spans]:
         """The workers forget groups that a step has trained or dropped; by uid, which versions sampled them."""
@@ -209,7 +209,7 @@ class AsynchronousGroups:
         return {ROLLOUT_IDLE: min(max(idle, 0.0), 1.0), TRAINER_IDLE: waited_s / passed}
 
 
-def by_prompt(episodes: Experience) -> dict[str, Experience]:
+def by_prompt(episodes: RolloutBatch) -> dict[str, RolloutBatch]:
     """The samples of each prompt, which are together; first the prompt that comes first."""
     rows: dict[str, list[int]] = {}
     for row, report in enumerate(episodes.reports):

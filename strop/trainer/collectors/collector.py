@@ -31,9 +31,9 @@ from strop.trainer.collectors.refill import Refill
 from strop.trainer.collectors.replayed import RecordedOrder
 from strop.trainer.config import Config
 from strop.trainer.records import StepRecord
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 from strop.utils.metrics import Metric
 from strop.workers.reports import EpisodeReport
 from strop.workers.staleness_metrics import staleness_metrics
@@ -94,7 +94,7 @@ class Collector:
         self,
         config: Config,
         run: RunFolder,
-        roles: Roles,
+        roles: WorkerGroups,
         sampling: Sampling,
         *,
         prompts: NextPrompts,
@@ -167,7 +167,9 @@ class Collector:
         if config.needs("reward_baselines"):
             baselines = greedy_baselines(config, self._roles, prompts, self._sampling)
         order = None if self._lengths is None else self._prompts.order
-        episodes = self._roles.play(prompts, config.rollout.samples_per_prompt, self._sampling, first=order)
+        episodes = self._roles.run_episodes(
+            prompts, config.rollout.samples_per_prompt, self._sampling, first=order
+        )
         check_failures(config, episodes.reports)
         experience = training_rows(config, self._roles, episodes, self._sampling)
         if baselines is not None and experience.reports:
@@ -201,7 +203,7 @@ class Collector:
                 f"({_counts(dropped)}): use data of another difficulty, raise algorithm.filter_groups.max_rounds, or "
                 f"set algorithm.filter_groups.at_limit=train"
             )
-        experience = Experience.concat([played.experience for played in rounds])
+        experience = RolloutBatch.concat([played.experience for played in rounds])
         if dropped:
             kept = [row for row, report in enumerate(experience.reports) if report.uid not in dropped]
             experience = experience.take(kept)
@@ -213,7 +215,7 @@ class Collector:
         return StepRecord(
             step=step,
             prompts=tuple(prompt for played in rounds for prompt in played.prompts),
-            episodes=Experience.concat([played.episodes for played in rounds]),
+            episodes=RolloutBatch.concat([played.episodes for played in rounds]),
             experience=experience,
             dropped=dropped,
             collection_metrics={**self._filter.metrics(dropped, reports, len(rounds)), **skipped},
@@ -229,7 +231,7 @@ class Collector:
         dropped = DroppedGroups(num_before=refill.num_unfilled)
         looked_at: list[str] = []
         groups.begin_step()
-        with self._roles.playing(self._config.samples_per_step):
+        with self._roles.generating(self._config.samples_per_step):
             groups.complete_ready()
             if restarted := pacing.restart(step, groups):
                 groups.start(self._prompts.order(restarted))
@@ -245,7 +247,7 @@ class Collector:
                 groups.take_completed()
             kept = {uid: groups.ready.pop(uid) for uid in chosen}
             parts = [*kept.values(), *dropped.episodes]
-            episodes = Experience.concat(parts) if parts else groups.no_samples()
+            episodes = RolloutBatch.concat(parts) if parts else groups.no_samples()
             metrics = groups.idle_metrics(time.perf_counter() - asked_s)
         if self._lengths is not None:
             self._lengths.note(episodes.reports)

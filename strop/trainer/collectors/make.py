@@ -21,14 +21,14 @@ from strop.trainer.collectors.refill import Refill
 from strop.trainer.collectors.replayed import RecordedOrder
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 
 
 def make_collector(
     config: Config,
     run: RunFolder,
     data: TrainingData,
-    roles: Roles,
+    roles: WorkerGroups,
     sampling: Sampling,
     *,
     start_step: int = 0,

@@ -10,11 +10,12 @@ from __future__ import annotations
 from strop.controller import CallTimeout, WorkerFailed
 from strop.run import Checkpoint, RunFolder
 from strop.trainer.config import Config
-from strop.trainer.resume import Continuation, roll_back
+from strop.trainer.resume import Continuation
+from strop.trainer.resume import roll_back as roll_back_run
 from strop.trainer.start import Say
 
 
-class Healing:
+class Recovery:
     """Counts how often a run has begun again without coming further."""
 
     def __init__(self, config: Config, run: RunFolder, *, step: int, say: Say) -> None:
@@ -29,11 +30,11 @@ class Healing:
         self._num_in_a_row = 0
 
     @property
-    def is_mending(self) -> bool:
+    def is_recovering(self) -> bool:
         """The run has begun again and not come further yet."""
         return self._num_in_a_row > 0
 
-    def rolled_back(self, error: WorkerFailed | CallTimeout) -> Checkpoint | None:
+    def roll_back(self, error: WorkerFailed | CallTimeout) -> Checkpoint | None:
         """The run, rolled back to its last valid checkpoint, which is given; None: to its beginning.
 
         Raises:
@@ -50,7 +51,7 @@ class Healing:
         cause = str(error).partition("\n")[0]
         count = f"{self._num_in_a_row} of run.max_restarts={self._most}"
         self._say(f"{cause}; the workers are made again ({count})")
-        checkpoint, lines = roll_back(self._run, Continuation(config=self._config))
+        checkpoint, lines = roll_back_run(self._run, Continuation(config=self._config))
         step = 0 if checkpoint is None else checkpoint.step
         self._run.events.append("restarted", step, fsync=True, cause=cause, number=self._num_in_a_row)
         for line in lines:

@@ -45,15 +45,15 @@ class MachineEnd:
         else:  # set for an earlier job, or the machine would be gone
             self._why_unknown = f"{name} is {text}, which is past"
 
-    def tell(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
+    def warn(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
         """Say that run.save_before has no effect, where nothing says when the machine ends: a line and an event."""
         if self._why_unknown:
-            told = (
+            message = (
                 f"run.save_before={self._margin_s:g} has no effect: nothing says when this machine is taken away, as "
                 f"{self._why_unknown} (seconds since 1970); a signal still saves and ends the run"
             )
-            say(told)
-            run.events.append("no_end_known", step, message=told)
+            say(message)
+            run.events.append("no_end_known", step, message=message)
 
     def passed(self, seconds: float) -> str:
         """A step with everything around it took so long; why no other one fits, or nothing."""

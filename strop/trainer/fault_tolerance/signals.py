@@ -102,7 +102,7 @@ class SignalRequest(StopRequest):
         """`Terminated: SIGTERM`; for the records."""
         return f"{Terminated.__name__}: {self._why or signal.Signals(self.number).name}"
 
-    def begin(self, settings: RunConfig) -> None:
+    def start(self, settings: RunConfig) -> None:
         """Take run.grace_s and run.save_before.
 
         Raises:
@@ -112,12 +112,12 @@ class SignalRequest(StopRequest):
         self._grace_s = own.grace_s
         self._machine = MachineEnd(own) if own.save_before else None
 
-    def tell(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
+    def warn(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
         """Say that run.save_before has no effect, where nothing says when the machine ends."""
         if self._machine is not None:
-            self._machine.tell(run, step, say)
+            self._machine.warn(run, step, say)
 
-    def look(self, say: Callable[[str], None]) -> None:
+    def check_time(self, say: Callable[[str], None]) -> None:
         """A request, as of a scheduler's warning, where no other step fits before the machine is taken away."""
         if self.number or self._machine is None:
             return
@@ -126,7 +126,7 @@ class SignalRequest(StopRequest):
             self.number = WARNING
             say(f"the run is saved and ends: {self._why}")
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         """The step itself is done: a request waits for the checkpoint now, however long that takes."""
         self._end_timer()
 

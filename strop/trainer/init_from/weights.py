@@ -28,7 +28,7 @@ CRITIC = "critic"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beginning:
+class InitFromRun:
     """What a run begins with."""
 
     run: Path

@@ -23,7 +23,7 @@ from strop.trainer.config import Config
 from strop.trainer.sft.trainer import SupervisedTrainer, make_sft_batch
 from strop.trainer.timing import Stages
 from strop.utils.metrics import Metric
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.preference import PreferenceWorker
 from strop.workers.rows import Update, merged_update
 
@@ -65,7 +65,7 @@ class PreferenceTrainer(SupervisedTrainer):
         self._tell(dataset, split)
         return dataset
 
-    def _role(self, learning: Learning) -> RoleSpec[Any]:
+    def _role(self, learning: TrainingInit) -> RoleSpec[Any]:
         sft = self._sft
         scores = sft.loss == "reward"
         return role(PreferenceWorker, self._config.model, sft.engine, sft.optim, learning, scores=scores)

@@ -10,13 +10,13 @@ from strop.trainer.env_certificate import certify_environments
 from strop.trainer.preflight.trial import RunRefused, try_out
 from strop.trainer.setup import TrainingData
 from strop.trainer.start import Say
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 
 EVENT = "preflight"
 
 
 def try_run(
-    config: Config, data: TrainingData, roles: Roles, run: RunFolder, say: Say, *, force: bool
+    config: Config, data: TrainingData, roles: WorkerGroups, run: RunFolder, say: Say, *, force: bool
 ) -> None:
     """Environments are inspected, and a few dozen samples of the first step played and scored; not where a start that
     came no further has done it.

@@ -30,15 +30,21 @@ from strop.trainer.preflight.rules import Agreement, Probe, can_teach, examine
 from strop.trainer.preflight.tokens import TokenFacts, examine_tokens
 from strop.trainer.role_columns import add_columns
 from strop.trainer.setup import TrainingData, load_training_data, sampling_of
-from strop.trainer.standalone import answering, is_remote, play_alone
+from strop.trainer.standalone import is_remote, model_backend, run_standalone
 from strop.trainer.threads import set_threads
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import Roles, check_models, make_roles, playing_of, start_runtime
+from strop.trainer.worker_groups import (
+    WorkerGroups,
+    check_models,
+    make_worker_groups,
+    rollout_settings,
+    start_runtime,
+)
 from strop.utils.chat_template.answers import answer_text
 from strop.utils.device import device_name
 from strop.utils.verdict import Check
 from strop.workers.episodes import Episode
-from strop.workers.reports import EpisodeReport, report_of
+from strop.workers.reports import EpisodeReport, episode_report
 from strop.workers.summary import answer_scores
 
 ROUND_SAMPLES, ROUND_PROMPTS, MAX_ROUNDS = 48, 4, 4
@@ -112,15 +118,15 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
     data = load_training_data(config, reads_media=True)
     check_models(config)
     with start_runtime(config, log_dir=None) as runtime:
-        roles = make_roles(config, runtime, playing_of(config), num_steps=data.num_steps)
+        roles = make_worker_groups(config, runtime, rollout_settings(config), num_steps=data.num_steps)
         return try_out(config, data, roles, prompts_per_round=num_prompts, max_rounds=1)
 
 
 def _asked(config: Config, *, num_prompts: int) -> Preflight:
     """The first prompts of a run, answered by somebody else's model: do data, agents and rewards work?"""
-    remote, who = config.rollout.remote, answering(config)
-    with who.speaking(config) as spoken:
-        data = load_training_data(spoken, data=who.as_spoken(spoken.data, spoken))
+    remote, backend = config.rollout.remote, model_backend(config)
+    with backend.configured(config) as spoken:
+        data = load_training_data(spoken, data=backend.convert_limits(spoken.data, spoken))
         start = time.perf_counter()
         prompts = first_prompts(data, num_prompts)
         options = spoken.data.chat_template_kwargs
@@ -128,10 +134,10 @@ def _asked(config: Config, *, num_prompts: int) -> Preflight:
 
         async def play() -> list[Episode]:
             async with RewardPool(spoken.reward, tokenizer=spoken.model.path) as pool:
-                return await play_alone(spoken, setup, prompts, pool, how=spoken.rollout)
+                return await run_standalone(spoken, setup, prompts, pool, how=spoken.rollout)
 
         episodes = asyncio.run(play())
-    reports = [report_of(episode) for episode in episodes]
+    reports = [episode_report(episode) for episode in episodes]
     rewards = {one.id: (one.score,) for one in reports if one.score is not None}
     probe = Probe(
         tokens=None,
@@ -162,7 +168,7 @@ def _asked(config: Config, *, num_prompts: int) -> Preflight:
 def try_out(
     config: Config,
     data: TrainingData,
-    roles: Roles,
+    roles: WorkerGroups,
     *,
     prompts_per_round: int | None = None,
     max_rounds: int = MAX_ROUNDS,
@@ -216,7 +222,7 @@ def first_prompts(data: TrainingData, count: int) -> list[Prompt]:
 class _Trial:
     """What was played so far, and what the algorithm would see of it."""
 
-    def __init__(self, config: Config, data: TrainingData, roles: Roles, facts: TokenFacts) -> None:
+    def __init__(self, config: Config, data: TrainingData, roles: WorkerGroups, facts: TokenFacts) -> None:
         self._config, self._roles, self._facts = config, roles, facts
         self._tokenizer = data.tokenizer
         self._sampling = sampling_of(config, config.rollout, data.tokenizer)
@@ -229,7 +235,7 @@ class _Trial:
     def play(self, prompts: Sequence[Prompt]) -> None:
         """One round: sample, score, and compare log-probs, as a step does."""
         config, roles = self._config, self._roles
-        episodes = roles.play(prompts, config.rollout.samples_per_prompt, self._sampling)
+        episodes = roles.run_episodes(prompts, config.rollout.samples_per_prompt, self._sampling)
         self.prompts += prompts
         self.reports += episodes.reports
         experience = training_rows(config, roles, episodes, self._sampling)

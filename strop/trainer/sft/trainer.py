@@ -45,7 +45,7 @@ from strop.utils.device import device_name
 from strop.utils.gc_freeze import settled
 from strop.utils.metrics import Metric, metric_values
 from strop.workers.metrics import THROUGHPUT, TIMING
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.rows import GRAD_NORM, Update, flat_mask, merged_update
 from strop.workers.sft import LOSS, TEACHER, SupervisedWorker
 
@@ -73,7 +73,7 @@ class SupervisedTrainer:
     ) -> None:
         self._config, self._run, self._say = config, run, say
         self._stop = stop or SignalRequest()
-        self._stop.begin(config.run)
+        self._stop.start(config.run)
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         say(threads.line())
@@ -106,7 +106,7 @@ class SupervisedTrainer:
         self._num_steps = steps if sft.max_steps is None else min(steps, sft.max_steps)
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
-        self._stop.tell(run, self._start_step, say)
+        self._stop.warn(run, self._start_step, say)
 
     def _check_positions(self) -> None:
         """Refuse conversations that are longer than the model is made for, before it is loaded."""
@@ -198,13 +198,13 @@ class SupervisedTrainer:
         if is_last or is_due(step, self._config.run.save_every):
             self._checkpointer.save(step, None, facts={}, is_last=is_last)
         self._checkpointer.poll()
-        self._stop.look(self._say)
+        self._stop.check_time(self._say)
         self._checkpointer.save_before_the_end(self._stop, step, facts={})
 
     def _start_worker(self, stack: ExitStack) -> None:
         config, sft = self._config, self._sft
         runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
-        learning = Learning(
+        learning = TrainingInit(
             device=device_name(config.resources.device),
             num_updates=self._num_steps,
             checkpoint=self._checkpoint,
@@ -225,7 +225,7 @@ class SupervisedTrainer:
         )
         stack.callback(self._checkpointer.settle)
 
-    def _role(self, learning: Learning) -> RoleSpec[Any]:
+    def _role(self, learning: TrainingInit) -> RoleSpec[Any]:
         """What is made on every rank."""
         sft = self._sft
         return role(SupervisedWorker, self._config.model, sft.engine, sft.optim, learning, sft.distillation)

@@ -1,7 +1,8 @@
 """Scores of samples that have not been trained: with them, a run that was interrupted does not ask for them again.
 
-It stands between the player and what scores, as the cache of answers stands between agents and engines. A sample
-that comes out as it was has the outcome that it had; one that was still being scored, or came out otherwise, is scored.
+It stands between the episode runner and the scorers, as the cache of answers stands between agents and engines. A
+sample that comes out as it was has the outcome that it had; one that was still being scored, or came out otherwise, is
+scored.
 
 Concurrency: one asyncio loop.
 """

@@ -49,11 +49,11 @@ class TraceObserver:
         )
         self._tracer = self._provider.get_tracer("strop")
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Prompts are about to be played."""
         self._left = self._max_samples
 
-    def ended(self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float) -> None:
+    def on_episode_end(self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float) -> None:
         """One episode has ended, between these seconds since the epoch."""
         if self._left is not None:
             if self._left == 0:
