@@ -29,28 +29,28 @@ from strop.workers.rows import Update, merged_update
 from strop.workers.summary import BatchSummary
 
 REJECTED = "rollout correction rejected every token of it"
-"""Why a sample was filtered."""
+"""Reason of a filtered sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerResult:
     """Result of the algorithm on the samples of one step."""
 
-    experience: RolloutBatch
+    batch: RolloutBatch
     """All rows with all their columns."""
     summary: BatchSummary
     """Of these rows."""
     steps: tuple[Update, ...]
     """Optimizer steps of the step, the policy's last."""
     left_out: Mapping[str, str]
-    """Why samples were left out, by id: those that were not drawn, or not kept."""
+    """Reasons of samples that were not drawn, or not kept, by id."""
     metrics: Mapping[str, float]
     """Numbers that are no metric of an optimizer step."""
 
     @property
     def rejected(self) -> frozenset[str]:
         """Ids of the rows of which rollout correction left no token."""
-        counted = zip(self.experience.reports, self.experience.num_trained, strict=True)
+        counted = zip(self.batch.reports, self.batch.num_trained, strict=True)
         return frozenset(report.id for report, count in counted if not count)
 
     @property
@@ -74,15 +74,15 @@ class Learner:
         """State of the algorithm for a checkpoint."""
         return {"kl": self._kl_controller.state()}
 
-    def learn(self, experience: RolloutBatch, step: int, stages: Stages) -> LearnerResult:
+    def learn(self, batch: RolloutBatch, step: int, stages: Stages) -> LearnerResult:
         """One step of the algorithm on these samples.
 
         Raises:
             StaleSamples: some are of an older policy, and no correction is on.
         """
         config, groups = self._config, self._groups
-        check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
-        batch, updates = experience, list[Update]()
+        check_versions(batch.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
+        updates = list[Update]()
         if groups.prm is not None and config.prm.update == "before":
             batch = add_columns(batch, {"prm_ref_log_prob"}, config, groups, stages)
             updates += self._update_prm(groups.prm, batch, stages)
@@ -111,7 +111,7 @@ class Learner:
             every_column = batch.rows.select(None, object_columns_for("advantages"))
             summary = groups.actor.call.summarize_batch(every_column)
         return LearnerResult(
-            experience=batch,
+            batch=batch,
             summary=summary,
             steps=tuple(updates),
             left_out=left_out,

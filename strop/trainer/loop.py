@@ -12,11 +12,10 @@ that waits: generation (rollout.timeout_s), scoring (reward.timeout_s), calls of
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from strop.controller import CallTimeout, WorkerFailed
 from strop.engines.memory import describe_memory
@@ -31,13 +30,13 @@ from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.recording import check_recording
 from strop.trainer.collectors.make import describe_collector, make_collector
 from strop.trainer.config import Config
-from strop.trainer.early_stopping import EarlyStopping, TrainResult, is_best, result_of
+from strop.trainer.early_stopping import EarlyStopping, TrainResult, is_best, train_result
 from strop.trainer.environment import environment_of
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.healing import Recovery
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.learning import Learner
-from strop.trainer.preflight.of_run import try_run as preflight
+from strop.trainer.preflight.of_run import preflight_before_training
 from strop.trainer.records import StepRecord
 from strop.trainer.replayed_run import read_recorded
 from strop.trainer.reward_certificate import note_certificate
@@ -50,7 +49,7 @@ from strop.trainer.setup import (
 )
 from strop.trainer.start import Say, optimizer_of
 from strop.trainer.step_logging import log_failures, step_metrics
-from strop.trainer.threads import line_of_run as set_threads
+from strop.trainer.threads import set_run_threads
 from strop.trainer.timing import Stages
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trainer.worker_groups import (
@@ -68,16 +67,8 @@ from strop.workers.player import check_observers
 from strop.workers.reports import SampleDecision, check_failed_episodes
 
 
-class Alarm(Protocol):
-    """Looks at the metrics of a run; made with the names of what it told before, and the metrics of earlier steps."""
-
-    def observe(self, metrics: Mapping[str, float]) -> Sequence[Any]:
-        """What it has to say of the next step, each with a `name` and a `message`."""
-        ...
-
-
 class Trainer:
-    """One run. `train` makes it and runs it."""
+    """Controller of one run. `train` makes it and calls `fit`."""
 
     def __init__(
         self,
@@ -88,14 +79,14 @@ class Trainer:
         say: Say,
         force: bool = False,
         stop: StopRequest | None = None,
-        listeners: Callbacks | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.config = config
         self._run = run
         self._say = say
         self._force = force
         self._stop = stop or SignalRequest()
-        self._listeners = listeners or Callbacks()
+        self._callbacks = callbacks or Callbacks()
         self._stop.start(config.run)
         self.has_begun = False
         """All roles are there."""
@@ -105,7 +96,7 @@ class Trainer:
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
         self._recorded = read_recorded(run.path)
-        threads = set_threads(config.resources, config.model, run, step=self._start_step)
+        threads = set_run_threads(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
         if config.trainer.skip_rollout:
             check_recording(config, self.data, first_step=self._start_step + 1)
@@ -137,8 +128,8 @@ class Trainer:
             self.has_begun = True
             if self._start_step == 0:
                 note_certificate(self.config, self.data, self._run, self._say)
-                self._try_out()
-            self._alarms = [self._health_monitor()]
+                self._preflight()
+            self._health = self._health_monitor()
             setup = TrackerSetup(
                 folder=self._run.path,
                 total_steps=self.data.num_steps,
@@ -150,8 +141,7 @@ class Trainer:
             self.roles.progress.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
-                for alarm in self._alarms:
-                    alarm.observe(metrics)
+                self._health.observe(metrics)
             if self.data.growth is not None:
                 self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
@@ -171,7 +161,7 @@ class Trainer:
         self._run.events.append(
             "finished", step, fsync=True, seconds=seconds, reason=self._early_stopping.reason
         )
-        return result_of(self._run)
+        return train_result(self._run)
 
     # ------------------------------------------------------------------ the algorithm
 
@@ -179,26 +169,28 @@ class Trainer:
         """One step of the algorithm: sample and score, estimate advantages, update, hand over the weights."""
         with stages.stage("gen"):
             record = self.collector.collect(step, stages)
-        if len(record.experience):
-            record = replace(record, learned=self.learner.learn(record.experience, step, stages))
+        if len(record.batch):
+            record = replace(record, learned=self.learner.learn(record.batch, step, stages))
         with stages.stage("update_weights"):  # also without samples: the version is the step
             self.roles.sync.update(step)
         return record
 
     # ------------------------------------------------------------------ around it
 
-    def _try_out(self) -> None:
-        """Try what the run will do; the preflight may refuse it."""
+    def _preflight(self) -> None:
+        """Run the preflight; it may refuse the run."""
         if self.config.trainer.preflight and not self.config.trainer.skip_rollout:
-            preflight(self.config, self.data, self.roles, self._run, self._say, force=self._force)
+            preflight_before_training(
+                self.config, self.data, self.roles, self._run, self._say, force=self._force
+            )
 
     def _health_monitor(self) -> HealthMonitor:
-        """Health rules over the metrics, with what a run that is continued has seen and said."""
+        """Health rules over the metrics, with the metrics and findings of earlier starts of the run."""
         file = self._run.path / METRICS_FILE
         earlier = read_metrics(file) if self._start_step and file.is_file() else []
         before = [metrics for metrics in earlier if metrics["step"] <= self._start_step]
-        told = [event["name"] for event in self._run.events.read("health")]
-        return HealthMonitor(told=told, earlier=before)
+        reported = [event["name"] for event in self._run.events.read("health")]
+        return HealthMonitor(told=reported, earlier=before)
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
@@ -242,7 +234,7 @@ class Trainer:
             texts=self.collector.state_files,
             say=self._say,
             limit_s=config.resources.call_timeout_s,
-            on_sealed=self._listeners.on_save,
+            on_sealed=self._callbacks.on_save,
         )
         stack.callback(self._checkpointer.settle)
         for line in [*describe_collector(config), *self.collector.restore(checkpoint)]:
@@ -254,18 +246,18 @@ class Trainer:
         try:
             record = self.step(step, stages)
         except BaseException as error:
-            is_wanted = isinstance(error, KeyboardInterrupt) or self._stop.number
-            kind = "interrupted" if is_wanted else "crashed"
+            was_asked_to_end = isinstance(error, KeyboardInterrupt) or self._stop.number
+            kind = "interrupted" if was_asked_to_end else "crashed"
             is_signal = (
                 isinstance(error, KeyboardInterrupt) and self._stop.number
             )  # Ray gives it another class
             reason = self._stop.reason if is_signal else f"{type(error).__name__}: {error}"
             self._run.events.append(kind, step, fsync=True, phase=stages.current, error=reason)
             raise
-        self._write(record)
+        self._record(record)
         batch = None
         if record.learned is not None and (self.data.sampler.wants_batch or self.data.growth is not None):
-            batch = record.learned.experience.shown(self.data.train.prompt)
+            batch = record.learned.batch.shown(self.data.train.prompt)
         if self.data.sampler.sees_results:
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
         metrics = step_metrics(
@@ -274,8 +266,8 @@ class Trainer:
         if self.data.growth is not None:
             metrics |= self.data.growth.after(step, batch)
         log_failures(record, self.roles, self._run, self._say, timeout_s=self.config.reward.timeout_s)
-        asked = self._listeners.on_step_end(self._run, step, metrics)
-        is_last, is_new_best, score = self._early_stopping.check(step, asked=asked), False, None
+        stop_reason = self._callbacks.on_step_end(self._run, step, metrics)
+        is_last, is_new_best, score = self._early_stopping.check(step, stop_reason=stop_reason), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with stages.stage("testing"):
                 validation = self._validate(step)
@@ -290,9 +282,9 @@ class Trainer:
             num_response_tokens=record.num_response_tokens,
             num_total_tokens=record.num_tokens,
         )
-        for found in (one for alarm in self._alarms for one in alarm.observe(metrics)):
-            self._run.events.append("health", step, name=found.name, message=found.message)
-            self._say(f"step {step}: {found.message}")
+        for finding in self._health.observe(metrics):
+            self._run.events.append("health", step, name=finding.name, message=finding.message)
+            self._say(f"step {step}: {finding.message}")
         self._run.events.append("step", step, seconds=stages.total(), phases=stages.seconds)
         trackers.log(step, metrics)  # before the checkpoint: what it holds was logged
         if is_last or is_new_best or is_due(step, self.config.run.save_every):
@@ -302,9 +294,9 @@ class Trainer:
         self._checkpointer.poll()
 
     def _wants_first_validation(self) -> bool:
-        """False also when a start that came no further than this left one behind."""
-        wanted = self.config.eval.before_train and bool(self.data.val_prompts)
-        return wanted and not self._run.events.read("validation")
+        """True when the validation before training is on and no earlier start has made it."""
+        is_enabled = self.config.eval.before_train and bool(self.data.val_prompts)
+        return is_enabled and not self._run.events.read("validation")
 
     @property
     def _saves_samples(self) -> bool:
@@ -337,8 +329,8 @@ class Trainer:
         )
         return validation
 
-    def _write(self, record: StepRecord) -> None:
-        """Fates, samples and fingerprint of a step."""
+    def _record(self, record: StepRecord) -> None:
+        """Write fates, samples and fingerprint of a step."""
         fates, advantages = record.fates(), record.advantages()
         self._run.ledger.settle(record.step, fates)
         if self._saves_samples:
@@ -346,12 +338,12 @@ class Trainer:
                 name: SampleDecision(advantages.get(name), fate.name, fate.reason)
                 for name, fate in fates.items()
             }
-            rows = None if record.learned is None else record.learned.experience
+            rows = None if record.learned is None else record.learned.batch
             self.roles.write_samples(record.step, record.episodes, decided, split="train", rows=rows)
         self._run.fingerprints.append(record.step, **record.digests(self.roles.checksums()))
 
     def _facts(self) -> dict[str, Any]:
-        """What a continuation needs of the algorithm."""
+        """State of the algorithm and of the curriculum for a checkpoint."""
         return {**self.learner.facts(), "curriculum": self.data.sampler.curriculum()}
 
 
@@ -363,7 +355,7 @@ def train(
     say: Say,
     force: bool = False,
     stop: StopRequest | None = None,
-    listeners: Callbacks | None = None,
+    callbacks: Callbacks | None = None,
 ) -> TrainResult:
     """Run a training to its end, with this process as its controller.
 
@@ -371,10 +363,10 @@ def train(
         config: the resolved configuration.
         run: a fresh run folder, or one rolled back to `checkpoint`.
         checkpoint: where to continue.
-        say: takes lines for the person who watches.
+        say: prints lines for the person who watches.
         force: start also where the preflight says that nothing would be learned.
-        stop: lets somebody else ask the run to end.
-        listeners: hear of steps, samples and checkpoints.
+        stop: request of the caller or of a signal to end the run.
+        callbacks: called after steps and checkpoints.
 
     Raises:
         ValueError: the preflight says that nothing would be learned, without `force`.
@@ -386,7 +378,7 @@ def train(
     with environment_of(config.resources), stop.listening():
         while True:
             trainer = Trainer(
-                config, run, checkpoint=checkpoint, say=say, force=force, stop=stop, listeners=listeners
+                config, run, checkpoint=checkpoint, say=say, force=force, stop=stop, callbacks=callbacks
             )
             try:
                 return trainer.fit()

@@ -156,16 +156,14 @@ class RolloutBatch:
         return BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
 
 
-def optimizer_batches(
-    experience: RolloutBatch, *, samples_per_update: int, epochs: int
-) -> Iterator[RolloutBatch]:
+def optimizer_batches(batch: RolloutBatch, *, samples_per_update: int, epochs: int) -> Iterator[RolloutBatch]:
     """The rows of each optimizer step, in order, `epochs` times over; all rows of a sample are in the same one.
 
     As few optimizer steps as have at most samples_per_update samples each, of equal sizes up to one sample: an
     optimizer moves the weights as far for a remainder of one sample as for a whole batch.
     """
-    starts = [*experience.sample_starts, len(experience)]
+    starts = [*batch.sample_starts, len(batch)]
     bounds = even_bounds(len(starts) - 1, samples_per_update)
     for _ in range(epochs):
         for first, after in itertools.pairwise(bounds):
-            yield experience.take(range(starts[first], starts[after]))
+            yield batch.take(range(starts[first], starts[after]))

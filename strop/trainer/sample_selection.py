@@ -34,13 +34,13 @@ RESAMPLING = Metric(
 )
 
 
-def chosen(experience: RolloutBatch, config: Config, step: int) -> tuple[RolloutBatch, dict[str, str]]:
+def chosen(batch: RolloutBatch, config: Config, step: int) -> tuple[RolloutBatch, dict[str, str]]:
     """The rows that are trained on, and why other samples are not; a row that was drawn twice is there twice.
 
     Rows of which a correction left no token cannot be chosen.
     """
     algorithm = config.algorithm
-    usable = experience.take([row for row, count in enumerate(experience.num_trained) if count])
+    usable = batch.take([row for row, count in enumerate(batch.num_trained) if count])
     if not len(usable):
         return usable, {}
     scores = answer_scores(usable.columns_for("resampling").get().tensors(), dtype=torch.float64)
@@ -68,20 +68,20 @@ def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _kept_rows(scores: Tensor, experience: RolloutBatch, keep: KeepConfig) -> list[int]:
+def _kept_rows(scores: Tensor, batch: RolloutBatch, keep: KeepConfig) -> list[int]:
     """Row numbers of the samples that are kept, all rows of each; every row carries the score of its sample."""
-    row_of = {report.episode_id: row for row, report in enumerate(experience.reports)}
+    row_of = {report.episode_id: row for row, report in enumerate(batch.reports)}
     samples, rows = list(row_of), list(row_of.values())
-    uids = [experience.reports[row].uid for row in rows]
+    uids = [batch.reports[row].uid for row in rows]
     kept = kept_samples(scores[rows].tolist(), uids, best=keep.best, min_score=keep.min_score)
     names = {samples[number] for number in kept}
-    return [row for row, report in enumerate(experience.reports) if report.episode_id in names]
+    return [row for row, report in enumerate(batch.reports) if report.episode_id in names]
 
 
 def _keep_metrics(
-    scores: Tensor, experience: RolloutBatch, kept: RolloutBatch, rows: Sequence[int]
+    scores: Tensor, batch: RolloutBatch, kept: RolloutBatch, rows: Sequence[int]
 ) -> dict[str, float]:
     """KEEP, of all rows and of those that are kept."""
-    lost = {one.uid for one in experience.reports} - {one.uid for one in kept.reports}
+    lost = {one.uid for one in batch.reports} - {one.uid for one in kept.reports}
     numbers = {KEEP.of("samples"): float(len(kept.episode_ids)), KEEP.of("prompts_without"): float(len(lost))}
     return numbers | ({KEEP.of("score_mean"): float(scores[list(rows)].mean())} if rows else {})

@@ -87,7 +87,7 @@ def start_run(
     taken: Collection[str] = ()
     if beginning is not None:
         config = beginning.configured(config, folder.absolute())
-        taken = beginning.taken_keys(config)
+        taken = beginning.overridden_keys(config)
     check_trackers(config.trainer.trackers)
     check_named_files(config, "".join(command[1:2]))
     found = fetched_inputs.found(config, command[1:2], say=say, but=taken, known=known)
@@ -103,7 +103,7 @@ def start_run(
         replace_text(run.path / CONFIG_FILE, text)
         write_inputs(run.path, read)
         fetched_inputs.write_models(run.path, models)
-        for line in () if beginning is None else beginning.take_over(run, config):
+        for line in () if beginning is None else beginning.copy_files(run, config):
             say(line)
         received.note(text)
     except OSError as error:

@@ -46,7 +46,7 @@ def step_metrics(
         metrics[GENERATION_SPEED] = generated / gen_s
     usage = {name: as_list(group.call.usage()) for name, group in roles.trained().items()}
     metrics |= usage_metrics(usage, stages.seconds, actor_is_reference=roles.reference is None)
-    return metrics | told_by_passes(record.metrics(), record.experience.reports)
+    return metrics | told_by_passes(record.metrics(), record.batch.reports)
 
 
 def told_by_passes(metrics: dict[str, float], reports: Sequence[EpisodeReport]) -> dict[str, float]:

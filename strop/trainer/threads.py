@@ -86,7 +86,7 @@ def set_threads_of_run(
     return threads
 
 
-def line_of_run(resources: ResourcesConfig, model: ModelConfig, run: RunFolder, *, step: int) -> str:
+def set_run_threads(resources: ResourcesConfig, model: ModelConfig, run: RunFolder, *, step: int) -> str:
     """As `set_threads_of_run`; the line for the person who watches."""
     return set_threads_of_run(resources, model, run, step=step).line()
 

@@ -219,7 +219,7 @@ def test_a_step_goes_on_until_it_has_its_groups(project: Project, tmp_path: Path
     assert max(rounds) > 1
     for record, numbers in zip(done.records, done.steps, strict=True):
         assert record.learned is not None
-        uids = [report.uid for report in record.learned.experience.reports]
+        uids = [report.uid for report in record.learned.batch.reports]
         assert len(set(uids)) == 4, "a constant batch"
         assert len(uids) == 8
         evicted = numbers["training/filter_groups/evicted_samples"]
@@ -249,7 +249,7 @@ def test_a_larger_round_is_enough_and_what_is_beyond_is_left_out(project: Projec
     check_records(done.folder, num_steps=2)
     for record, numbers in zip(done.records, done.steps, strict=True):
         assert record.learned is not None
-        kept = [report.uid for report in record.learned.experience.reports]
+        kept = [report.uid for report in record.learned.batch.reports]
         assert len(set(kept)) == 4
         assert numbers["training/filter_groups/rounds"] == 1
         assert numbers["training/filter_groups/discarded_surplus_samples"] > 0
@@ -389,7 +389,7 @@ def test_long_answers_lose_what_the_buffer_says(project: Project, tmp_path: Path
     done = train_in(tmp_path / "run", config)
     seen = 0
     for report, scores in zip(
-        done.records[0].learned.experience.reports,  # type: ignore[union-attr]
+        done.records[0].learned.batch.reports,  # type: ignore[union-attr]
         columns.rows(column(done, "token_level_scores")),
         strict=True,
     ):

@@ -186,7 +186,7 @@ def test_rewards_are_shaped_by_a_function_of_the_users_own(
     assert batch is not None
     assert learned is not None
     for report, scores in zip(
-        learned.experience.reports, columns.rows(batch.tensors()["token_level_scores"]), strict=True
+        learned.batch.reports, columns.rows(batch.tensors()["token_level_scores"]), strict=True
     ):
         expected = 3.0 * (report.score or 0.0) - 2 * report.num_response_tokens / 5
         assert float(scores.sum()) == pytest.approx(expected, abs=1e-6)

@@ -107,7 +107,7 @@ class RecordingTrainer(Trainer):
 
     def step(self, step: int, stages: Stages) -> StepRecord:
         record = super().step(step, stages)
-        batch = None if record.learned is None else record.learned.experience.rows.get()
+        batch = None if record.learned is None else record.learned.batch.rows.get()
         self.records.append(SeenStep(**vars(record), batch=batch))
         return record
 

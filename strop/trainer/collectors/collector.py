@@ -171,16 +171,16 @@ class Collector:
             prompts, config.rollout.samples_per_prompt, self._sampling, first=order
         )
         check_failures(config, episodes.reports)
-        experience = training_rows(config, self._roles, episodes, self._sampling)
-        if baselines is not None and experience.reports:
-            experience = experience.union(baselines(experience.reports), "reward_baselines")
+        batch = training_rows(config, self._roles, episodes, self._sampling)
+        if baselines is not None and batch.reports:
+            batch = batch.union(baselines(batch.reports), "reward_baselines")
         if self._lengths is not None:
             self._lengths.note(episodes.reports)
         return StepRecord(
             step=step,
             prompts=tuple(prompts),
             episodes=episodes,
-            experience=experience,
+            batch=batch,
             collection_metrics=self._prompts.metrics(len(drawn.refused)),
         )
 
@@ -203,10 +203,10 @@ class Collector:
                 f"({_counts(dropped)}): use data of another difficulty, raise algorithm.filter_groups.max_rounds, or "
                 f"set algorithm.filter_groups.at_limit=train"
             )
-        experience = RolloutBatch.concat([played.experience for played in rounds])
+        batch = RolloutBatch.concat([played.batch for played in rounds])
         if dropped:
-            kept = [row for row, report in enumerate(experience.reports) if report.uid not in dropped]
-            experience = experience.take(kept)
+            kept = [row for row, report in enumerate(batch.reports) if report.uid not in dropped]
+            batch = batch.take(kept)
         reports = [report for played in rounds for report in played.episodes.reports]
         skipped = {
             name: sum(played.collection_metrics[name] for played in rounds)
@@ -216,7 +216,7 @@ class Collector:
             step=step,
             prompts=tuple(prompt for played in rounds for prompt in played.prompts),
             episodes=RolloutBatch.concat([played.episodes for played in rounds]),
-            experience=experience,
+            batch=batch,
             dropped=dropped,
             collection_metrics={**self._filter.metrics(dropped, reports, len(rounds)), **skipped},
         )
@@ -270,7 +270,7 @@ class Collector:
             step=step,
             prompts=tuple(group.prompt for group in started),
             episodes=episodes,
-            experience=training_rows(self._config, self._roles, taken, self._sampling),
+            batch=training_rows(self._config, self._roles, taken, self._sampling),
             dropped=dropped.reasons,
             collection_metrics=metrics,
         )

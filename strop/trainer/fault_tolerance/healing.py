@@ -1,4 +1,4 @@
-"""A run whose worker processes die goes on by itself: with new processes, from its last checkpoint.
+"""Recovery from dead worker processes: the run goes on by itself with new ones, from its last checkpoint.
 
 Processes that train hold weights and optimizer in pieces, so what one of them had dies with it, and the others wait for
 it. All of them are ended and made again, in this job. What was generated for prompts of no step yet is in the
@@ -16,7 +16,7 @@ from strop.trainer.start import Say
 
 
 class Recovery:
-    """Counts how often a run has begun again without coming further."""
+    """Recovery of a run from its last checkpoint, limited by run.max_restarts attempts without progress."""
 
     def __init__(self, config: Config, run: RunFolder, *, step: int, say: Say) -> None:
         """Args:

@@ -17,7 +17,7 @@ MACHINE_ENDS = (
 
 
 class MachineEnd:
-    """When the machine is taken away, and whether another step fits before."""
+    """Time at which the machine is taken away, and the longest step so far, which has to fit before."""
 
     def __init__(self, settings: RunConfig, environment: Mapping[str, str] = os.environ) -> None:
         """Read when that is.
@@ -46,7 +46,7 @@ class MachineEnd:
             self._why_unknown = f"{name} is {text}, which is past"
 
     def warn(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
-        """Say that run.save_before has no effect, where nothing says when the machine ends: a line and an event."""
+        """Warn that run.save_before has no effect, where nothing says when the machine ends: a line and an event."""
         if self._why_unknown:
             message = (
                 f"run.save_before={self._margin_s:g} has no effect: nothing says when this machine is taken away, as "

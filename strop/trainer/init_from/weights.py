@@ -83,11 +83,11 @@ class InitFromRun:
             changed[CRITIC] = dataclasses.replace(critic, path=str(folder / START / CRITIC), lora=lora)
         return dataclasses.replace(config, **changed)
 
-    def taken_keys(self, config: Config) -> list[str]:
-        """Settings that name a model which is in the folder of the new run once `take_over` was called."""
+    def overridden_keys(self, config: Config) -> list[str]:
+        """Settings that name a model which is in the folder of the new run once `copy_files` was called."""
         return ["model.path", "critic.path"] if self._takes_critic(config) else ["model.path"]
 
-    def take_over(self, run: RunFolder, config: Config) -> Iterator[str]:
+    def copy_files(self, run: RunFolder, config: Config) -> Iterator[str]:
         """Put what the new run begins with into its folder; lines for the person who watches.
 
         Args:

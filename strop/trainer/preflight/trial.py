@@ -113,16 +113,16 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
         ValueError, FileNotFoundError: the sentence says what cannot be used.
     """
     if is_remote(config):
-        return _asked(config, num_prompts=num_prompts)
+        return _remote_preflight(config, num_prompts=num_prompts)
     set_threads(config.resources, config.model)
     data = load_training_data(config, reads_media=True)
     check_models(config)
     with start_runtime(config, log_dir=None) as runtime:
         roles = make_worker_groups(config, runtime, rollout_settings(config), num_steps=data.num_steps)
-        return try_out(config, data, roles, prompts_per_round=num_prompts, max_rounds=1)
+        return run_trial(config, data, roles, prompts_per_round=num_prompts, max_rounds=1)
 
 
-def _asked(config: Config, *, num_prompts: int) -> Preflight:
+def _remote_preflight(config: Config, *, num_prompts: int) -> Preflight:
     """The first prompts of a run, answered by somebody else's model: do data, agents and rewards work?"""
     remote, backend = config.rollout.remote, model_backend(config)
     with backend.configured(config) as spoken:
@@ -165,7 +165,7 @@ def _asked(config: Config, *, num_prompts: int) -> Preflight:
     )
 
 
-def try_out(
+def run_trial(
     config: Config,
     data: TrainingData,
     roles: WorkerGroups,
@@ -196,7 +196,7 @@ def try_out(
             f"data.max_prompt_tokens={config.data.max_prompt_tokens}; raise it"
         )
     facts = token_facts(config, data.tokenizer, prompts)
-    trial = _Trial(config, data, roles, facts)
+    trial = _PreflightTrial(config, data, roles, facts)
     checks = examine_tokens(facts)
     if all(check.level != "stop" for check in checks):
         for begin in range(0, len(prompts), per_round):
@@ -219,7 +219,7 @@ def first_prompts(data: TrainingData, count: int) -> list[Prompt]:
     return draw(data.train, ahead, min(count, len(data.train.row_numbers))).prompts
 
 
-class _Trial:
+class _PreflightTrial:
     """What was played so far, and what the algorithm would see of it."""
 
     def __init__(self, config: Config, data: TrainingData, roles: WorkerGroups, facts: TokenFacts) -> None:
@@ -238,12 +238,12 @@ class _Trial:
         episodes = roles.run_episodes(prompts, config.rollout.samples_per_prompt, self._sampling)
         self.prompts += prompts
         self.reports += episodes.reports
-        experience = training_rows(config, roles, episodes, self._sampling)
-        if not experience.reports:
+        batch = training_rows(config, roles, episodes, self._sampling)
+        if not batch.reports:
             return
         wanted = {"old_log_probs"} | ({"rm_scores"} if "reward_model" in config.roles else set())
-        experience = add_columns(experience, wanted, config, roles, Stages(roles))
-        self._take(experience.reports, experience.columns_for("preflight").get().tensors())
+        batch = add_columns(batch, wanted, config, roles, Stages(roles))
+        self._take(batch.reports, batch.columns_for("preflight").get().tensors())
 
     def _take(self, reports: Sequence[EpisodeReport], tensors: Mapping[str, Tensor]) -> None:
         """Rewards, answers and log-probs of one round."""

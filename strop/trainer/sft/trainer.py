@@ -36,7 +36,7 @@ from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.signals import SignalRequest
-from strop.trainer.sft.result import SftResult, sft_result_of
+from strop.trainer.sft.result import SftResult, sft_result
 from strop.trainer.start import Say, optimizer_of
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.timing import Stages
@@ -183,7 +183,7 @@ class SupervisedTrainer:
         seconds = time.perf_counter() - start
         losses = {"loss": self._last_loss("step"), "val_loss": self._last_loss("validation")}
         self._run.events.append("finished", self._num_steps, fsync=True, seconds=seconds, **losses)
-        return sft_result_of(self._run)
+        return sft_result(self._run)
 
     def _begin(self) -> None:
         """What is to be done once with the model at the start, before the first step of this process."""
