@@ -43,12 +43,12 @@ class CostTracker:
             self.totals = {name: _read(self._file, name) for name in priced}
 
     def before_rollout(self, rollout: WorkerGroup[RolloutWorker]) -> None:
-        """Let the workers know, before they play, what is spent."""
+        """Set the costs of the run in the workers, before they generate."""
         if self.totals:
             rollout.call.set_cost(self.totals)
 
     def after_rollout(self, rollout: WorkerGroup[RolloutWorker]) -> None:
-        """Count what the workers have spent since the last call."""
+        """Add the costs of the workers since the last call."""
         if self.totals:
             costs = as_list(rollout.call.cost())
             now = {name: math.fsum(cost[name] for cost in costs) for name in self.totals}

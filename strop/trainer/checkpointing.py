@@ -1,4 +1,4 @@
-"""What a training checkpoint holds, for every kind of training: enough for a resume to be a continuation."""
+"""Training checkpoints, for every kind of training: they hold enough for a resume to be a continuation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Checkpointer:
         limit_s: float,
         on_sealed: Callable[[Checkpoint], object] = lambda checkpoint: None,
     ) -> None:
-        """Say what belongs into a checkpoint.
+        """Set the content of checkpoints.
 
         Args:
             run: the folder of the run.
@@ -116,7 +116,7 @@ class Checkpointer:
         return pending
 
     def save_before_the_end(self, stop: StopRequest, step: int, *, facts: Mapping[str, Any]) -> None:
-        """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
+        """Save a checkpoint where a request asks the run to end, so that a resume goes on from here."""
         if not stop.number:
             return
         stop.finish_step()
@@ -126,7 +126,7 @@ class Checkpointer:
         self._run.events.append("interrupted", step, fsync=True, phase="", error=stop.reason)
 
     def _watched(self, step: int) -> AbstractContextManager[None]:
-        """While the checkpoint of a step is being written."""
+        """Context in which the checkpoint of a step is written."""
         return self._watch(step)
 
     def poll(self) -> None:
@@ -140,7 +140,7 @@ class Checkpointer:
         """
 
     def settle(self) -> None:
-        """Let what runs in the background end, well or not, where the run has failed too."""
+        """Let background copies end, well or not, where the run has failed too."""
         if self._copier is not None:
             self._copier.finish(SETTLE_S)
 
@@ -207,5 +207,5 @@ def restore_position(run: RunFolder, checkpoint: Checkpoint, sampler: PromptSamp
 
 
 def is_due(step: int, every: int) -> bool:
-    """What is done every so many steps is done after this one; 0 is never."""
+    """True after every `every`-th step; 0 is never."""
     return every > 0 and step % every == 0

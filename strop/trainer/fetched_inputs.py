@@ -1,4 +1,4 @@
-"""What a run reads from elsewhere: models and data sets, fetched as it begins and the same ones when it goes on."""
+"""Models and data sets of a run from hubs: fetched at its start, and the same ones when it goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From scored samples to new weights: log-probs and values, advantages, then the updates.
+"""Update of a step, from scored samples to new weights: log-probs and values, advantages, optimizer steps.
 
 `Learner.learn` is the algorithm of a step; role_columns.py has the calls of worker groups that add columns.
 """
@@ -39,7 +39,7 @@ class LearnerResult:
     batch: RolloutBatch
     """All rows with all their columns."""
     summary: BatchSummary
-    """Of these rows."""
+    """Summary of these rows."""
     steps: tuple[Update, ...]
     """Optimizer steps of the step, the policy's last."""
     left_out: Mapping[str, str]
@@ -75,7 +75,7 @@ class Learner:
         return {"kl": self._kl_controller.state()}
 
     def learn(self, batch: RolloutBatch, step: int, stages: Stages) -> LearnerResult:
-        """One step of the algorithm on these samples.
+        """Run one step of the algorithm on these samples.
 
         Raises:
             StaleSamples: some are of an older policy, and no correction is on.

@@ -1,4 +1,4 @@
-"""What a run remembers of the models and data sets that it has fetched.
+"""Record of the models and data sets that a run has fetched.
 
 `models.json` in the run folder says for each key where its model came from: the revision that was resolved, and size
 and SHA-256 of every file. A run that goes on uses exactly these. Data sets of hubs stand there too, with their commit,
@@ -80,7 +80,7 @@ def as_recorded(config: Config, run: Path) -> Config:
 
 
 def _key_of(entry: str) -> str:
-    """What the data set and the revision of an entry are recorded under."""
+    """Key under which the data set and the revision of an entry are recorded."""
     source = parse_hub(entry)
     return f"data {source.hub}{source.name}{source.revision and '#'}{source.revision}"
 
@@ -117,7 +117,7 @@ def write_models(run: Path, models: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def read_models(run: Path) -> dict[str, dict[str, Any]]:
-    """What `write_models` recorded; empty where all models are folders.
+    """Content of MODELS_FILE; empty where all models are folders.
 
     Raises:
         RunError: the file cannot be used.

@@ -15,7 +15,7 @@ from strop.utils.remote_path import folder_here
 Say = Callable[[str], None]
 
 POLICY = ("model.path", "model.tokenizer_path")
-"""Those that a command without training reads."""
+"""Keys of models that a command without training reads."""
 MODEL_PATHS = (
     "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path", "critic.lora.path",
     "prm.path", "reward_model.path", "model.tokenizer_path",
@@ -30,7 +30,7 @@ class Located:
     config: Config
     """To be run with; the one that the user wrote is what is saved."""
     models: Mapping[str, Mapping[str, Any]]
-    """Of each key whose model was fetched: source, kind, revision, folder."""
+    """Record of each fetched model, by its key: source, kind, revision, folder."""
 
 
 def locate(
@@ -77,7 +77,7 @@ def locate(
 def _fetched(
     config: Config, key: str, text: str, *, say: Say, state: str, weights: bool
 ) -> Mapping[str, Any]:
-    """What is recorded of a model that was fetched: source, kind, revision, folder."""
+    """Record of a model that was fetched: source, kind, revision, folder."""
     model = config.model
     how = Fetch(say=say, code=model.trust_remote_code, weights=weights, offline=model.local_files_only)
     revision = model.revision if key == "model.path" else ""
@@ -96,7 +96,7 @@ def named_models(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def models_elsewhere(config: Config) -> Iterator[tuple[str, str]]:
-    """Those of `named_models` that would be fetched."""
+    """Models of `named_models` that would be fetched."""
     for key, text in named_models(config):
         try:
             if is_model_elsewhere(text, key):
@@ -106,7 +106,7 @@ def models_elsewhere(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def is_model_elsewhere(text: str, key: str) -> bool:
-    """Whether the name of a model means one that is fetched.
+    """True when the name of a model means one that is fetched.
 
     Raises:
         ValueError: it means nothing; the sentence says what it may mean.

@@ -35,7 +35,7 @@ def untrained_fate(report: EpisodeReport, *, skipped: str) -> Fate:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """One step, or the samples of a part of it: what its stages have given so far."""
+    """Results of the stages of one step so far, or the samples of a part of it."""
 
     step: int
     prompts: tuple[Prompt, ...]
@@ -52,17 +52,17 @@ class StepRecord:
 
     @property
     def reports(self) -> tuple[EpisodeReport, ...]:
-        """Of all samples of the step."""
+        """Reports of all samples of the step."""
         return self.episodes.reports
 
     @property
     def num_response_tokens(self) -> int:
-        """Of all samples."""
+        """Response tokens of all samples."""
         return sum(report.num_response_tokens for report in self.reports)
 
     @property
     def num_tokens(self) -> int:
-        """Of all prompts and responses."""
+        """Tokens of all prompts and responses."""
         return sum(report.num_tokens for report in self.reports)
 
     @property
@@ -76,7 +76,7 @@ class StepRecord:
         return [step.skipped for step in self.optimizer_steps if step.skipped]
 
     def advantages(self) -> Mapping[str, float]:
-        """By sample id, the mean over the sampled tokens of what was trained on."""
+        """Mean advantage over the sampled tokens of each trained sample, by its id."""
         if self.learned is None:
             return {}
         advantages = self.learned.summary.advantages

@@ -1,4 +1,4 @@
-"""How a server with OpenAI's API answers in place of a model folder (strop.trainer.standalone.ModelBackend).
+"""A server with OpenAI's API in place of a model folder (a strop.trainer.standalone.ModelBackend).
 
 The conversations are bytes (strop.rollout.openai.byte_tokenizer) unless it takes the model's token ids.
 """
@@ -21,7 +21,7 @@ from strop.trainer.config import Config
 from strop.workers.player import EpisodeRunner, agent_workers, episode_observers
 
 OnUsage = Callable[[Mapping[str, int]], None]
-"""Hears at the end what was asked of the server."""
+"""Called at the end with the usage of the server."""
 MAX_PROMPT_BYTES = 1 << 24
 """Longest prompt that is sent to a server whose tokens are not known; it says itself what is too long."""
 
@@ -53,7 +53,7 @@ def convert_limits(data: DataConfig, config: Config) -> DataConfig:
 
 
 def convert_sampling(sampling: Sampling, config: Config) -> Sampling:
-    """How answers are sampled, with their limit in the server's tokens."""
+    """Sampling with its limit in the server's tokens."""
     if not _is_bytes(config):
         return sampling
     return dataclasses.replace(sampling, max_tokens=sampling.max_tokens * BYTES_PER_TOKEN)
@@ -69,7 +69,7 @@ async def episode_runner(
     seed: int,
     on_usage: OnUsage,
 ) -> AsyncIterator[EpisodeRunner]:
-    """What plays prompts with the server, while this lasts.
+    """Episode runner that generates with the server, while this lasts.
 
     Args:
         config: as `configured` gives it.

@@ -1,4 +1,4 @@
-"""Engines at the policy's weights: after every optimizer step, and again where an engine was lost.
+"""Weight sync to engines with weights of their own: after every optimizer step, and again where an engine was lost.
 
 An engine that shares nothing with the actor may die in the middle of a step. Where its worker holds the whole policy it
 starts another one by itself (strop.rollout.replicas.engine_replicas). Elsewhere, with rollout workers apart or a policy
@@ -17,7 +17,7 @@ from strop.workers.actor import ActorWorker
 
 @dataclass(kw_only=True)
 class RemoteWeightSync(WeightSync):
-    """Brings engines with weights of their own to the actor's."""
+    """Weight sync from the actor to engines with weights of their own."""
 
     actor: WorkerGroup[ActorWorker]
     shares_process: bool
@@ -26,7 +26,7 @@ class RemoteWeightSync(WeightSync):
     """Generation holds weights that cannot be read back, so log-probs show that they have arrived."""
 
     def start(self) -> None:
-        """Meet the engines, and bring those with weights of their own to the actor's."""
+        """Connect to the engines, and bring those with weights of their own to the actor's."""
         if not self.shares_process:
             endpoint = as_list(self.actor.call.open_sync(self.rollout.world_size))[0]
             assert endpoint is not None, "rank 0 listens"
@@ -35,7 +35,7 @@ class RemoteWeightSync(WeightSync):
             self._send()
 
     def update(self, version: int) -> None:
-        """The actor's weights hold this policy version now: so do the engines afterwards, verified.
+        """Bring the engines to the actor's weights, which hold this policy version now, verified.
 
         Raises:
             SyncError, WorkerFailed: one could not be brought to it.

@@ -78,7 +78,7 @@ def replay_run(
 
 
 def recorded_of(run: RunFolder) -> Recorded:
-    """What there is to repeat of a run.
+    """Recorded schedule of a run.
 
     Raises:
         RunError: it did no step, or was steered on its way.

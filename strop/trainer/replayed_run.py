@@ -1,4 +1,4 @@
-"""What a run follows that repeats a recorded one: its folder holds the schedule."""
+"""Schedule of a run that repeats a recorded one, in its folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = "replay.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """What is repeated."""
+    """Recorded run that another one repeats."""
 
     run: str
     """Folder of the recorded run."""
@@ -29,12 +29,12 @@ class Recorded:
 
 
 def write_recorded(folder: Path, recorded: Recorded) -> None:
-    """Into the folder of the run that repeats it."""
+    """Write it into the folder of the run that repeats it."""
     replace_text(folder / FILE, json.dumps(asdict(recorded)))
 
 
 def read_recorded(folder: Path) -> Recorded | None:
-    """What the run in this folder repeats; None: it is a run of its own.
+    """Recorded run that the one in this folder repeats; None: it repeats none.
 
     Raises:
         RunError: the file is damaged.

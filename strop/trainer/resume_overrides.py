@@ -112,19 +112,19 @@ _REASONS: Mapping[str, str] = {
     "sft.": "what it has seen, and what comes next, is counted in its own data",
     "prefer.": "what it has seen, and what comes next, is counted in its own data",
 }
-"""Why other settings cannot be given anew, by the beginning of their keys."""
+"""Reasons for which other settings cannot be given anew, by the beginning of their keys."""
 
 
 OF_THE_MACHINE = "resources."
-"""What holds for one continuation alone."""
+"""Keys that hold for one continuation alone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steered(Continuation):
-    """How a run goes on with settings given anew."""
+    """Continuation of a run with settings given anew."""
 
     own: Config
-    """Those that hold from here on; the others (OF_THE_MACHINE) hold for this continuation."""
+    """Settings that hold from here on; the others (OF_THE_MACHINE) hold for this continuation."""
     folder: Path
     """Of the run."""
     text: str
@@ -151,7 +151,7 @@ class Steered(Continuation):
                 )
 
     def lines(self, step: int) -> Iterator[str]:
-        """What the person who resumes at this step should know of the changes."""
+        """Lines about the changes for the person who resumes at this step."""
         for key, value in self.after.items():
             held = "for this continuation" if key.startswith(OF_THE_MACHINE) else f"from step {step + 1} on"
             yield f"{key}={json.dumps(value)} {held}; it was {json.dumps(self.before[key])}"
@@ -221,12 +221,12 @@ def settings_to_continue(
 
 
 def is_changeable(key: str) -> bool:
-    """Whether a run may be continued with another value of this full key."""
+    """True when a run may be continued with another value of this full key."""
     return is_among(key, {**NEUTRAL, **STEERING}) and not key.endswith(_OPTIMIZER)
 
 
 def is_among(key: str, listed: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a list of keys and sections (with a dot at the end) has this full key."""
+    """True when a list of keys and sections (with a dot at the end) has this full key."""
     return any(
         key == known or (known.endswith(".") and key.startswith(known))
         for keys in listed.values()

@@ -116,7 +116,7 @@ async def probe_answers(
 
 
 async def _compares(scorers: RewardPool, prompt: Prompt, right: str) -> bool:
-    """Whether what is said of an answer depends on the others: a service compares them, or a function does."""
+    """True when the score of an answer depends on the others: a service compares them, or a function does."""
     if not scorers.takes_groups:
         return scorers.compares
     probes = [(prompt, right), (prompt, "")]

@@ -1,4 +1,4 @@
-"""The samples of a step on their way through the roles.
+"""Rollout batches: the samples of a step on their way through the roles.
 
 Rows (tokens, log-probs, values, advantages) stay with the workers: what passes here are references to them
 and one report per sample. Counts that a loss divides by, and the load of each rank, follow from the reports.
@@ -26,10 +26,10 @@ from strop.workers.reports import EpisodeReport
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutBatch:
-    """Samples: first the episodes that were played (column `episode`), then the rows that are trained on."""
+    """Batch of references to samples: episodes (column `episode`) at first, then the rows that are trained on."""
 
     rows: DataProto
-    """Their columns, wherever they are, for as long as somebody holds this reference."""
+    """Reference to their columns, which stay with the workers while it is held."""
     reports: tuple[EpisodeReport, ...]
     """Reports of the rows, without their tokens, in the same order."""
     column_names: frozenset[str] = frozenset()
@@ -49,7 +49,7 @@ class RolloutBatch:
 
     @property
     def episode_ids(self) -> frozenset[str]:
-        """Of the samples whose rows these are."""
+        """Ids of the samples whose rows these are."""
         return frozenset(report.episode_id for report in self.reports)
 
     @property
@@ -68,7 +68,7 @@ class RolloutBatch:
 
     @property
     def last_rows(self) -> dict[str, int]:
-        """Of each sample, by its id, the row of its last training sequence."""
+        """Row of the last training sequence of each sample, by its id."""
         return {report.episode_id: row for row, report in enumerate(self.reports) if report.is_last_row}
 
     @property

@@ -23,10 +23,10 @@ from strop.utils.sanitize import described
 from strop.utils.trust import ask
 
 RUN_FILES = ("run.json", "config.yaml", "models.json", "trackers.json", "events.jsonl", "metrics.jsonl")
-"""What a continuation reads beside a checkpoint, where it is there."""
+"""Files that a continuation reads beside a checkpoint, where they exist."""
 CHECKPOINTS = "checkpoints"
 RUNS_CACHE = Path("~/.cache/strop/runs")
-"""Where copies lie that `kept_run` has fetched."""
+"""Folder of copies that `kept_run` has fetched."""
 _WHOLE = re.compile(rf"{CHECKPOINTS}/global_step_\d{{1,18}}/{MANIFEST}", re.ASCII)
 
 
@@ -128,7 +128,7 @@ class Copier:
             put_files(Path(staging), names, self.url)
 
     def _tell(self) -> None:
-        """What the thread did, into the log of the run."""
+        """Write the results of the thread into the log of the run."""
         with self._lock:
             told, self._told = self._told, []
         for step, error in told:

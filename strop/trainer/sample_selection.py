@@ -18,7 +18,7 @@ from strop.utils.metrics import Metric
 from strop.workers.summary import answer_scores
 
 NOT_DRAWN = "not drawn"
-"""Why a sample was filtered."""
+"""Reason of a filtered sample."""
 NOT_KEPT = "not among the samples to keep"
 """As NOT_DRAWN."""
 KEEP = Metric(

@@ -25,9 +25,9 @@ APART_ROLES = ("rollout", "reference", "critic", "teacher", "prm", "reward_model
 
 
 SECTION_OF_COMMAND = {"sft": "sft", "prefer": "prefer", "dpo": "prefer", "reward-model": "prefer"}
-"""By the word of a command that makes runs, the section at the root that says what it does; `train` has none."""
+"""Root section of each command that makes runs, by the command's word; `train` has none."""
 FINE_TUNING_SECTIONS = ("prefer", "sft")
-"""Those sections."""
+"""Root sections of fine-tuning commands."""
 
 
 @section("trainer")
@@ -44,8 +44,8 @@ class TrainerConfig:
     """Folder of a run whose samples are trained on in place of new ones, with their tokens, log-probs and rewards: to
     debug the trainer, and to compare losses on equal data. Empty: samples are played."""
     trackers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
-    """Where metrics go: console, jsonl (which the commands of strop read), tensorboard, wandb, mlflow, swanlab,
-    trackio, clearml, comet."""
+    """Trackers, which take metrics: console, jsonl (which the commands of strop read), tensorboard, wandb, mlflow,
+    swanlab, trackio, clearml, comet."""
     project_name: str = "strop"
     """Project or experiment that the trackers of other people keep the run in."""
     experiment_name: str = ""

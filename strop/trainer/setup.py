@@ -1,4 +1,4 @@
-"""What a run needs before its first step, from cheap to expensive, so that bad input ends it in seconds."""
+"""Preparation of a run before its first step, from cheap to expensive, so that bad input ends it in seconds."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class TrainingData:
     val_prompts: list[Prompt]
     sampler: PromptSampler
     max_steps: int | None
-    """Of trainer.max_steps."""
+    """Limit of trainer.max_steps; None without one."""
     growth: Any
-    """What adds rows while the run goes on (strop.data.dynamic_dataset.growth.Growth); None: nothing."""
+    """Source of rows that are added during the run (strop.data.dynamic_dataset.growth.Growth), if any."""
     visits_per_step: float
-    """How often a step visits each prompt; below 1, some prompts wait for a later step."""
+    """Visits of each prompt per step; below 1, some prompts wait for a later step."""
 
     @property
     def num_steps(self) -> int:

@@ -1,4 +1,4 @@
-"""Generation without a training run: what `strop eval`, `strop generate` and `strop check` answer with.
+"""Generation without a training run, for `strop eval`, `strop generate` and `strop check`.
 
 The engine that `rollout.engine` names, on the weights of a model folder; or a server somewhere whose weights are not
 ours (strop.rollout.openai).
@@ -32,11 +32,11 @@ from strop.workers.episodes import Episode
 from strop.workers.player import EpisodeRunner, make_episode_runner
 
 OnUsage = Callable[[Mapping[str, int]], None]
-"""Hears at the end what was asked of a server."""
+"""Called at the end with the usage of a server."""
 
 
 class ModelBackend(Protocol):
-    """How a model answers: an engine of ours, or a server whose weights are not."""
+    """Backend that generates: an engine of ours, or a server with other weights."""
 
     def configured(self, config: Config) -> AbstractContextManager[Config]:
         """The configuration with a tokenizer of the model that answers in its model.path, while this lasts.
@@ -46,10 +46,10 @@ class ModelBackend(Protocol):
         """
 
     def convert_limits(self, data: DataConfig, config: Config) -> DataConfig:
-        """The limits of the data in tokens of the one who answers."""
+        """The limits of the data in tokens of the backend."""
 
     def convert_sampling(self, sampling: Sampling, config: Config) -> Sampling:
-        """How answers are sampled, with their limit in tokens of the one who answers."""
+        """Sampling with its limit in tokens of the backend."""
 
     def episode_runner(
         self,
@@ -61,7 +61,7 @@ class ModelBackend(Protocol):
         seed: int,
         on_usage: OnUsage,
     ) -> AbstractAsyncContextManager[EpisodeRunner]:
-        """What plays prompts with the model that `configured` gave, while this lasts.
+        """Episode runner with the model that `configured` gave, while this lasts.
 
         Args:
             config: as `configured` gives it.
@@ -75,12 +75,12 @@ class ModelBackend(Protocol):
 
 
 def is_remote(config: Config) -> bool:
-    """Somebody else's model answers."""
+    """True when a remote model generates."""
     return config.rollout.remote is not None
 
 
 def model_backend(config: Config) -> ModelBackend:
-    """Who answers with these settings."""
+    """Backend of these settings."""
     if not is_remote(config):
         return _Ours()
     from strop.trainer import remote_model as of_server  # imports this module
@@ -160,14 +160,14 @@ async def load_generation(place: Place) -> Generation:
 
 
 def client_of(engine: RolloutEngine, rollout: RolloutConfig) -> GenerateClient:
-    """What asks an engine that `load_generation` gave."""
+    """Client of an engine that `load_generation` gave."""
     if rollout.engine == NATIVE:
         return EngineClient(engine, timeout_s=rollout.timeout_s)
     return RolloutClient([engine], timeout_s=rollout.timeout_s)
 
 
 class _Ours:
-    """An engine of ours answers, as of ModelBackend."""
+    """ModelBackend of an engine of ours."""
 
     @contextlib.contextmanager
     def configured(self, config: Config) -> Iterator[Config]:

@@ -39,7 +39,7 @@ START, OPTIMIZER = "start", "optimizer"
 _FINISHED = "{run} is finished; nothing to resume (more steps or epochs make it longer)"
 
 Say = Callable[[str], None]
-"""Takes one line for the person who watches."""
+"""Prints one line for the person who watches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Start:
     run: RunFolder
     config: Config
     checkpoint: Checkpoint | None
-    """Where to continue; None from the beginning."""
+    """Checkpoint to continue from; None: from the beginning."""
     is_finished: bool
     """True when there is nothing left to do."""
 

@@ -1,4 +1,4 @@
-"""What a step tells people: its numbers, and what they would otherwise find out after hours."""
+"""Step metrics and warnings: lost engines, skipped updates, failed episodes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def told_by_passes(metrics: dict[str, float], reports: Sequence[EpisodeReport]) 
 def log_failures(
     record: StepRecord, roles: WorkerGroups, run: RunFolder, say: Say, *, timeout_s: float
 ) -> None:
-    """Say which engines, updates, episodes and scores a step has lost; `timeout_s` is that of scores."""
+    """Report the engines, updates, episodes and scores that a step has lost; `timeout_s` is that of scores."""
     for lost in (one for ranks in as_list(roles.rollout.call.pop_engine_failures()) for one in ranks):
         run.events.append("engine_lost", record.step, message=lost)
         say(f"step {record.step}: {lost}")

@@ -32,7 +32,7 @@ PREDICTION = "pred"
 
 
 def metrics_of_reports(reports: Sequence[EpisodeReport]) -> dict[str, float]:
-    """Those of scored answers."""
+    """Metrics of scored answers."""
     names = {"reward", *(name for r in reports if r.outcome is not None for name in r.outcome.parts)}
     return validation_metrics(
         data_sources=[report.data_source for report in reports],

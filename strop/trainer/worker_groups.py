@@ -1,4 +1,4 @@
-"""From the configuration to the roles of a run: which there are, in which processes, on which mesh.
+"""Worker groups of a run from its configuration: roles, processes and meshes.
 
 Placement is configuration: a role named in `resources.apart` has processes of its own, all others share
 those of the main pool. Generation that shares processes with the actor uses the actor's own parameters;
@@ -57,12 +57,11 @@ class WorkerGroups:
     actor: WorkerGroup[ActorWorker]
     rollout: WorkerGroup[RolloutWorker]
     costs: CostTracker | None
-    """Counts what services of the reward cost; generation is told before it works and asked after it. None where none
-    has a price."""
+    """API-cost counter of reward services, updated around each rollout call; None where none has a price."""
     progress: RolloutProgress
-    """Shows how far generation is; None where nothing does."""
+    """Display of the progress of generation."""
     sync: WeightSync
-    """Has generation use the actor's weights."""
+    """Weight sync from the actor to generation."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     critic: WorkerGroup[CriticWorker] | None = None
@@ -78,7 +77,7 @@ class WorkerGroups:
 
     @property
     def groups(self) -> dict[str, WorkerGroup[Any]]:
-        """All roles that there are, by name."""
+        """Worker groups of all roles, by name."""
         groups: dict[str, WorkerGroup[Any] | None] = {
             "actor": self.actor,
             "rollout": self.rollout,
@@ -91,7 +90,7 @@ class WorkerGroups:
         return {name: group for name, group in groups.items() if group is not None}
 
     def trained(self) -> dict[str, WorkerGroup[Any]]:
-        """The roles that learn, by name."""
+        """Worker groups of the roles that learn, by name."""
         return {name: group for name, group in self.groups.items() if name in ("actor", "critic", "prm")}
 
     def checksums(self) -> dict[str, str]:
@@ -100,8 +99,8 @@ class WorkerGroups:
 
     @contextlib.contextmanager
     def on_device(self, name: str) -> Iterator[None]:
-        """While a role works; with resources.offload_idle it leaves its device afterwards. Generation gives the memory
-        of its key-value cache back in any case.
+        """Context in which a role works; with resources.offload_idle it leaves its device afterwards. Generation gives
+        the memory of its key-value cache back in any case.
 
         A role that is not there (a reference that is the actor) does nothing here.
         """
@@ -117,7 +116,7 @@ class WorkerGroups:
 
     @contextlib.contextmanager
     def generating(self, num_samples: int) -> Iterator[None]:
-        """While generation plays so many samples."""
+        """Context in which generation samples so many episodes."""
         with self.on_device("rollout"), self.progress.watch(num_samples):
             yield
 
@@ -129,7 +128,7 @@ class WorkerGroups:
         *,
         first: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
     ) -> RolloutBatch:
-        """Every sample of these prompts, in order, played and scored; key and budget of `sampling` are filled in.
+        """Sample and score every episode of these prompts, in order; key and budget of `sampling` are filled in.
 
         Args:
             prompts, samples_per_prompt, sampling: what is played, and how.
@@ -167,7 +166,7 @@ class WorkerGroups:
         split: str,
         rows: RolloutBatch | None = None,
     ) -> None:
-        """Samples into the store of the run.
+        """Write samples into the store of the run.
 
         Args:
             step, split: of the file.

@@ -1,4 +1,4 @@
-"""Episodes: one sample with everything that became of it, and the rows that are trained on."""
+"""Episodes: one sample with its trajectory and outcome, and the rows that are trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EpisodeFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One sample with everything that became of it."""
+    """One sample with its trajectory, text and outcome."""
 
     prompt: Prompt
     sample_index: int
@@ -33,7 +33,7 @@ class Episode:
     outcome: Outcome | None = None
     """None when there was nothing to score."""
     failure: str = ""
-    """Why there is no trajectory."""
+    """Reason for a missing trajectory."""
 
     @property
     def id(self) -> str:
@@ -64,7 +64,7 @@ def row_id(episode_id: str, number: int, count: int) -> str:
 def token_scores(
     sequences: Sequence[Trajectory], reward: float, *, turn_weight: float = 1.0
 ) -> list[list[float]]:
-    """Per sequence and response token, what it is trained with; each sequence's scores add up to what it is worth.
+    """Token-level scores of each sequence; a sequence's scores add up to its reward.
 
     Args:
         sequences: of one episode, in order.

@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 def own_rewards(sequences: Sequence[Trajectory], reward: float, *, turn_weight: float = 1.0) -> list[float]:
-    """What each training sequence of an episode earned by itself; where they stand alone, they add up to its reward.
+    """Reward that each training sequence of an episode earned by itself; where they stand alone, they add up to its
+    reward.
 
     What is no answer's own (a penalty on length, a change by algorithm.reward_shaping) is the last one's.
 

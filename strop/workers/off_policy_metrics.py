@@ -1,4 +1,4 @@
-"""What is measured on the rows of a step: how far trainer and rollout are apart, and answers in shared states."""
+"""Metrics of the rows of a step: distance of trainer and rollout, and answers in shared states."""
 
 from __future__ import annotations
 

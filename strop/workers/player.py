@@ -53,7 +53,7 @@ class _EpisodeTiming:
 
 
 RunEpisode = Callable[[Prompt, int, Sampling], Awaitable[tuple[Trajectory, ...]]]
-"""Gives the sequences of a sample of this number, played once."""
+"""Runs the episode of a prompt's sample with this number once; gives its training sequences."""
 
 
 class EpisodeObserver(Protocol):
@@ -64,7 +64,7 @@ class EpisodeObserver(Protocol):
         ...
 
     def on_episode_end(self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float) -> None:
-        """One episode has ended, between these seconds since the epoch."""
+        """Called after an episode, with its start and end in seconds since the epoch."""
         ...
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Scorers(Protocol):
 
     @property
     def config(self) -> RewardConfig:
-        """Of the reward."""
+        """Settings of the reward."""
         ...
 
     @property
@@ -88,7 +88,7 @@ class Scorers(Protocol):
     async def score(
         self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
     ) -> Outcome:
-        """As RewardPool.score."""
+        """Score one sample, as RewardPool.score."""
         ...
 
     async def compare(
@@ -97,7 +97,7 @@ class Scorers(Protocol):
         answers: Sequence[tuple[str, Outcome]],
         trajectories: Sequence[Trajectory] = (),
     ) -> list[Outcome]:
-        """As RewardPool.compare."""
+        """Score the samples of a prompt together, as RewardPool.compare."""
         ...
 
 
@@ -348,7 +348,7 @@ class EpisodeRunner:
         )
 
     def _media_error(self) -> Outcome:
-        """Of a sample with images that a tool gave, where something scores that is not shown them."""
+        """Outcome of a sample with images of a tool, where a scorer is not shown them."""
         reward = None if self._scorers is None else self._scorers.config
         is_fixed = reward is not None and reward.on_failure.error == "fixed"
         return Outcome(

@@ -1,4 +1,4 @@
-"""What the controller learns of an episode: everything but its tokens, so a step costs it O(samples)."""
+"""Reports of episodes for the controller: everything but the tokens, so a step costs it O(samples)."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ class SequenceSize(NamedTuple):
 
 
 class SampleDecision(NamedTuple):
-    """What the controller decided about one sample."""
+    """Decision of the controller about one sample: fate and advantage."""
 
     advantage: float | None
     """Mean over its sampled tokens; None when it was not trained on."""
     fate: str
     """Empty for samples of a validation, which no step could train on."""
     reason: str
-    """Of the fate; see `strop.run.Fate`."""
+    """Reason of the fate; see `strop.run.Fate`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeReport:
-    """One sample without its tokens."""
+    """Report of one sample, without its tokens."""
 
     uid: str
     """Id of the prompt's visit; the group of the sample."""
     sample_index: int
     data_source: str
-    """Of the prompt."""
+    """Data source of the prompt."""
     num_prompt_tokens: int
     num_response_tokens: int = 0
     """Tokens after the prompt, sampled or given, of all training sequences."""
@@ -61,15 +61,15 @@ class EpisodeReport:
     versions: tuple[int, int] = (0, 0)
     """Oldest and newest policy version that sampled a token."""
     stop_reason: str = ""
-    """Why it ended; empty when the agent failed."""
+    """Reason of its end; empty when the agent failed."""
     outcome: Outcome | None = None
     """None when there was nothing to score."""
     failure: str = ""
-    """Why there is no trajectory; empty when there is one."""
+    """Reason for a missing trajectory; empty when there is one."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds per activity of the agent."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What the agent counted."""
+    """Numbers that the agent counted."""
     sequences: tuple[SequenceSize, ...] = ()
     """Its training sequences, where there are several."""
     row: str = ""
@@ -119,7 +119,7 @@ class EpisodeReport:
 
     @property
     def score(self) -> float | None:
-        """What the scorer gave; None when it gave nothing."""
+        """Score of the scorer; None when it gave nothing."""
         return None if self.outcome is None else self.outcome.score
 
     @property
@@ -132,13 +132,14 @@ class EpisodeReport:
 
     @property
     def passes(self) -> bool | None:
-        """By its `acc`; False where it could not be scored, None where nothing decides whether it passes."""
+        """True when the sample passes, by its `acc`; False where it could not be scored, None where nothing decides
+        whether it passes."""
         if self.outcome is None or self.outcome.score is None:
             return False
         return passes(self.outcome.score, self.outcome.parts)
 
     def reward(self) -> float | None:
-        """What the sample is trained with; None when it is left out of training.
+        """Reward that the sample is trained with; None when it is left out of training.
 
         That is its score, or what the policy for samples that could not be scored has put in its place.
         """
@@ -148,7 +149,7 @@ class EpisodeReport:
 
 
 def is_decided(reports: Iterable[EpisodeReport]) -> bool:
-    """Whether these samples have a pass rate: of each that is scored, something decides whether it passes."""
+    """True when these samples have a pass rate: something decides of each that is scored if it passes."""
     return all(report.passes is not None for report in reports)
 
 
@@ -187,7 +188,7 @@ def episode_report(episode: Episode) -> EpisodeReport:
 
 
 def training_rewards(reports: Sequence[EpisodeReport], *, weight: float) -> dict[str, float]:
-    """By sample id, what each sample is trained with before shaping changes it: its weighted score.
+    """Reward of each sample before shaping, by its id: its weighted score.
 
     Samples that are left out of training are not in it.
     """

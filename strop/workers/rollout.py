@@ -53,17 +53,17 @@ class RolloutSettings:
     """Settings of a `RolloutWorker` beside its model and the sections rollout and reward."""
 
     device: str
-    """Where the policy is, if it is the worker's own."""
+    """Device of the policy, if it is the worker's own."""
     seed: int
-    """Of the run; with a prompt's uid and the sample's number it fixes every random number."""
+    """Seed of the run; with a prompt's uid and the sample's number it fixes every random number."""
     agent: AgentConfig = field(default_factory=AgentConfig)
     """Agents and tools; single turns unless it says otherwise."""
     template_options: Mapping[str, Any] | None = None
     """Variables of the chat template."""
     max_prompt_tokens: int | None = None
-    """Of any prompt of the run."""
+    """Longest prompt of the run."""
     max_tokens: int = 0
-    """Of the longest sequence, prompt and response, for engines that plan their memory by it."""
+    """Longest sequence, prompt and response, for engines that plan their memory by it."""
     version: int = 0
     """Policy version that the weights hold."""
     share_with: str | None = None
@@ -189,7 +189,7 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
     def run_episodes(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:
-        """Every sample of these prompts, played and scored.
+        """Sample and score every episode of these prompts.
 
         Args:
             prompts: column `prompt` of Prompt objects.
@@ -218,7 +218,7 @@ class RolloutWorker(Worker):
 
     @contextlib.contextmanager
     def _generating(self) -> Iterator[None]:
-        """While samples are played."""
+        """Context in which samples are generated."""
         shared = self._trained if self._target is None else None
         with contextlib.nullcontext() if shared is None else shared.full_parameters():
             if not self._is_pool_started:
@@ -274,7 +274,7 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def write_samples(self, step: int, episodes: DataProto, *, split: str) -> None:
-        """Samples with all their tokens into the sample store; each rank writes its own.
+        """Write samples with all their tokens into the sample store; each rank writes its own.
 
         Args:
             step, split: of the file.
@@ -305,7 +305,7 @@ class RolloutWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_sync(self, endpoint: Endpoint) -> None:
-        """Meet the actor that will send weights."""
+        """Connect to the actor that will send weights."""
         self._own_engine().join(endpoint, index=self.rank)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL, blocking=False)

@@ -27,7 +27,7 @@ from strop.workers.role_metrics import of_batch as role_metrics
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSummary:
-    """A trained batch without its rows."""
+    """Summary of a trained batch."""
 
     advantages: dict[str, float]
     """Sample id -> mean advantage over its sampled tokens."""

@@ -1,4 +1,4 @@
-"""What images of prompts do not go with."""
+"""Settings that do not go with images of prompts."""
 
 from __future__ import annotations
 

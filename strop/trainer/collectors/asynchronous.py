@@ -43,7 +43,7 @@ TRAINER_IDLE = Metric(
 
 
 class AsynchronousGroups:
-    """Groups of steps to come, in the rollout workers."""
+    """Table of the groups of later steps in the rollout workers."""
 
     def __init__(
         self,
@@ -64,11 +64,11 @@ class AsynchronousGroups:
         self._config, self._run, self._data, self._roles = config, run, data, roles
         self._sampling, self._start_step, self._spans = sampling, start_step, spans
         self.started: dict[str, InFlightGroup] = {}
-        """By uid, in the order of their start, groups of no step yet: in flight, completed or ready."""
+        """Groups of no step yet (in flight, completed or ready) by uid, in the order of their start."""
         self.completed: dict[str, RolloutBatch] = {}
-        """Those of them that have ended and that no step has looked at, first the one that ended first."""
+        """Completed groups that no step has looked at, first the one that ended first."""
         self.ready: dict[str, RolloutBatch] = {}
-        """Those that a step has looked at, and that wait for this one or a later one, in that order."""
+        """Groups that a step has looked at, and that wait for this one or a later one, in that order."""
         self.num_started = start_step * config.data.prompts_per_step
         """Groups of the run that were started and not given up, trained ones included."""
         self.is_apart = "rollout" in config.resources.apart
@@ -82,7 +82,7 @@ class AsynchronousGroups:
 
     @property
     def versions(self) -> dict[str, int]:
-        """By uid, in the order of their start, the policy version at that time."""
+        """Policy version at the start of each group, by uid, in that order."""
         return {uid: group.version for uid, group in self.started.items()}
 
     # ------------------------------------------------------------------ checkpoints
@@ -143,7 +143,7 @@ class AsynchronousGroups:
     def start(
         self, prompts: Sequence[Prompt], saved: Mapping[str, SavedGroup] = MappingProxyType({})
     ) -> None:
-        """Have the workers play these prompts; `saved` says by uid what some had before an interruption."""
+        """Start these prompts in the workers; `saved` has the state of some before an interruption, by uid."""
         count = self._config.rollout.samples_per_prompt
         start_groups(self._roles, prompts, count, self._sampling, saved, self._spans)
 

@@ -44,7 +44,8 @@ PROMPTS_AHEAD = Metric(
 
 
 class Pacing(Protocol):
-    """How many groups are started, which ones a step takes, and what becomes of the others."""
+    """Policy of groups in flight: the number that is started, the ones that a step takes, and the fate of the
+    others."""
 
     def restore(self, checkpoint: Path | None, groups: AsynchronousGroups) -> list[str]:
         """Go on with the groups of a checkpoint; sentences that say so."""
@@ -55,7 +56,7 @@ class Pacing(Protocol):
         ...
 
     def capacity(self, step: int, groups: AsynchronousGroups, dropped: DroppedGroups) -> int:
-        """How many prompts may be started now."""
+        """Number of prompts that may be started now."""
         ...
 
     def must_train(self, step: int, versions: Mapping[str, int]) -> frozenset[str]:
@@ -63,7 +64,7 @@ class Pacing(Protocol):
         ...
 
     def missing(self, step: int, versions: Mapping[str, int], ready: Collection[str]) -> int:
-        """How many more groups must be ready before `select` can have enough."""
+        """Number of further groups that must be ready before `select` can have enough."""
         ...
 
     def select(self, step: int, versions: Mapping[str, int], ready: Sequence[str]) -> tuple[str, ...] | None:

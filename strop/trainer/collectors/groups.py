@@ -30,7 +30,7 @@ class DroppedGroups:
     """Groups that a step does not train on, so far."""
 
     reasons: dict[str, str] = field(default_factory=dict)
-    """By uid."""
+    """Groups by uid."""
     episodes: list[RolloutBatch] = field(default_factory=list)
     started: list[InFlightGroup] = field(default_factory=list)
     num_before: int = 0

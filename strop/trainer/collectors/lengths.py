@@ -1,4 +1,4 @@
-"""How long the answers to a prompt were at its earlier visits, and which prompts to begin with: rollout.longest_first.
+"""Lengths of answers at earlier visits of a prompt, and the order of prompts by them: rollout.longest_first.
 
 Where more sequences wait than an engine decodes at once, a long one that begins last keeps the step waiting alone.
 Beginning with those that are expected to be long ends a step earlier (longest processing time first, Graham 1969).
@@ -52,7 +52,7 @@ class Lengths:
         return json.dumps({str(row): mean for row, mean in self._mean.items()})
 
     def restore(self, file: Path) -> None:
-        """What a checkpoint held; nothing where there is no such file.
+        """Restore the state of a checkpoint; nothing where there is no such file.
 
         Raises:
             CheckpointError: it is damaged.

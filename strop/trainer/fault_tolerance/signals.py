@@ -25,7 +25,7 @@ from strop.trainer.callbacks import StopRequest
 from strop.trainer.fault_tolerance.machine import MachineEnd
 
 WARNING = signal.SIGUSR1
-"""Of a scheduler that will end the job, and wants to start it again."""
+"""Signal of a scheduler that will end the job, and wants to start it again."""
 NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, WARNING)
 
 

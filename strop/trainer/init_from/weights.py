@@ -29,7 +29,7 @@ CRITIC = "critic"
 
 @dataclass(frozen=True, kw_only=True)
 class InitFromRun:
-    """What a run begins with."""
+    """Initialization of a run from a checkpoint of another run."""
 
     run: Path
     """Folder of the other run."""
@@ -38,7 +38,7 @@ class InitFromRun:
     checkpoint: Checkpoint
     """Verified."""
     settings: Config | None
-    """Those of the other run, where the new one has them too; None where it has its own."""
+    """Settings of the other run, where the new one has them too; None where it has its own."""
     given: Collection[str] = ()
     """Full keys that the command line sets."""
     with_optimizer: bool = False
@@ -88,7 +88,7 @@ class InitFromRun:
         return ["model.path", "critic.path"] if self._takes_critic(config) else ["model.path"]
 
     def copy_files(self, run: RunFolder, config: Config) -> Iterator[str]:
-        """Put what the new run begins with into its folder; lines for the person who watches.
+        """Copy the weights of the other run into the new one's folder; lines for the person who watches.
 
         Args:
             run: the new one.

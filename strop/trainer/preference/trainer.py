@@ -41,7 +41,7 @@ REFERENCE = "reference.safetensors"
 
 
 class PreferenceTrainer(SupervisedTrainer):
-    """One training on preferences."""
+    """Trainer on preferences."""
 
     name = "prefer"
     loss = PREFERENCE.of("loss")
@@ -71,7 +71,7 @@ class PreferenceTrainer(SupervisedTrainer):
         return role(PreferenceWorker, self._config.model, sft.engine, sft.optim, learning, scores=scores)
 
     def _begin(self) -> None:
-        """What the starting model says of all answers; a resume finds it in the run folder."""
+        """Compute the starting model's numbers for all answers; a resume finds them in the run folder."""
         splits = {"train": self._examples} | ({} if self._val is None else {"val": self._val})
         if self._sft.loss in WITHOUT_REFERENCE:
             self._reference = {name: torch.zeros(len(one), 2).double() for name, one in splits.items()}

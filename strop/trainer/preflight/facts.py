@@ -1,4 +1,4 @@
-"""What the first prompts of a run show about its chat template, tokenizer and model."""
+"""Facts about chat template, tokenizer and model, from the first prompts of a run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from strop.utils.chat_template.answers import kept_special_tokens
 _ANSWER = "strop:answer"
 """Stands for an answer in a rendered chat: nothing that a template writes by itself."""
 _MARKER = re.compile(r"<\|[^\s<>|]{1,40}\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
-"""How templates write what a tokenizer made for them knows as one token."""
+"""Spellings of templates that a tokenizer made for them has as one token."""
 
 
 def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> TokenFacts:
-    """What prompts, template and vocabulary show."""
+    """Facts about prompts, template and vocabulary."""
     ids = [list(prompt.token_ids) for prompt in prompts]
     texts = [tokenizer.decode(one) for one in ids]
     opening = _opening(config, tokenizer, prompts[0])
@@ -52,7 +52,7 @@ def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> To
 
 
 def _opening(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
-    """What the template writes before an answer; None when it refuses these messages without their tools."""
+    """Text of the template before an answer; None when it refuses these messages without their tools."""
     options = config.data.chat_template_kwargs
     messages = prompt.messages[:-1] if continues(prompt.messages) else prompt.messages
     chat = Chat(messages=tuple(messages), where=prompt.uid, options=options)
@@ -76,7 +76,7 @@ def _answered(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
 
 
 def _end(config: Config, tokenizer: Any, answered: str) -> AnswerEnd:
-    """What the template writes after an answer, and whether generation stops there."""
+    """Text of the template after an answer, and if generation stops there."""
     text = answered.rpartition(_ANSWER)[2].lstrip()
     ids = tokenizer.encode(text, add_special_tokens=False)
     if not ids:

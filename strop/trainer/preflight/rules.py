@@ -29,7 +29,7 @@ OTHER_WEIGHTS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far the trainer's log-probs of the sampled tokens are from those recorded while sampling."""
+    """Differences between the trainer's log-probs of the sampled tokens and the recorded ones of the engine."""
 
     num_tokens: int
     max_log_prob: float
@@ -44,7 +44,7 @@ class Agreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What was tried."""
+    """Samples and settings that a preflight examines."""
 
     tokens: TokenFacts | None
     """Prompts, template and vocabulary; None where somebody else's model answered, so that prompts, rewards and agents
@@ -134,7 +134,7 @@ def _cuts(probe: Probe) -> Check:
 
 
 def _scores(probe: Probe) -> Check:
-    """What a run would stop at in its first step, if more fails than it allows."""
+    """Check of failed and unscored samples: a run would stop in its first step where more fail than it allows."""
     failed = [report for report in probe.reports if not report.is_finished]
     unscored = [r for r in probe.reports if r.is_finished and r.outcome is not None and r.score is None]
     num_bad, num_samples = len(failed) + len(unscored), len(probe.reports)
@@ -171,7 +171,7 @@ def _rewards(probe: Probe) -> list[Check]:
 
 
 def _mean_reward(scored: Sequence[EpisodeReport]) -> Check:
-    """Where nothing decides which samples pass."""
+    """Check of mean rewards, where nothing decides which samples pass."""
     mean = sum(report.score or 0.0 for report in scored) / len(scored)
     return Check(
         name="difficulty",

@@ -60,7 +60,7 @@ class RunRefused(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """What a preflight found."""
+    """Result of a preflight."""
 
     checks: list[Check]
     samples: list[dict[str, Any]]
@@ -94,7 +94,7 @@ class Preflight:
         return [*lines, f"{verdict}; {self.num_samples} samples in {self.seconds:.1f} s"]
 
     def refusal(self) -> str:
-        """Why a run does not start, in one sentence."""
+        """Reason for which a run does not start, in one sentence."""
         reasons = "; ".join(f"{check.name}: {check.text} - {check.advice}" for check in self.obstacles)
         return (
             f"this run would not learn, so it was not started. {reasons}. To start it all the same: --force "
@@ -214,13 +214,13 @@ def run_trial(
 
 
 def first_prompts(data: TrainingData, count: int) -> list[Prompt]:
-    """Those of the next visits, at most one visit per row; the sampler of the run keeps its position."""
+    """Prompts of the next visits, at most one visit per row; the sampler of the run keeps its position."""
     ahead = copy.deepcopy(data.sampler)
     return draw(data.train, ahead, min(count, len(data.train.row_numbers))).prompts
 
 
 class _PreflightTrial:
-    """What was played so far, and what the algorithm would see of it."""
+    """Samples of the preflight so far, as the algorithm would see them."""
 
     def __init__(self, config: Config, data: TrainingData, roles: WorkerGroups, facts: TokenFacts) -> None:
         self._config, self._roles, self._facts = config, roles, facts

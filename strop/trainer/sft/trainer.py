@@ -55,7 +55,7 @@ VALIDATION_LOSS = Metric(
 
 
 class SupervisedTrainer:
-    """One fine-tuning; a subclass trains on rows of another kind."""
+    """Trainer of one fine-tuning run; a subclass trains on rows of another kind."""
 
     name = "sft"
     """Of the command and its section of the configuration."""
@@ -119,7 +119,7 @@ class SupervisedTrainer:
                 )
 
     def _order(self) -> PromptSampler:
-        """Which rows a step visits."""
+        """Rows that a step visits."""
         sft, seed = self._sft, self._config.trainer.seed
         chosen, num_epochs = None, sft.num_epochs
         if weights := self._source_weights():
@@ -153,7 +153,7 @@ class SupervisedTrainer:
         return dataset
 
     def _tell(self, dataset: Any, split: str) -> None:
-        """Say what was read, and how its answers end."""
+        """Report the data, and the end of its answers."""
         self._say(dataset.report())
         if split == "train" and (note := dataset.ends.note(named_ends(self._config.model, self._tokenizer))):
             self._say(note)
@@ -186,7 +186,7 @@ class SupervisedTrainer:
         return sft_result(self._run)
 
     def _begin(self) -> None:
-        """What is to be done once with the model at the start, before the first step of this process."""
+        """Hook for work with the starting model, before the first step of this process."""
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records and its checkpoint, which is also written where the run is asked to end."""
@@ -226,7 +226,7 @@ class SupervisedTrainer:
         stack.callback(self._checkpointer.settle)
 
     def _role(self, learning: TrainingInit) -> RoleSpec[Any]:
-        """What is made on every rank."""
+        """Role that is made on every rank."""
         sft = self._sft
         return role(SupervisedWorker, self._config.model, sft.engine, sft.optim, learning, sft.distillation)
 
@@ -313,7 +313,7 @@ def _check_media_tokens(dataset: SftDataset, model: ModelConfig) -> None:
 
 
 def checked_top_k(dataset: SftDataset) -> int:
-    """How many tokens of the teacher there are in each place.
+    """Number of the teacher's tokens at each position.
 
     Raises:
         ValueError: there are none, or rows differ.
@@ -367,7 +367,7 @@ def make_sft_batch(examples: Sequence[SftExample], *, with_teacher: bool = False
 
 
 def sft_totals(batch: DataProto) -> BatchTotals:
-    """What the loss of an optimizer batch divides by."""
+    """Denominators of the loss of an optimizer batch."""
     return batch_totals(*flat_mask(batch.tensors()))
 
 

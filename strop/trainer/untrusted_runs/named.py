@@ -1,4 +1,4 @@
-"""What settings would run, import, start or contact."""
+"""Code, programs and addresses that settings would run, import, start or contact."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _of_data(config: Config) -> Iterator[Named]:
 
 
 def of_agents(agent: AgentConfig) -> Iterator[Named]:
-    """What agents would run, import, start or contact beside strop and its packages."""
+    """References of agents: code, programs and addresses beside strop and its packages."""
     for setting in dataclasses.fields(agent):
         if setting.default in ("", ()):
             value = getattr(agent, setting.name)

@@ -1,4 +1,4 @@
-"""Which settings are a user's own: those that strop wrote for that user on this machine, with exactly these bytes.
+"""Settings of a user's own: strop wrote them for that user on this machine, with exactly these bytes.
 
 strop keeps a hash of every `config.yaml` that it writes, with the directory it was started in, in a private folder of
 the user; a run folder can claim anything about itself, so nothing in it counts. Settings without such an entry are
@@ -66,7 +66,7 @@ def made_in(config: str) -> frozenset[str]:
 
 
 def _is_private(found: os.stat_result) -> bool:
-    """Of this user, and nobody else may write it."""
+    """True when it belongs to this user, and nobody else may write it."""
     return found.st_uid == os.geteuid() and not found.st_mode & 0o022
 
 

@@ -96,7 +96,7 @@ def note_again(text: str, *, before: str) -> None:
 
 
 def check_inputs(folder: Path, config: Config, text: str) -> None:
-    """What the run reads is here, before anything is rolled back: relative paths may be meant from elsewhere.
+    """Check that the run's inputs are here before anything is rolled back: relative paths may be meant from elsewhere.
 
     Args:
         folder, config: of the run.

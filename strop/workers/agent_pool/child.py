@@ -1,4 +1,4 @@
-"""What runs in an agent worker: agents, tools and environments of many episodes on one asyncio loop.
+"""Agent worker process: agents, tools and environments of many episodes on one asyncio loop.
 
 The engine is in the process that started this one: tokens are asked for over a pair of sockets that has no address. The
 worker ends when the other end closes, however that happened, and takes with it what its tools have started.
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 _END_S = 5.0
 """Time to end in good order once the other end is gone; then the process and what it has forked are killed."""
 _KINDS = {kind.__name__: kind for kind in (ValueError, RolloutTimeout, NoEngine)}
-"""What agents may want to tell apart; anything else that an engine raises is a RuntimeError here."""
+"""Exceptions that agents may want to tell apart; any other error of an engine is a RuntimeError here."""
 
 
 def main(number: int) -> None:

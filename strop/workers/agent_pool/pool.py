@@ -97,7 +97,7 @@ class AgentWorkers:
         self._lock: asyncio.Lock | None = None
 
     async def start(self) -> None:
-        """Have as many workers as there should be; those that live stay.
+        """Start missing workers; those that live stay.
 
         Raises:
             ValueError: the agents cannot be loaded there; the sentence is that of `AgentSetup`.
@@ -176,7 +176,7 @@ def _launched() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 class _Worker:
-    """One process, and what it was asked."""
+    """One agent worker process with its running episodes."""
 
     def __init__(
         self,
@@ -339,7 +339,7 @@ class _Worker:
             self._writer.close()
 
     def hang_up(self) -> None:
-        """Let it end."""
+        """Let the process end."""
         self.lost = self.lost or "it was closed"
         for task in [*self._tasks, *self._calls.values()]:
             task.cancel()

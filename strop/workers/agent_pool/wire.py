@@ -1,4 +1,4 @@
-"""What passes between a process that generates and its agent workers: one JSON array a line, in both directions.
+"""Protocol between a rollout worker and its agent workers: one JSON array a line, in both directions.
 
 Nothing is unpickled: what a worker says is data that is checked here, whatever the model or a tool made of it.
 
@@ -80,7 +80,7 @@ def prompt_out(prompt: Prompt) -> dict[str, Any]:
 
 
 def prompt_in(said: Mapping[str, Any]) -> Prompt:
-    """What `prompt_out` was given."""
+    """Decode the prompt of `prompt_out`."""
     return Prompt(**{name: from_json(value) for name, value in said.items()})
 
 
@@ -90,7 +90,7 @@ def sampling_out(sampling: Sampling) -> dict[str, Any]:
 
 
 def sampling_in(said: Mapping[str, Any]) -> Sampling:
-    """What `sampling_out` was given; ValueError as Sampling, TypeError for another form."""
+    """Decode the options of `sampling_out`; ValueError as Sampling, TypeError for another form."""
     return Sampling(**{**said, "stop_token_ids": tuple(said["stop_token_ids"])})
 
 
@@ -100,7 +100,7 @@ def output_out(output: TokenOutput) -> list[Any]:
 
 
 def output_in(said: Sequence[Any]) -> TokenOutput:
-    """What `output_out` was given."""
+    """Decode the output of `output_out`."""
     ids, log_probs, versions, stop_reason = said
     return TokenOutput(
         token_ids=tuple(ids), log_probs=tuple(log_probs), versions=tuple(versions), stop_reason=stop_reason
@@ -125,7 +125,7 @@ def sequence_out(sequence: Trajectory) -> dict[str, Any]:
 
 
 def sequence_in(said: Mapping[str, Any], prompt: Prompt, sample_index: int) -> Trajectory:
-    """What `sequence_out` was given.
+    """Decode the sequence of `sequence_out`.
 
     Raises:
         ValueError: it is no sequence of this sample.
@@ -147,7 +147,7 @@ def span_out(span: Span) -> list[Any]:
 
 
 def span_in(said: Sequence[Any]) -> Span:
-    """What `span_out` was given."""
+    """Decode the span of `span_out`."""
     kind, name, start_s, end_s, facts = said
     return Span(
         kind=kind,

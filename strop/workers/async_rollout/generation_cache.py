@@ -27,7 +27,7 @@ from strop.workers.async_rollout.recorded_schedule import RecordedSchedule
 
 @dataclass(kw_only=True)
 class RequestState:
-    """One request of an episode, as far as it came."""
+    """State of one request of an episode."""
 
     asked: str
     """Digest of what was asked."""
@@ -39,7 +39,7 @@ class RequestState:
 
 
 RequestStates = dict[str, RequestState]
-"""Of one prompt, by the id of the request."""
+"""Requests of one prompt, by their id."""
 
 
 class GenerationCache:

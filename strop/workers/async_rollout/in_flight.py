@@ -41,7 +41,7 @@ class GroupsInFlight:
         return not self._pending and not self._in_flight
 
     def completed_uids(self) -> list[str]:
-        """Those that have ended and were not taken, first the one that ended first."""
+        """Uids of groups that have ended and were not taken, first the one that ended first."""
         return list(self._completed)
 
     def add(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> None:

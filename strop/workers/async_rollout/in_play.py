@@ -18,11 +18,11 @@ IN_PLAY = "in_play.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class GroupState:
-    """One prompt."""
+    """Saved state of one prompt's group."""
 
     uid: str
     version: int
-    """Of the policy when it was begun."""
+    """Policy version at its start."""
     place: int | None
     """Its place among those that have ended, from 0 for the first; None: samples of it are on their way."""
     is_looked_at: bool = False
@@ -59,7 +59,7 @@ def in_play_text(
 
 
 def read_in_play(file: Path) -> dict[str, GroupState]:
-    """By uid, in the order in which they were begun; nothing where there is no such file.
+    """Saved groups by uid, in the order of their start; nothing where there is no such file.
 
     Raises:
         CheckpointError: the file is damaged.

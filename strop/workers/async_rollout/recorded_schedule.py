@@ -40,7 +40,7 @@ class RecordedSchedule:
         self._tell()
 
     async def allowance(self, request_id: str, num_tokens: int) -> int:
-        """How many more tokens a request may have before it asks again; waits until it may have some.
+        """Number of tokens that a request may have before it asks again; waits until it may have some.
 
         Args:
             request_id: of it.

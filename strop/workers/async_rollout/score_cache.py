@@ -22,7 +22,7 @@ from strop.rewards.pool import RewardPool
 
 @dataclass(frozen=True, kw_only=True)
 class SavedScore:
-    """What a sample was worth."""
+    """Cached score of a sample."""
 
     scored: str
     """Digest of what was scored."""
@@ -30,7 +30,7 @@ class SavedScore:
 
 
 SavedScores = Mapping[str, SavedScore]
-"""Of one prompt, by the number of the sample, as text."""
+"""Saved scores of one prompt, by the number of the sample, as text."""
 
 
 class ScoreCache:
@@ -43,7 +43,7 @@ class ScoreCache:
 
     @property
     def config(self) -> RewardConfig:
-        """Of what scores."""
+        """Settings of the reward."""
         return self._pool.config
 
     @property

@@ -194,5 +194,5 @@ class AsyncRolloutWorker(RolloutWorker):
 
 
 async def _use_threads(count: int) -> None:
-    """In the thread of the loop, which begins with a number of its own."""
+    """Set the number of threads in the thread of the loop, which begins with a number of its own."""
     torch.set_num_threads(count)

@@ -1,4 +1,4 @@
-"""Where a server of MLflow takes traces: its door for OpenTelemetry, and the experiment they belong to."""
+"""MLflow's endpoint for traces: its OpenTelemetry address, and the experiment of the traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_ANSWER_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where spans go."""
+    """Destination of spans."""
 
     address: str
     headers: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Hears of episodes, and sends them as traces of OpenTelemetry.
+"""Episode observer that sends traces of OpenTelemetry.
 
 The semantic conventions of generative AI name the attributes: `gen_ai.usage.input_tokens`, `gen_ai.output.messages`,
 `gen_ai.tool.call.result` and so on. Spans leave from a thread of OpenTelemetry's own, in batches; a collector that does
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_TEXT_CHARS = 100_000
-"""Of one attribute; longer texts are cut, with a word."""
+"""Longest text of one attribute; longer ones are cut, with a word."""
 _QUEUE_SPANS = 1 << 16
 _SEND_S = 10.0
 
@@ -54,7 +54,7 @@ class TraceObserver:
         self._left = self._max_samples
 
     def on_episode_end(self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float) -> None:
-        """One episode has ended, between these seconds since the epoch."""
+        """Called after an episode, with its start and end in seconds since the epoch."""
         if self._left is not None:
             if self._left == 0:
                 return
