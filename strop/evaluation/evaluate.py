@@ -189,7 +189,7 @@ async def _play(
         await _probe(pool, config, prompts, say)
         on_progress(0, total)
         return await run_standalone(
-            config, setup, prompts, pool, how=config.eval, on_episode=count, on_usage=on_usage
+            config, setup, prompts, pool, section=config.eval, on_episode=count, on_usage=on_usage
         )
 
 
@@ -244,6 +244,6 @@ class EvaluationWorker(Worker):
             async with RewardPool(
                 config.reward, tokenizer=config.model.path, rank=self.rank, count=self.world_size
             ) as pool:
-                return await run_standalone(config, _setup(config), asked, pool, how=config.eval)
+                return await run_standalone(config, _setup(config), asked, pool, section=config.eval)
 
         return DataProto.from_dict({}, non_tensors={"episode": asyncio.run(play())})

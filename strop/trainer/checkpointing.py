@@ -160,8 +160,8 @@ class Checkpointer:
                 group.call.finish_checkpoint()
 
     def _wants_model(self, is_last: bool) -> bool:
-        wanted = self._settings.hf_model
-        return wanted == "always" or (wanted == "last" and is_last)
+        hf_model = self._settings.hf_model
+        return hf_model == "always" or (hf_model == "last" and is_last)
 
     def _save_model(self, folder: Path) -> None:
         """The policy as an ordinary Hugging Face folder."""

@@ -32,20 +32,20 @@ def training_rows(
         episodes: samples, those of a prompt together.
         sampling: how they were played.
     """
-    played, limit = episodes.reports, sampling.max_tokens
-    weighted = training_rewards(played, weight=config.reward.weight)
-    rewards = shaped(config.reward, config.algorithm, played, weighted, limit)
-    kept = episodes.take([number for number, one in enumerate(played) if one.id in rewards])
-    column = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
-    rewarded = kept.rows.union(DataProto.from_dict({"reward": column}))
-    reports = tuple(row for one in kept.reports for row in one.rows())
+    reports, limit = episodes.reports, sampling.max_tokens
+    weighted = training_rewards(reports, weight=config.reward.weight)
+    rewards = shaped(config.reward, config.algorithm, reports, weighted, limit)
+    trainable = episodes.take([number for number, report in enumerate(reports) if report.id in rewards])
+    column = torch.tensor([rewards[report.id] for report in trainable.reports], dtype=torch.float64)
+    rewarded = trainable.rows.union(DataProto.from_dict({"reward": column}))
+    row_reports = tuple(row for report in trainable.reports for row in report.rows())
     left_out = {"reward_baselines"} | (set() if config.algorithm.reward_keys else {"reward_parts"})
     left_out |= set() if config.compares_answers else STEP_COLUMNS
     return RolloutBatch(
         rows=roles.rollout.call.make_training_batch(rewarded),
-        reports=reports,
+        reports=row_reports,
         column_names=made_by("rollout") - left_out,
-        num_trained=tuple(report.num_sampled_tokens for report in reports),
+        num_trained=tuple(report.num_sampled_tokens for report in row_reports),
     )
 
 

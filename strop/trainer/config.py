@@ -176,11 +176,11 @@ class Config:
         """The setting by which samples are played over several calls; empty: each step plays its own, and waits for
         them."""
         rollout = self.rollout
-        asked = {
+        settings = {
             "rollout.max_staleness": rollout.max_staleness,
             "rollout.over_issue": rollout.over_issue,
         }
-        return next((key for key, value in asked.items() if value), "")
+        return next((key for key, value in settings.items() if value), "")
 
     @property
     def compares_answers(self) -> bool:
@@ -209,8 +209,8 @@ class Config:
 
     def samples_per_update(self, learner: UpdateSettings) -> int:
         """Samples of one optimizer step of a role that learns."""
-        wanted = learner.samples_per_update
-        return self.samples_per_step if wanted == "all" else min(int(wanted), self.samples_per_step)
+        size = learner.samples_per_update
+        return self.samples_per_step if size == "all" else min(int(size), self.samples_per_step)
 
     def updates_per_step(self, learner: UpdateSettings) -> int:
         """Optimizer steps of a role that learns, in a full step."""
@@ -234,8 +234,8 @@ class Config:
         if remote := self.rollout.remote:
             return f"rollout: {engine}, {remote.model} at {remote.base_url}, which is not trained"
         if count:
-            own = "processes" if count > 1 else "process"
-            return f"rollout: {engine}, apart, in {count} {own} of its own, which get the weights after each step"
+            noun = "processes" if count > 1 else "process"
+            return f"rollout: {engine}, apart, in {count} {noun} of its own, which get the weights after each step"
         if engine == "native":
             return "rollout: native, time-shared with the actor, with the actor's own weights"
         return f"rollout: {engine}, time-shared with the actor, on its devices; it gets the weights after each step"

@@ -17,7 +17,7 @@ __all__ = ["found", "found_again", "told", "write_models"]
 
 
 def found(
-    config: Config, command: Sequence[str], *, say: Say, but: Collection[str], known: Records | None
+    config: Config, command: Sequence[str], *, say: Say, but: Collection[str], recorded: Records | None
 ) -> Located:
     """The inputs of a run that begins.
 
@@ -26,14 +26,14 @@ def found(
         command: the word of the command.
         say: hears how far it is.
         but: keys of models that are not looked at.
-        known: what a run that this one repeats has recorded.
+        recorded: records of a run that this one repeats.
 
     Raises:
         ValueError: a model cannot be fetched, or the hub has not a data set.
     """
     keys = [key for key in MODEL_PATHS if key not in but]
-    located = locate(config, say=say, keys=keys, known=known)
-    return with_data(located, command, say=say, known=known)
+    located = locate(config, say=say, keys=keys, known=recorded)
+    return with_data(located, command, say=say, known=recorded)
 
 
 def found_again(config: Config, run: RunFolder, *, say: Say) -> Config:
@@ -43,10 +43,10 @@ def found_again(config: Config, run: RunFolder, *, say: Say) -> Config:
         ValueError: as `found`.
         RunError: they are not the same any more.
     """
-    known = read_models(run.path)
-    located = locate(config, say=say, known=known)
-    check_models_same(known, located)
-    return with_data(located, run.info["command"][1:2], say=say, known=known).config
+    recorded = read_models(run.path)
+    located = locate(config, say=say, known=recorded)
+    check_models_same(recorded, located)
+    return with_data(located, run.info["command"][1:2], say=say, known=recorded).config
 
 
 def told(run: RunFolder, models: Records) -> Iterator[str]:

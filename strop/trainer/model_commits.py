@@ -37,27 +37,27 @@ def with_data(
         located: of a run that starts or goes on.
         command: the word of the command that made the run, which tells what data it reads.
         say: hears of a hub that does not answer.
-        known: what an earlier part of the run resolved.
+        known: records of an earlier part of the run.
 
     Raises:
         ValueError: the commit of one cannot be known; the sentence says why.
         UntrustedCode: received settings name it.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    records: dict[str, Mapping[str, Any]] = {}
 
     def at_commit(entry: str) -> str:
         if not is_hub(entry):
             return entry
         key = _key_of(entry)
-        if key not in found:
+        if key not in records:
             source = parse_hub(entry)
             commit = str((known or {}).get(key, {}).get("revision", "")) or commit_of(entry, say)
             kind = "modelscope" if source.hub == "modelscope:" else "huggingface"
-            found[key] = {"source": f"{source.hub}{source.name}", "kind": kind, "revision": commit}
-        return _at(entry, str(found[key]["revision"]))
+            records[key] = {"source": f"{source.hub}{source.name}", "kind": kind, "revision": commit}
+        return _at(entry, str(records[key]["revision"]))
 
     config = _with_files(located.config, _section_of(*command), at_commit)
-    return Located(config=config, models={**located.models, **found}) if found else located
+    return Located(config=config, models={**located.models, **records}) if records else located
 
 
 def as_recorded(config: Config, run: Path) -> Config:
@@ -70,13 +70,13 @@ def as_recorded(config: Config, run: Path) -> Config:
     Raises:
         RunError: its records cannot be read.
     """
-    known = read_models(run)
+    records = read_models(run)
 
     def at_commit(entry: str) -> str:
-        commit = str(known.get(_key_of(entry), {}).get("revision", "")) if is_hub(entry) else ""
+        commit = str(records.get(_key_of(entry), {}).get("revision", "")) if is_hub(entry) else ""
         return _at(entry, commit) if commit else entry
 
-    return _with_files(config, "", at_commit) if known else config
+    return _with_files(config, "", at_commit) if records else config
 
 
 def _key_of(entry: str) -> str:
@@ -126,8 +126,8 @@ def read_models(run: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        found = read_json(path)
-        return {str(key): dict(model) for key, model in found.items()}
+        content = read_json(path)
+        return {str(key): dict(model) for key, model in content.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path} cannot be read, so it is not known which revision of its model the run uses ({error}): restore it"

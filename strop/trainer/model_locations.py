@@ -46,7 +46,7 @@ def locate(
     Args:
         config: as the user wrote it.
         say: hears how far it is.
-        known: what an earlier part of the run resolved, whose revisions are taken.
+        known: records of an earlier part of the run, whose revisions are taken.
         weights: fetch weights; without, settings and tokenizers alone.
         keys: of the models that are looked at.
 
@@ -54,7 +54,7 @@ def locate(
         ValueError: a model cannot be had; the sentence says which, why, and what to do.
         UntrustedCode: received settings name it.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    records: dict[str, Mapping[str, Any]] = {}
     tree: Config = config
     for key, text in named_models(config):
         if key not in keys:
@@ -63,15 +63,15 @@ def locate(
         if not folder:
             state = str((known or {}).get(key, {}).get("revision", ""))
             needs_weights = weights and key != "model.tokenizer_path"
-            found[key] = _fetched(config, key, text, say=say, state=state, weights=needs_weights)
-            folder = found[key]["folder"]
+            records[key] = _fetched(config, key, text, say=say, state=state, weights=needs_weights)
+            folder = records[key]["folder"]
         elif key == "model.path" and config.model.revision:
             raise ValueError(
                 f"a revision ({config.model.revision}) is given beside {key}={text}, which is a folder and has none: "
                 f"leave it out"
             )
         tree = replaced(tree, key, folder)
-    return Located(config=with_template(tree), models=found)
+    return Located(config=with_template(tree), models=records)
 
 
 def _fetched(
@@ -79,9 +79,9 @@ def _fetched(
 ) -> Mapping[str, Any]:
     """Record of a model that was fetched: source, kind, revision, folder."""
     model = config.model
-    how = Fetch(say=say, code=model.trust_remote_code, weights=weights, offline=model.local_files_only)
+    options = Fetch(say=say, code=model.trust_remote_code, weights=weights, offline=model.local_files_only)
     revision = model.revision if key == "model.path" else ""
-    fetched = fetch_model(text, how, key=key, revision=revision, state=state)
+    fetched = fetch_model(text, options, key=key, revision=revision, state=state)
     return {
         "source": str(fetched.place), "kind": fetched.place.kind, "revision": fetched.revision,
         "folder": fetched.folder,

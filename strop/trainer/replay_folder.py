@@ -58,7 +58,7 @@ def replay_run(
         recorded = recorded_of(run)
         threads = run.events.read(THREADS)
     config = continuation.config
-    start = start_run(out, config, command=command, say=say, known=read_models(folder))
+    start = start_run(out, config, command=command, say=say, recorded=read_models(folder))
     try:
         take_optimizer(folder, start.run.path)
         write_recorded(start.run.path, recorded)

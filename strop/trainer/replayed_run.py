@@ -44,13 +44,13 @@ def read_recorded(folder: Path) -> Recorded | None:
         return None
     try:
         with open_regular(file) as stream:
-            found = json.load(stream)
+            content = json.load(stream)
         steps = {
-            int(step): StepSchedule(ended=tuple(one["ended"]), spans=one["spans"])
-            for step, one in found["steps"].items()
+            int(step): StepSchedule(ended=tuple(schedule["ended"]), spans=schedule["spans"])
+            for step, schedule in content["steps"].items()
         }
         return Recorded(
-            run=str(found["run"]), id=str(found["id"]), last_step=int(found["last_step"]), steps=steps
+            run=str(content["run"]), id=str(content["id"]), last_step=int(content["last_step"]), steps=steps
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(

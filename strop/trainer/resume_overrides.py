@@ -153,8 +153,8 @@ class Steered(Continuation):
     def lines(self, step: int) -> Iterator[str]:
         """Lines about the changes for the person who resumes at this step."""
         for key, value in self.after.items():
-            held = "for this continuation" if key.startswith(OF_THE_MACHINE) else f"from step {step + 1} on"
-            yield f"{key}={json.dumps(value)} {held}; it was {json.dumps(self.before[key])}"
+            scope = "for this continuation" if key.startswith(OF_THE_MACHINE) else f"from step {step + 1} on"
+            yield f"{key}={json.dumps(value)} {scope}; it was {json.dumps(self.before[key])}"
 
     def keep(self, run: RunFolder) -> None:
         """Write the settings that hold from here on; they are the user's own where those before were.
@@ -193,8 +193,8 @@ def settings_to_continue(
     if not overrides:
         return Continuation(config=before)
     was = to_flat_dict(before)
-    given = load(file, text=text, overrides=overrides, in_shell=in_shell, aliases=aliases)
-    config = with_absolute_paths(given, known=before)
+    new_config = load(file, text=text, overrides=overrides, in_shell=in_shell, aliases=aliases)
+    config = with_absolute_paths(new_config, known=before)
     after = {key: value for key, value in to_flat_dict(config).items() if was[key] != value}
     for key, value in after.items():
         if not is_changeable(key):
@@ -228,9 +228,9 @@ def is_changeable(key: str) -> bool:
 def is_among(key: str, listed: Mapping[str, Sequence[str]]) -> bool:
     """True when a list of keys and sections (with a dot at the end) has this full key."""
     return any(
-        key == known or (known.endswith(".") and key.startswith(known))
+        key == entry or (entry.endswith(".") and key.startswith(entry))
         for keys in listed.values()
-        for known in keys
+        for entry in keys
     )
 
 
@@ -245,5 +245,5 @@ def changeable_keys() -> str:
 def _reason(key: str) -> str:
     if key.endswith(_OPTIMIZER):
         return "its checkpoints hold the state of another optimizer"
-    found = [reason for start, reason in _REASONS.items() if key.startswith(start)]
-    return found[0] if found else "what was done so far was done with that value"
+    reasons = [reason for start, reason in _REASONS.items() if key.startswith(start)]
+    return reasons[0] if reasons else "what was done so far was done with that value"

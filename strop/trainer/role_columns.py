@@ -22,19 +22,19 @@ W = TypeVar("W", bound=Worker)
 
 
 def add_columns(
-    batch: RolloutBatch, wanted: Collection[str], config: Config, groups: WorkerGroups, stages: Stages
+    batch: RolloutBatch, names: Collection[str], config: Config, groups: WorkerGroups, stages: Stages
 ) -> RolloutBatch:
     """The batch with the wanted columns of models and of the rollout correction; a call may add others beside them.
 
     Args:
         batch: columns that it has are not made again.
-        wanted: names of `protocol.schema`, those of advantages aside.
+        names: columns of `protocol.schema`, those of advantages aside.
         config, groups, stages: of the run, and of the step.
 
     Raises:
         ValueError: the run has no role that makes one of them.
     """
-    missing = set(wanted) - batch.column_names
+    missing = set(names) - batch.column_names
     if missing & made_by("reward_model"):
         reward_model = _started(groups.reward_model, "reward_model")
         with stages.stage("reward_model", "reward_model"):

@@ -74,8 +74,8 @@ class RolloutBatch:
     @property
     def token_numbers(self) -> list[str]:
         """The columns of its tokens that samples are stored with, of those that there are."""
-        kept = ("old_log_probs", "log_probs", "entropys", "advantages")
-        return [name for name in kept if name in self.column_names]
+        names = ("old_log_probs", "log_probs", "entropys", "advantages")
+        return [name for name in names if name in self.column_names]
 
     @staticmethod
     def concat(parts: Sequence[RolloutBatch]) -> RolloutBatch:

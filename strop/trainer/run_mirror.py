@@ -75,15 +75,15 @@ class Copier:
         if self._thread is None:
             return
         with self._lock:
-            done = self._lock.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_s)
+            is_done = self._lock.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_s)
             self._is_closed = True
             self._lock.notify_all()
-        if not done:
+        if not is_done:
             self._told.append(
                 (0, f"nothing more was copied to {self.url}: it took longer than {timeout_s:g} s")
             )
         self._tell()
-        if done:
+        if is_done:
             with suppress(
                 Refused, Unreachable, TimeoutError, OSError
             ):  # the last checkpoint has told already
@@ -113,9 +113,9 @@ class Copier:
         self._send_records()  # a log that is ahead of its checkpoint is what a crash leaves too
         names = [*sorted(checkpoint.manifest.files), MANIFEST]
         put_files(checkpoint.path, names, f"{self.url}/{CHECKPOINTS}/{checkpoint.path.name}")
-        kept = {f"global_step_{step}" for step in self._run.checkpoints.steps()}
-        there = {name.split("/")[1] for name in state_of(self.url)[1] if name.startswith(f"{CHECKPOINTS}/")}
-        for name in sorted(there - kept - {checkpoint.path.name}):
+        local = {f"global_step_{step}" for step in self._run.checkpoints.steps()}
+        remote = {name.split("/")[1] for name in state_of(self.url)[1] if name.startswith(f"{CHECKPOINTS}/")}
+        for name in sorted(remote - local - {checkpoint.path.name}):
             if name.startswith("global_step_"):
                 remove_folder(f"{self.url}/{CHECKPOINTS}/{name}")
 
@@ -130,8 +130,8 @@ class Copier:
     def _tell(self) -> None:
         """Write the results of the thread into the log of the run."""
         with self._lock:
-            told, self._told = self._told, []
-        for step, error in told:
+            results, self._told = self._told, []
+        for step, error in results:
             if error:
                 self._run.events.append("copy_failed", step, url=self.url, error=error)
             else:
@@ -165,8 +165,8 @@ def fetch_run(url: str, folder: Path, step: int | str | None = None) -> Path:
             raise ValueError(
                 f"{url} has no checkpoint of step {step}; it has {', '.join(map(str, sorted(whole)))}"
             )
-        wanted = tuple(f"{whole[one]}/" for one in steps)
-        get_files(url, [name for name in names if name in RUN_FILES or name.startswith(wanted)], folder)
+        folders = tuple(f"{whole[number]}/" for number in steps)
+        get_files(url, [name for name in names if name in RUN_FILES or name.startswith(folders)], folder)
     except (Refused, Unreachable, TimeoutError) as error:
         raise ValueError(f"{url} cannot be fetched: {error}") from error
     return folder

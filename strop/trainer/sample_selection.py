@@ -46,16 +46,16 @@ def chosen(batch: RolloutBatch, config: Config, step: int) -> tuple[RolloutBatch
     scores = answer_scores(usable.columns_for("resampling").get().tensors(), dtype=torch.float64)
     if keep := where_on(algorithm.keep):
         rows, reason = _kept_rows(scores, usable, keep), NOT_KEPT
-        taken = usable.take(rows)
-        metrics = _keep_metrics(scores, usable, taken, rows)
+        selected = usable.take(rows)
+        metrics = _keep_metrics(scores, usable, selected, rows)
     else:
         uids = [report.uid for report in usable.reports]
         settings = algorithm
         rows = drawn_rows(scores, uids, settings, seed=config.trainer.seed, step=step)
-        taken = usable.take(rows)
+        selected = usable.take(rows)
         metrics, reason = _draw_metrics(scores, rows), NOT_DRAWN
-    taken = replace(taken, metrics={**taken.metrics, **metrics})
-    return taken, dict.fromkeys(usable.episode_ids - taken.episode_ids, reason)
+    selected = replace(selected, metrics={**selected.metrics, **metrics})
+    return selected, dict.fromkeys(usable.episode_ids - selected.episode_ids, reason)
 
 
 def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
@@ -82,6 +82,6 @@ def _keep_metrics(
     scores: Tensor, batch: RolloutBatch, kept: RolloutBatch, rows: Sequence[int]
 ) -> dict[str, float]:
     """KEEP, of all rows and of those that are kept."""
-    lost = {one.uid for one in batch.reports} - {one.uid for one in kept.reports}
+    lost = {report.uid for report in batch.reports} - {report.uid for report in kept.reports}
     numbers = {KEEP.of("samples"): float(len(kept.episode_ids)), KEEP.of("prompts_without"): float(len(lost))}
     return numbers | ({KEEP.of("score_mean"): float(scores[list(rows)].mean())} if rows else {})

@@ -118,8 +118,8 @@ def check_env(env: Mapping[str, object]) -> None:
                 f"resources.env names {name!r}, which is no name of a variable of the environment"
             )
         if name in _SET_BY_STROP or name.startswith("STROP_"):
-            why = _SET_BY_STROP.get(name, "variables of strop itself are exported before the command")
-            raise ValueError(f"resources.env names {name}: {why}; leave it out")
+            reason = _SET_BY_STROP.get(name, "variables of strop itself are exported before the command")
+            raise ValueError(f"resources.env names {name}: {reason}; leave it out")
         if is_secret(name, value):
             raise ValueError(
                 f"resources.env.{name} holds a secret, which would be written to the run folder: export it before the "
@@ -173,7 +173,7 @@ class ResourcesConfig:
                     f"resources.apart names {role!r}, which is no role that can be apart: {', '.join(APART_ROLES)}"
                 )
         if self.runtime == "inline" and (self.ranks > 1 or self.apart):
-            asked = f"resources.ranks is {self.ranks}" if self.ranks > 1 else "resources.apart is set"
+            setting = f"resources.ranks is {self.ranks}" if self.ranks > 1 else "resources.apart is set"
             raise ValueError(
-                f"{asked}, but resources.runtime=inline is one process: set resources.runtime=ray"
+                f"{setting}, but resources.runtime=inline is one process: set resources.runtime=ray"
             )

@@ -94,7 +94,7 @@ async def run_standalone(
     prompts: Sequence[Prompt],
     scorers: RewardPool,
     *,
-    how: EvalConfig | RolloutConfig,
+    section: EvalConfig | RolloutConfig,
     on_episode: Callable[[Episode], None] = lambda episode: None,
     on_usage: OnUsage = lambda usage: None,
 ) -> list[Episode]:
@@ -104,7 +104,7 @@ async def run_standalone(
         config: as `configured` gives it.
         setup, scorers: as for EpisodeRunner.
         prompts: each with a uid of its own.
-        how: the section that says how, and how many samples of each.
+        section: rollout or eval, with the sampling options and the number of samples of each prompt.
         on_episode: called with each sample as it ends.
         on_usage: hears at the end what was asked of a server.
 
@@ -117,8 +117,8 @@ async def run_standalone(
     ) as runner:
         return await runner.run(
             prompts,
-            samples_per_prompt=how.samples_per_prompt,
-            sampling=backend.convert_sampling(sampling_of(config, how, setup.tokenizer), config),
+            samples_per_prompt=section.samples_per_prompt,
+            sampling=backend.convert_sampling(sampling_of(config, section, setup.tokenizer), config),
             on_episode=on_episode,
         )
 
@@ -126,7 +126,7 @@ async def run_standalone(
 @contextlib.asynccontextmanager
 async def generation(config: Config) -> AsyncIterator[Generation]:
     """An engine with the weights of model.path, while this lasts; raises as `load_generation`."""
-    place = Place(
+    context = Place(
         model=config.model,
         rollout=config.rollout,
         device=config.resources.device,
@@ -136,15 +136,15 @@ async def generation(config: Config) -> AsyncIterator[Generation]:
         logs=None,
         rank=0,
     )
-    made = await load_generation(place)
+    loaded_generation = await load_generation(context)
     try:
         with settled():
-            yield made
+            yield loaded_generation
     finally:
-        await made.engine.close()
+        await loaded_generation.engine.close()
 
 
-async def load_generation(place: Place) -> Generation:
+async def load_generation(context: Place) -> Generation:
     """The engine that `rollout.engine` names, with the weights of the model folder: it generates without a trainer.
 
     An engine in another process gets them as it does in a run, and must give what the model in this process gives.
@@ -153,10 +153,10 @@ async def load_generation(place: Place) -> Generation:
         ValueError: it cannot be used here.
         SyncCorrupted: it does not compute with these weights.
     """
-    if place.rollout.engine == NATIVE:
-        policy = load_model(place.model, device=place.device)
-        return Generation(engine=native_engine(place, policy), policy=policy, target=None)
-    return await loaded(place)
+    if context.rollout.engine == NATIVE:
+        policy = load_model(context.model, device=context.device)
+        return Generation(engine=native_engine(context, policy), policy=policy, target=None)
+    return await loaded(context)
 
 
 def client_of(engine: RolloutEngine, rollout: RolloutConfig) -> GenerateClient:
@@ -192,10 +192,10 @@ class _Ours:
         seed: int,
         on_usage: OnUsage,
     ) -> AsyncIterator[EpisodeRunner]:
-        async with generation(config) as made:
+        async with generation(config) as generated:
             played = make_episode_runner(
-                client_of(made.engine, config.rollout),
-                made.media,
+                client_of(generated.engine, config.rollout),
+                generated.media,
                 scorers,
                 model=config.model,
                 setup=setup,

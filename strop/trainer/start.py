@@ -61,7 +61,7 @@ def start_run(
     command: Sequence[str],
     say: Say = logger.info,
     beginning: Any = None,
-    known: Mapping[str, Mapping[str, Any]] | None = None,
+    recorded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Start:
     """A fresh run folder with its resolved configuration, once the models that it names are on this machine and the
     commits of its data sets of the hub are known.
@@ -72,7 +72,7 @@ def start_run(
         command: the command line.
         say: takes lines for the person who watches.
         beginning: another run, with whose weights it begins: a strop.trainer.init_from.weights.InitFromRun.
-        known: what a run that this one repeats has recorded of its models and data sets, which are taken as they were.
+        recorded: models and data sets in the records of a run that this one repeats, which are taken as they were.
 
     Raises:
         ValueError, FileNotFoundError: a model cannot be fetched, the hub has not a data set, or a file that the
@@ -84,14 +84,14 @@ def start_run(
     refuse_secrets(to_dict(config))
     check_trainable(config.rollout)
     config = with_absolute_paths(config)
-    taken: Collection[str] = ()
+    overridden: Collection[str] = ()
     if beginning is not None:
         config = beginning.configured(config, folder.absolute())
-        taken = beginning.overridden_keys(config)
+        overridden = beginning.overridden_keys(config)
     check_trackers(config.trainer.trackers)
     check_named_files(config, "".join(command[1:2]))
-    found = fetched_inputs.found(config, command[1:2], say=say, but=taken, known=known)
-    located, models = found.config, found.models
+    inputs = fetched_inputs.found(config, command[1:2], say=say, but=overridden, recorded=recorded)
+    located, models = inputs.config, inputs.models
     tokenizer = located.model.tokenizer_folder if beginning is None else beginning.model_folder
     if date := template_date(config.model, Path(tokenizer)):
         config = replaced(config, "model.template_date", date)
@@ -127,8 +127,8 @@ def template_date(model: ModelConfig, tokenizer: Path) -> str:
     if model.template_date:
         return model.template_date
     texts = [model.chat_template]
-    named = [Path(model.chat_template)] if model.chat_template and "{" not in model.chat_template else []
-    for file in (*named, tokenizer / "tokenizer_config.json", *sorted(tokenizer.rglob("*.jinja"))):
+    files = [Path(model.chat_template)] if model.chat_template and "{" not in model.chat_template else []
+    for file in (*files, tokenizer / "tokenizer_config.json", *sorted(tokenizer.rglob("*.jinja"))):
         with contextlib.suppress(
             OSError
         ):  # a text that is no path; what cannot be read is said when it is loaded

@@ -82,9 +82,10 @@ def log_failures(
     record: StepRecord, roles: WorkerGroups, run: RunFolder, say: Say, *, timeout_s: float
 ) -> None:
     """Report the engines, updates, episodes and scores that a step has lost; `timeout_s` is that of scores."""
-    for lost in (one for ranks in as_list(roles.rollout.call.pop_engine_failures()) for one in ranks):
-        run.events.append("engine_lost", record.step, message=lost)
-        say(f"step {record.step}: {lost}")
+    failures = as_list(roles.rollout.call.pop_engine_failures())
+    for message in (message for messages in failures for message in messages):
+        run.events.append("engine_lost", record.step, message=message)
+        say(f"step {record.step}: {message}")
     for reason in record.skipped:
         run.events.append("skipped_update", record.step, reason=reason)
         say(f"step {record.step} skipped an update: {reason}")

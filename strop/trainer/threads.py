@@ -104,7 +104,7 @@ def _decide(resources: ResourcesConfig, model: ModelConfig, recorded: int) -> Th
         return Threads(count=cores, why="all cores")
     seconds = measure(sorted({1, max(cores // 2, 1), cores}), *_sizes(model))
     count = fewest(seconds)
-    listed = ", ".join(f"{1000 * took:.1f} ms with {one}" for one, took in seconds.items())
+    listed = ", ".join(f"{1000 * took:.1f} ms with {number}" for number, took in seconds.items())
     return Threads(count=count, why=f"a pass of the model's sizes took {listed}")
 
 

@@ -126,34 +126,34 @@ class WorkerGroups:
         samples_per_prompt: int,
         sampling: Sampling,
         *,
-        first: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
+        order_by: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
     ) -> RolloutBatch:
         """Sample and score every episode of these prompts, in order; key and budget of `sampling` are filled in.
 
         Args:
-            prompts, samples_per_prompt, sampling: what is played, and how.
-            first: gives the prompts in the order in which they are begun.
+            prompts, samples_per_prompt, sampling: prompts, samples of each, and options of every sample.
+            order_by: gives the prompts in the order of their start.
 
         Raises:
             RewardError: the scorers cannot go on.
         """
-        played, asked = None, prompts if first is None else first(prompts)
+        batch, pending = None, prompts if order_by is None else order_by(prompts)
         with self.generating(len(prompts) * samples_per_prompt):
             for num_recoveries in range(MAX_RECOVERIES + 1):
-                rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
-                made = self.rollout.call.run_episodes(rows, samples_per_prompt, sampling)
+                rows = DataProto.from_dict({}, non_tensors={"prompt": pending})
+                columns = self.rollout.call.run_episodes(rows, samples_per_prompt, sampling)
                 reports = (
-                    made.select([], ["report"]).get().non_tensor_batch["report"]
+                    columns.select([], ["report"]).get().non_tensor_batch["report"]
                 )  # waits for the samples
-                again = RolloutBatch(rows=made.select([], ["episode"]), reports=tuple(reports))
-                played = again if played is None else RolloutBatch.concat([played, again])
-                lost = {report.uid for report in again.reports if report.engine_was_lost}
+                part = RolloutBatch(rows=columns.select([], ["episode"]), reports=tuple(reports))
+                batch = part if batch is None else RolloutBatch.concat([batch, part])
+                lost = {report.uid for report in part.reports if report.engine_was_lost}
                 if not lost or num_recoveries == MAX_RECOVERIES or not self.sync.recover():
                     break
-                asked = [prompt for prompt in prompts if prompt.uid in lost]
-        assert played is not None, "they are played at least once"
-        latest = {report.id: row for row, report in enumerate(played.reports)}
-        return played.take(
+                pending = [prompt for prompt in prompts if prompt.uid in lost]
+        assert batch is not None, "they are run at least once"
+        latest = {report.id: row for row, report in enumerate(batch.reports)}
+        return batch.take(
             [latest[f"{prompt.uid}/{number}"] for prompt in prompts for number in range(samples_per_prompt)]
         )
 
@@ -171,19 +171,19 @@ class WorkerGroups:
         Args:
             step, split: of the file.
             episodes: the samples.
-            decided: what came of each, by its id.
+            decided: decision about each, by its id.
             rows: the training rows of those that were trained on, whose tokens' numbers are stored with them.
 
         Raises:
             RunError: the disk refused.
         """
-        lasts = {} if rows is None else rows.last_rows
-        made: dict[str, list[Any]] = {"decided": [decided[one.id] for one in episodes.reports]}
-        made["has_numbers"] = [one.id in lasts for one in episodes.reports]
-        columns = episodes.rows.union(DataProto.from_dict({}, non_tensors=made))
-        if rows is not None and lasts:  # a sample without rows gets those of another, which nobody reads
-            places = [lasts.get(one.id, 0) for one in episodes.reports]
-            columns = columns.union(rows.rows.select(rows.token_numbers, []).take(places))
+        last_rows = {} if rows is None else rows.last_rows
+        objects: dict[str, list[Any]] = {"decided": [decided[report.id] for report in episodes.reports]}
+        objects["has_numbers"] = [report.id in last_rows for report in episodes.reports]
+        columns = episodes.rows.union(DataProto.from_dict({}, non_tensors=objects))
+        if rows is not None and last_rows:  # a sample without rows gets those of another, which nobody reads
+            row_numbers = [last_rows.get(report.id, 0) for report in episodes.reports]
+            columns = columns.union(rows.rows.select(rows.token_numbers, []).take(row_numbers))
         self.rollout.call.write_samples(step, columns, split=split)
 
 

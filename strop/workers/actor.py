@@ -114,8 +114,8 @@ class ActorWorker(TrainedWorker):
         """
         spec, tensors = self._loss, data.tensors()
         mask, row_lengths = flat_mask(tensors)
-        taken = spec.present(frozenset(tensors))
-        batch = {name: columns.flat(tensors[column]) for name, column in taken.items()}
+        present_columns = spec.present(frozenset(tensors))
+        batch = {name: columns.flat(tensors[column]) for name, column in present_columns.items()}
         batch["weights"] = spec.aggregation.weights(
             mask, totals, row_lengths, dtype=batch["advantages"].dtype
         )

@@ -127,8 +127,8 @@ class EpisodeReport:
         """The scorer's `acc` where it gave a number, else its score; None when not scored."""
         if self.outcome is None or self.outcome.score is None:
             return None
-        given = finite(self.outcome.parts.get("acc"))
-        return self.outcome.score if given is None else given
+        acc = finite(self.outcome.parts.get("acc"))
+        return self.outcome.score if acc is None else acc
 
     @property
     def passes(self) -> bool | None:
@@ -165,17 +165,22 @@ def episode_report(episode: Episode) -> EpisodeReport:
             failure=episode.failure or "the agent failed",
         )
     every = (*episode.earlier, trajectory)
-    versions = [v for one in every for v, chosen in zip(one.versions, one.sampled, strict=True) if chosen]
+    versions = [
+        version
+        for sequence in every
+        for version, is_sampled in zip(sequence.versions, sequence.sampled, strict=True)
+        if is_sampled
+    ]
     sequences = tuple(
-        SequenceSize(len(one.prompt_ids), len(one.response_ids), sum(one.sampled))
-        for one in episode.sequences
+        SequenceSize(len(sequence.prompt_ids), len(sequence.response_ids), sum(sequence.sampled))
+        for sequence in episode.sequences
     )
     return EpisodeReport(
         uid=prompt.uid,
         sample_index=episode.sample_index,
         data_source=prompt.data_source,
         num_prompt_tokens=len(every[0].prompt_ids),
-        num_response_tokens=sum(len(one.response_ids) for one in every),
+        num_response_tokens=sum(len(sequence.response_ids) for sequence in every),
         num_sampled_tokens=len(versions),
         num_turns=trajectory.num_turns,
         versions=(min(versions, default=0), max(versions, default=0)),
@@ -225,7 +230,7 @@ def check_versions(reports: Sequence[EpisodeReport], version: int, *, is_correct
     """
     if is_corrected:
         return
-    stale = [one for one in reports if one.num_sampled_tokens and one.versions[0] < version]
+    stale = [report for report in reports if report.num_sampled_tokens and report.versions[0] < version]
     if stale:
         raise StaleSamples(
             f"{len(stale)} of {len(reports)} samples are older than the policy: {stale[0].id} was sampled by version "

@@ -30,7 +30,7 @@ QUICK, QUICK_LOSSES = ("gdpo", "tir_optimal_token_baseline"), ("clip_cov",)
 
 
 def column(done: Done, name: str, step: int = 1) -> torch.Tensor:
-    batch = done.records[step - 1].batch
+    batch = done.records[step - 1].fetched
     assert batch is not None
     return batch.tensors()[name]
 
@@ -74,7 +74,7 @@ def test_every_loss_trains_a_policy(project: Project, tmp_path: Path, name: str)
 def test_remax_compares_with_the_greedy_answer(project: Project, tmp_path: Path) -> None:
     done = train_in(tmp_path / "run", project.config(*SHORT, "algorithm.adv_estimator=remax"))
     baselines = column(done, "reward_baselines")
-    uids = list(done.records[0].batch.non_tensor_batch["uid"])  # type: ignore[union-attr]
+    uids = list(done.records[0].fetched.non_tensor_batch["uid"])  # type: ignore[union-attr]
     assert {
         uid: len({float(b) for b, u in zip(baselines, uids, strict=True) if u == uid}) for uid in uids
     } == (dict.fromkeys(uids, 1))
@@ -191,7 +191,7 @@ def test_rejected_samples_are_not_trained_and_say_why(project: Project, tmp_path
     with RunFolder.open(done.folder, read_only=True) as run:
         rows = run.samples.read(1)
     nothing_left = [not row.any() for row in columns.rows(column(done, "loss_mask"))]
-    ids = list(done.records[0].batch.non_tensor_batch["id"])  # type: ignore[union-attr]
+    ids = list(done.records[0].fetched.non_tensor_batch["id"])  # type: ignore[union-attr]
     rejected = {name for name, is_empty in zip(ids, nothing_left, strict=True) if is_empty}
     assert rejected
     assert {row["id"] for row in rows if row["fate"] == "filtered"} == rejected

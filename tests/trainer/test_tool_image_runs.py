@@ -103,7 +103,7 @@ def test_rollout_and_trainer_agree_about_images_of_tools(two_steps: Done) -> Non
         assert numbers["tool_call_counts/max"] > 0
         assert numbers["tool_errors/max"] == 0
         assert all(math.isfinite(value) for value in numbers.values())
-        tensors = record.batch.tensors()
+        tensors = record.fetched.tensors()
         is_image = columns.flat(tensors["responses"]) == IMAGE_ID
         assert int(is_image.sum()) > 0
         assert not (is_image & columns.flat(tensors["response_mask"]).bool()).any()
@@ -112,7 +112,7 @@ def test_rollout_and_trainer_agree_about_images_of_tools(two_steps: Done) -> Non
 
 
 def test_rows_carry_their_images_to_the_training_roles(two_steps: Done) -> None:
-    rows = two_steps.records[0].batch
+    rows = two_steps.records[0].fetched
     responses = columns.rows(rows.tensors()["responses"])
     prompts = columns.rows(rows.tensors()["prompts"])
     seen: dict[str, set[tuple[str, ...]]] = {}

@@ -110,13 +110,13 @@ class AsynchronousGroups:
         prompts = [self._data.train.prompt(parse_visit_uid(uid)[1], uid) for uid in uids]
         for prompt in prompts:
             self.add(prompt, saved[prompt.uid].version if prompt.uid in saved else self._start_step)
-        kept = {uid: group.kept for uid, group in saved.items()}
-        self.start(prompts, kept)
+        states = {uid: group.kept for uid, group in saved.items()}
+        self.start(prompts, states)
         places = {uid: group.place for uid, group in saved.items() if group.place is not None}
         self._completed_before = sorted(places, key=lambda uid: places[uid])
         self._ready_before = [uid for uid in self._completed_before if saved[uid].is_looked_at]
-        num_tokens = sum(len(note.token_ids) for group in kept.values() for note in group.requests.values())
-        num_scores = sum(len(group.scores) for group in kept.values())
+        num_tokens = sum(len(note.token_ids) for group in states.values() for note in group.requests.values())
+        num_scores = sum(len(group.scores) for group in states.values())
         had = f"{num_tokens} tokens and {num_scores} scores that they had"
         return [f"{len(uids)} prompts that were in play go on, with {had}"]
 

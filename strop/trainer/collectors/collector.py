@@ -169,7 +169,7 @@ class Collector:
             baselines = greedy_baselines(config, self._roles, prompts, self._sampling)
         order = None if self._lengths is None else self._prompts.order
         episodes = self._roles.run_episodes(
-            prompts, config.rollout.samples_per_prompt, self._sampling, first=order
+            prompts, config.rollout.samples_per_prompt, self._sampling, order_by=order
         )
         check_failures(config, episodes.reports)
         batch = training_rows(config, self._roles, episodes, self._sampling)
@@ -206,8 +206,8 @@ class Collector:
             )
         batch = RolloutBatch.concat([played.batch for played in rounds])
         if dropped:
-            kept = [row for row, report in enumerate(batch.reports) if report.uid not in dropped]
-            batch = batch.take(kept)
+            rows = [row for row, report in enumerate(batch.reports) if report.uid not in dropped]
+            batch = batch.take(rows)
         reports = [report for played in rounds for report in played.episodes.reports]
         skipped = {
             name: sum(played.collection_metrics[name] for played in rounds)
@@ -246,8 +246,8 @@ class Collector:
             self._drop_too_old(step, groups, pacing, chosen, dropped)
             if self._recorded:  # what these weights sampled is sampled before others come
                 groups.take_completed()
-            kept = {uid: groups.ready.pop(uid) for uid in chosen}
-            parts = [*kept.values(), *dropped.episodes]
+            selected = {uid: groups.ready.pop(uid) for uid in chosen}
+            parts = [*selected.values(), *dropped.episodes]
             episodes = RolloutBatch.concat(parts) if parts else groups.no_samples()
             metrics = groups.idle_metrics(time.perf_counter() - asked_s)
         if self._lengths is not None:
@@ -261,8 +261,10 @@ class Collector:
             request
         ) in groups.differing_requests():  # they asked for something else than before an interruption
             self._run.events.append("differing_request", step, request=request)
-        taken = episodes.take([row for row, report in enumerate(episodes.reports) if report.uid in kept])
-        metrics |= staleness_metrics(taken.reports, step - 1) | ages(started[: len(chosen)])
+        trained = episodes.take(
+            [row for row, report in enumerate(episodes.reports) if report.uid in selected]
+        )
+        metrics |= staleness_metrics(trained.reports, step - 1) | ages(started[: len(chosen)])
         metrics |= pacing.end_step(step, groups, dropped, num_trained=len(chosen))
         metrics |= {PROMPTS_AHEAD: float(len(groups.started)), **self._prompts.metrics(num_skipped)}
         if self._filter.is_on:
@@ -271,7 +273,7 @@ class Collector:
             step=step,
             prompts=tuple(group.prompt for group in started),
             episodes=episodes,
-            batch=training_rows(self._config, self._roles, taken, self._sampling),
+            batch=training_rows(self._config, self._roles, trained, self._sampling),
             dropped=dropped.reasons,
             collection_metrics=metrics,
         )

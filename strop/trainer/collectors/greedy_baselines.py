@@ -40,11 +40,13 @@ def greedy_baselines(
 
     def column(reports: Sequence[EpisodeReport]) -> DataProto:
         rewards = measured(reports)
-        own: dict[str, list[float]] = {}
+        scores: dict[str, list[float]] = {}
         for report in reports:
-            own.setdefault(report.uid, []).append(rewards[report.id])
-        means = {uid: sum(values) / len(values) for uid, values in own.items()}
-        values = [means[one.uid] if (known := greedy[one.uid]) is None else known for one in reports]
+            scores.setdefault(report.uid, []).append(rewards[report.id])
+        means = {uid: sum(values) / len(values) for uid, values in scores.items()}
+        values = [
+            means[report.uid] if (reward := greedy[report.uid]) is None else reward for report in reports
+        ]
         return DataProto.from_dict({"reward_baselines": torch.tensor(values)})
 
     return column

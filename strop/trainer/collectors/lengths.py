@@ -31,7 +31,7 @@ class Lengths:
         tokens: dict[int, list[int]] = defaultdict(list)
         for report in reports:
             tokens[parse_visit_uid(report.uid)[1]].append(report.num_sampled_tokens)
-        self._mean |= {row: sum(own) / len(own) for row, own in tokens.items()}
+        self._mean |= {row: sum(lengths) / len(lengths) for row, lengths in tokens.items()}
 
     def longest_first(self, prompts: Sequence[Prompt], *, ranks: int) -> list[Prompt]:
         """The prompts in the order in which to begin them: dealt out to ranks, each with its longest ones first.
@@ -42,8 +42,8 @@ class Lengths:
             prompts: in any order.
             ranks: among whom they are divided, as evenly as possible and in order.
         """
-        known = [self._mean[prompt.row] for prompt in prompts if prompt.row in self._mean]
-        middle = sum(known) / len(known) if known else 0.0
+        means = [self._mean[prompt.row] for prompt in prompts if prompt.row in self._mean]
+        middle = sum(means) / len(means) if means else 0.0
         ordered = sorted(prompts, key=lambda prompt: -self._mean.get(prompt.row, middle))
         return [prompt for rank in range(ranks) for prompt in ordered[rank::ranks]]
 

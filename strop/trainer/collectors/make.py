@@ -73,11 +73,11 @@ def describe_collector(config: Config) -> list[str]:
     bound, algorithm = config.rollout.max_staleness, config.algorithm
     if not bound:
         return []
-    how = (
+    description = (
         "the loss takes its ratio to the policy that sampled (algorithm.old_log_probs=rollout)"
         if algorithm.old_log_probs == "rollout"
         else "algorithm.correction makes up for it"
     )
     versions = f"{math.ceil(bound)} version{'s' if bound > 1 else ''}"
-    lead = f"ahead: samples may be begun {versions} before the policy that learns from them; {how}"
+    lead = f"ahead: samples may be begun {versions} before the policy that learns from them; {description}"
     return [lead]

@@ -71,12 +71,12 @@ class StalenessBound:
     def with_room(self, step: int, begun: Mapping[str, int]) -> dict[str, int]:
         """Groups that this step or a later one has room for, if all that were begun before them can teach; by
         uid, the last step that may train it. Arguments are those of `must_train`."""
-        found: dict[str, int] = {}
+        room: dict[str, int] = {}
         for uid, version in begun.items():  # an earlier one has no later deadline
             last = self.last_step(version)
-            if len(found) < (last - step + 1) * self.groups_per_step:
-                found[uid] = last
-        return found
+            if len(room) < (last - step + 1) * self.groups_per_step:
+                room[uid] = last
+        return room
 
     def too_old(self, step: int, left: Mapping[str, int]) -> tuple[str, ...]:
         """The groups that are too old after this step.
@@ -108,17 +108,17 @@ class StalenessBound:
         last = self.with_room(step, begun)
         size = min(self.groups_per_step, len(last))
         finished = [uid for uid in finished if uid in last]
-        taken: list[str] = []
+        selected: list[str] = []
         for deadline in sorted(set(last.values())):
             bound = sum(other <= deadline for other in last.values())
             needed = bound - (deadline - step) * self.groups_per_step
-            among = [uid for uid in finished if last[uid] <= deadline and uid not in taken]
-            missing = max(0, needed - sum(last[uid] <= deadline for uid in taken))
+            among = [uid for uid in finished if last[uid] <= deadline and uid not in selected]
+            missing = max(0, needed - sum(last[uid] <= deadline for uid in selected))
             if len(among) < missing:
                 return None
-            taken += among[:missing]
-        taken += [uid for uid in finished if uid not in taken][: size - len(taken)]
-        return _in_order(taken, begun) if len(taken) == size else None
+            selected += among[:missing]
+        selected += [uid for uid in finished if uid not in selected][: size - len(selected)]
+        return _in_order(selected, begun) if len(selected) == size else None
 
     def missing(self, step: int, begun: Mapping[str, int], finished: Collection[str]) -> int:
         """Least number of further groups that must finish before `select` can have enough."""

@@ -56,8 +56,8 @@ class Refill:
 
     def state(self) -> str:
         """For a checkpoint."""
-        kept = {"seen": self._num_seen, "teaching": self._num_teaching, "unreplaced": self.num_unfilled}
-        return json.dumps(kept)
+        counts = {"seen": self._num_seen, "teaching": self._num_teaching, "unreplaced": self.num_unfilled}
+        return json.dumps(counts)
 
     def restore(self, file: Path) -> None:
         """Restore the state of a checkpoint; nothing where there is no such file.
@@ -68,9 +68,9 @@ class Refill:
         if not file.is_file():
             return
         try:
-            found = json.loads(file.read_text())
-            self._num_seen, self._num_teaching = float(found["seen"]), float(found["teaching"])
-            self.num_unfilled = int(found["unreplaced"])
+            counts = json.loads(file.read_text())
+            self._num_seen, self._num_teaching = float(counts["seen"]), float(counts["teaching"])
+            self.num_unfilled = int(counts["unreplaced"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{file} is damaged ({type(error).__name__}: {error}); remove the checkpoint, and the run "

@@ -28,11 +28,11 @@ class MachineEnd:
         self._margin_s, self._longest_s = settings.save_before, 0.0
         self._at: float | None = None
         self._why_unknown = ""
-        given = {name: environment[name] for name in MACHINE_ENDS if environment.get(name)}
-        if not given:
+        times = {name: environment[name] for name in MACHINE_ENDS if environment.get(name)}
+        if not times:
             self._why_unknown = f"none of {', '.join(MACHINE_ENDS)} is set"
             return
-        name, text = next(iter(given.items()))
+        name, text = next(iter(times.items()))
         try:
             at = float(text)
         except ValueError:
@@ -60,10 +60,10 @@ class MachineEnd:
         self._longest_s = max(self._longest_s, seconds)
         if self._at is None:
             return ""
-        left = self._at - time.time()
-        if left >= self._longest_s + self._margin_s:
+        seconds_left = self._at - time.time()
+        if seconds_left >= self._longest_s + self._margin_s:
             return ""
         return (
-            f"the machine is taken away in {left:.0f} s, and another step may take {self._longest_s:.0f} s besides "
-            f"run.save_before={self._margin_s:g}"
+            f"the machine is taken away in {seconds_left:.0f} s, and another step may take {self._longest_s:.0f} s "
+            f"besides run.save_before={self._margin_s:g}"
         )

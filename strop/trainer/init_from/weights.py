@@ -100,29 +100,29 @@ class InitFromRun:
         """
         start = run.path / START
         _link_all(self.model_folder, start / MODEL_FOLDER)
-        taken = ["the weights"]
+        parts = ["the weights"]
         if self._takes_critic(config):
             assert self.settings is not None, "else the critic is not taken"
-            own = _section(self.settings, CRITIC)
+            critic = _section(self.settings, CRITIC)
             model = dataclasses.replace(
-                self.settings.model, path=own.path or self.settings.model.path, lora=own.lora
+                self.settings.model, path=critic.path or self.settings.model.path, lora=critic.lora
             )
             from strop.trainer.role_export import export_role  # torch: seconds
 
             export_role(self.checkpoint.path, start / CRITIC, model, role=CRITIC)
-            taken.append("the critic")
+            parts.append("the critic")
         if self.with_optimizer:
             for role in _trained(config):
                 _link_all(self.checkpoint.path / role, start / OPTIMIZER / role)
-            taken.append("the optimizer's state")
+            parts.append("the optimizer's state")
         step = self.checkpoint.step
         run.events.append(
-            "started_from", 0, fsync=True, run=str(self.run), id=self.info["id"], from_step=step, taken=taken
+            "started_from", 0, fsync=True, run=str(self.run), id=self.info["id"], from_step=step, taken=parts
         )
-        yield f"begins with {' and '.join(taken)} of step {step} of {self.run}"
+        yield f"begins with {' and '.join(parts)} of step {step} of {self.run}"
         if "prm" in config.roles:
             yield f"the process reward model begins anew, from {_section(config, 'prm').path or config.model.path}"
-        if CRITIC in config.roles and "the critic" not in taken:
+        if CRITIC in config.roles and "the critic" not in parts:
             yield f"the critic begins anew, from {_section(config, CRITIC).path or config.model.path}"
 
     def _takes_critic(self, config: Config) -> bool:

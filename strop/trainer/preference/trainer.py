@@ -109,13 +109,13 @@ class PreferenceTrainer(SupervisedTrainer):
         return torch.cat([part.tensors()["numbers"] for part in parts]).reshape(-1, 2)
 
     def _weighed(self, examples: Sequence[Compared], places: Sequence[int], split: str) -> Weighed:
-        lengths = [[float(sum(side.loss_mask)) for side in one.pair] for one in examples]
+        lengths = [[float(sum(side.loss_mask)) for side in example.pair] for example in examples]
         batch = Batch(
             numbers=self._numbers(examples),
             reference=self._reference[split][list(places)],
             lengths=torch.tensor(lengths, dtype=torch.float64),
-            margins=torch.tensor([one.margin for one in examples], dtype=torch.float64),
-            is_good=torch.tensor([one.is_good for one in examples]),
+            margins=torch.tensor([example.margin for example in examples], dtype=torch.float64),
+            is_good=torch.tensor([example.is_good for example in examples]),
         )
         return weigh(self._sft, batch)
 
@@ -123,7 +123,7 @@ class PreferenceTrainer(SupervisedTrainer):
         self, places: Sequence[int], stages: Stages
     ) -> tuple[DataProto, Update, Mapping[str, float]]:
         """Along the gradients of the numbers of both answers, as the loss weighs them."""
-        examples = [self._examples[place] for place in places]
+        examples = [self._examples[index] for index in places]
         num_sides = 1 if self._sft.loss == "kto" else 2  # answers to other prompts are not trained
         batch = preference_batch(examples, num_sides)
         with stages.stage("numbers"):
@@ -156,6 +156,6 @@ def _digest_of_rows(splits: Mapping[str, Sequence[Compared]]) -> str:
     parts: list[str | Sequence[int]] = []
     for name, examples in splits.items():
         parts.append(name)
-        for place in range(len(examples)):
-            parts += [side.token_ids for side in examples[place].pair]
+        for index in range(len(examples)):
+            parts += [side.token_ids for side in examples[index].pair]
     return digest(*parts)

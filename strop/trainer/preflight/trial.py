@@ -134,11 +134,11 @@ def _remote_preflight(config: Config, *, num_prompts: int) -> Preflight:
 
         async def play() -> list[Episode]:
             async with RewardPool(spoken.reward, tokenizer=spoken.model.path) as pool:
-                return await run_standalone(spoken, setup, prompts, pool, how=spoken.rollout)
+                return await run_standalone(spoken, setup, prompts, pool, section=spoken.rollout)
 
         episodes = asyncio.run(play())
     reports = [episode_report(episode) for episode in episodes]
-    rewards = {one.id: (one.score,) for one in reports if one.score is not None}
+    rewards = {report.id: (report.score,) for report in reports if report.score is not None}
     probe = Probe(
         tokens=None,
         reports=reports,
@@ -241,8 +241,8 @@ class _PreflightTrial:
         batch = training_rows(config, roles, episodes, self._sampling)
         if not batch.reports:
             return
-        wanted = {"old_log_probs"} | ({"rm_scores"} if "reward_model" in config.roles else set())
-        batch = add_columns(batch, wanted, config, roles, Stages(roles))
+        names = {"old_log_probs"} | ({"rm_scores"} if "reward_model" in config.roles else set())
+        batch = add_columns(batch, names, config, roles, Stages(roles))
         self._take(batch.reports, batch.columns_for("preflight").get().tensors())
 
     def _take(self, reports: Sequence[EpisodeReport], tensors: Mapping[str, Tensor]) -> None:
@@ -323,13 +323,13 @@ def _is_float32(config: Config) -> bool:
 def _answer_line(sample: Mapping[str, Any]) -> str:
     """`e0-000012/3  score 1  'the answer is 7', read as '7', right is '7'`."""
     reward, score = sample["reward"], sample["score"] or 0.0
-    shown = f"{sample['id']}  " + ("no score" if sample["score"] is None else f"score {score:g}")
+    line = f"{sample['id']}  " + ("no score" if sample["score"] is None else f"score {score:g}")
     if reward is not None and not math.isclose(reward, score, abs_tol=1e-6):  # the reward is a float32
-        shown += f", reward {sample['reward']:.3g}"
-    shown += f"  {_shortened(sample['response'])}" if sample["response"] is not None else "  not kept"
+        line += f", reward {sample['reward']:.3g}"
+    line += f"  {_shortened(sample['response'])}" if sample["response"] is not None else "  not kept"
     if sample["pred"] is not None:
-        shown += f", read as {_shortened(sample['pred'])}"
-    return f"{shown}, right is {_shortened(sample['ground_truth'])}  {sample['error']}".rstrip()
+        line += f", read as {_shortened(sample['pred'])}"
+    return f"{line}, right is {_shortened(sample['ground_truth'])}  {sample['error']}".rstrip()
 
 
 def _shortened(value: object) -> str:

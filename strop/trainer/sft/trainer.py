@@ -92,7 +92,9 @@ class SupervisedTrainer:
             )
         self._examples = self._load(sft.data, sft.data.train_files, "train")
         self._val = self._load(sft.data, sft.data.val_files, "val") if sft.data.val_files else None
-        if size > 1 and any(one is not None and one.has_media for one in (self._examples, self._val)):
+        if size > 1 and any(
+            examples is not None and examples.has_media for examples in (self._examples, self._val)
+        ):
             raise ValueError(
                 f"{self.name}.engine.sequence_parallel is {size}, but conversations have images, and it divides "
                 f"sequences over ranks, which images cannot be: use {self.name}.engine.sequence_parallel=1"
@@ -144,8 +146,8 @@ class SupervisedTrainer:
         check_language_model(self._config.model)
 
     def _load(self, data: Any, files: Sequence[str], split: str) -> Any:
-        found = read_sft_rows(files, self._config.data.cache_dir)
-        dataset = SftDataset(found.rows, self._tokenizer, data, split=split, sources=found.sources)
+        rows = read_sft_rows(files, self._config.data.cache_dir)
+        dataset = SftDataset(rows.rows, self._tokenizer, data, split=split, sources=rows.sources)
         self._tell(dataset, split)
         _check_media_tokens(dataset, self._config.model)
         if self._sft.distillation.is_on and split == "train":
@@ -266,7 +268,7 @@ class SupervisedTrainer:
         self, places: Sequence[int], stages: Stages
     ) -> tuple[DataProto, Update, Mapping[str, float]]:
         """One optimizer step on the rows at these places: its batch, what came of it, and further metrics."""
-        examples = [self._examples[place] for place in places]
+        examples = [self._examples[index] for index in places]
         batch = make_sft_batch(examples, with_teacher=self._sft.distillation.is_on)
         with stages.stage("update"):
             update = merged_update(as_list(self._worker.call.update(batch, sft_totals(batch))))
@@ -274,8 +276,8 @@ class SupervisedTrainer:
 
     def _wants_first_validation(self) -> bool:
         """False also when a start that came no further than this left one behind."""
-        wanted = self._config.eval.before_train and self._start_step == 0
-        return wanted and not self._run.events.read("validation")
+        is_enabled = self._config.eval.before_train and self._start_step == 0
+        return is_enabled and not self._run.events.read("validation")
 
     def _validate(self, dataset: Any, step: int) -> dict[str, float]:
         """The mean loss per trained token of held-out rows, with its record."""

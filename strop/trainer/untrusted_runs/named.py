@@ -68,6 +68,6 @@ def of_agents(agent: AgentConfig) -> Iterator[Named]:
         yield from code_below(agent, "agent", name)
 
 
-def is_elsewhere(named: Named) -> bool:
+def is_elsewhere(reference: Named) -> bool:
     """A relative path: which file it means depends on the current directory."""
-    return bool(named.path) and not Path(named.path).expanduser().is_absolute()
+    return bool(reference.path) and not Path(reference.path).expanduser().is_absolute()

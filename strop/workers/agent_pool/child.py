@@ -142,12 +142,12 @@ class _Worker:
                 prompt_in(prompt), sample_index, sampling_in(sampling),
                 client=self._client, seed=self._seed, setup=self._setup,
             )  # fmt: skip
-            said = [sequence_out(one) for one in sequences]
+            encoded = [sequence_out(sequence) for sequence in sequences]
         except Exception as error:
             logger.exception("an episode of %s failed", prompt.get("uid"))
             self._send("raised", number, described(error))
         else:
-            self._send("played", number, said, [span_out(span) for span in spans or ()])
+            self._send("played", number, encoded, [span_out(span) for span in spans or ()])
 
 
 class _Client:

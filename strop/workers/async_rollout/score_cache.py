@@ -51,10 +51,10 @@ class ScoreCache:
         """As of the pool."""
         return self._pool.compares
 
-    def restore(self, uid: str, given: SavedScores) -> None:
+    def restore(self, uid: str, scores: SavedScores) -> None:
         """Keep the outcomes of this prompt from now on; `given` are those of an earlier process."""
         self._kept[uid] = {}
-        self._given[uid] = given
+        self._given[uid] = scores
 
     def forget(self, uids: Collection[str]) -> None:
         """These prompts were trained, or are given up."""
@@ -64,22 +64,22 @@ class ScoreCache:
 
     def saved(self) -> dict[str, SavedScores]:
         """By uid, those of every prompt that is followed; with what was given and not asked for again yet."""
-        return {uid: {**self._given[uid], **kept} for uid, kept in self._kept.items()}
+        return {uid: {**self._given[uid], **scores} for uid, scores in self._kept.items()}
 
     async def score(
         self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
     ) -> Outcome:
         """As the pool does; what the cache has is not scored again."""
-        kept, number = self._kept.get(prompt.uid), str(trajectory.sample_index)
-        if kept is None:
+        scores, number = self._kept.get(prompt.uid), str(trajectory.sample_index)
+        if scores is None:
             return await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
         scored = _digest(trajectory, solution_str)
-        known = self._given[prompt.uid].get(number)
-        if known is not None and known.scored == scored:
-            outcome = known.outcome
+        saved = self._given[prompt.uid].get(number)
+        if saved is not None and saved.scored == scored:
+            outcome = saved.outcome
         else:
             outcome = await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
-        kept[number] = SavedScore(scored=scored, outcome=outcome)
+        scores[number] = SavedScore(scored=scored, outcome=outcome)
         return outcome
 
     async def compare(
@@ -93,5 +93,7 @@ class ScoreCache:
 
 
 def _digest(trajectory: Trajectory, solution_str: str) -> str:
-    said = [solution_str, list(trajectory.response_ids), trajectory.num_turns, dict(trajectory.extra)]
-    return hashlib.blake2b(json.dumps(said, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()
+    content = [solution_str, list(trajectory.response_ids), trajectory.num_turns, dict(trajectory.extra)]
+    return hashlib.blake2b(
+        json.dumps(content, sort_keys=True, default=repr).encode(), digest_size=8
+    ).hexdigest()

@@ -112,7 +112,7 @@ def make_observer(config: TraceConfig, tokenizer: Any) -> TraceObserver | None:
 def _of_episode(episode: Episode) -> dict[str, Any]:
     prompt, outcome = episode.prompt, episode.outcome
     answer = {"role": "assistant", "content": episode.text}
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": prompt.agent_name,
         "gen_ai.conversation.id": episode.id,
@@ -123,16 +123,18 @@ def _of_episode(episode: Episode) -> dict[str, Any]:
         "strop.data_source": prompt.data_source,
     }
     if outcome is not None:
-        found |= {"strop.outcome": outcome.kind, "strop.reward_parts": _json(outcome.parts)}
+        attributes |= {"strop.outcome": outcome.kind, "strop.reward_parts": _json(outcome.parts)}
         if outcome.score is not None:
-            found["strop.score"] = outcome.score
+            attributes["strop.score"] = outcome.score
     if episode.trajectory is not None:
-        versions = [version for one in episode.sequences for version in one.versions if version >= 0]
-        found["strop.stop_reason"] = episode.trajectory.stop_reason
-        found["strop.num_turns"] = episode.trajectory.num_turns
+        versions = [
+            version for sequence in episode.sequences for version in sequence.versions if version >= 0
+        ]
+        attributes["strop.stop_reason"] = episode.trajectory.stop_reason
+        attributes["strop.num_turns"] = episode.trajectory.num_turns
         if versions:
-            found |= {"strop.version.first": min(versions), "strop.version.last": max(versions)}
-    return found
+            attributes |= {"strop.version.first": min(versions), "strop.version.last": max(versions)}
+    return attributes
 
 
 def _of_span(span: Span, tokenizer: Any) -> dict[str, Any]:
