@@ -22,12 +22,12 @@ from strop.controller import Dispatch, Mesh, Worker, WorkerGroup, register, role
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardPool
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.reward_trial import probe_scorers
 from strop.trainer.setup import check_prompts_fit, checked_tokenizer, load_val_prompts
 from strop.trainer.standalone import OnUsage, is_remote, model_backend, run_standalone
-from strop.trainer.start import Say
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trainer.worker_groups import start_runtime
 from strop.utils.device import device_name
@@ -61,7 +61,9 @@ Progress = Callable[[int, int], None]
 """Takes the number of answers that are done, and of all."""
 
 
-def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, total: None) -> Evaluation:
+def evaluate(
+    config: Config, *, say: Reporter, on_progress: Progress = lambda done, total: None
+) -> Evaluation:
     """Answer data.val_files with model.path and score the answers.
 
     Args:
@@ -173,7 +175,7 @@ async def _play(
     setup: AgentSetup,
     prompts: Sequence[Prompt],
     *,
-    say: Say,
+    say: Reporter,
     on_progress: Progress,
     on_usage: OnUsage,
 ) -> list[Episode]:
@@ -193,12 +195,12 @@ async def _play(
         )
 
 
-async def _probe(pool: RewardPool, config: Config, prompts: Sequence[Prompt], say: Say) -> None:
+async def _probe(pool: RewardPool, config: Config, prompts: Sequence[Prompt], say: Reporter) -> None:
     size = config.eval.samples_per_prompt
     await probe_scorers(pool, prompts, say, group_size=size, validation_size=size)
 
 
-def _play_on_ranks(config: Config, prompts: Sequence[Prompt], *, say: Say) -> list[Episode]:
+def _play_on_ranks(config: Config, prompts: Sequence[Prompt], *, say: Reporter) -> list[Episode]:
     """The same answers, from processes of their own that each have a share of the prompts."""
 
     async def probe() -> None:

@@ -7,6 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 from strop.run import Checkpoint, RunConfig, RunFolder
 
+Reporter = Callable[[str], None]
+"""Prints one line for the person who watches."""
+
 
 class StopRequest:
     """Request from outside to end the run; this one never comes."""
@@ -27,14 +30,14 @@ class StopRequest:
             ValueError: they ask for what cannot be known here.
         """
 
-    def warn(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
+    def warn(self, run: RunFolder, step: int, say: Reporter) -> None:
         """Warn of settings without effect, before the run goes on from this step."""
 
     def step(self) -> AbstractContextManager[None]:
         """Context of a step with its checkpoint: a request waits for its end."""
         return nullcontext()
 
-    def check_time(self, say: Callable[[str], None]) -> None:
+    def check_time(self, say: Reporter) -> None:
         """Make a request where there is no time for another step."""
 
     def finish_step(self) -> None:

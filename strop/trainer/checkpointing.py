@@ -12,7 +12,7 @@ from strop.controller import WorkerGroup
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
-from strop.trainer.callbacks import StopRequest
+from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.fault_tolerance.disk import watched
 
 SETTLE_S = 600.0
@@ -36,7 +36,7 @@ class Checkpointer:
         source_model: Path,
         sampler: PromptSampler,
         texts: Callable[[], Mapping[str, str]] = dict,
-        say: Callable[[str], None],
+        say: Reporter,
         limit_s: float,
         on_sealed: Callable[[Checkpoint], object] = lambda checkpoint: None,
     ) -> None:

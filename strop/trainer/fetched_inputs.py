@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.model_commits import check_models_same, read_models, with_data, write_models
 from strop.trainer.model_locations import MODEL_PATHS, Located, locate
 
-Say = Callable[[str], None]
 Records = Mapping[str, Mapping[str, Any]]
 
 __all__ = ["found", "found_again", "told", "write_models"]
 
 
 def found(
-    config: Config, command: Sequence[str], *, say: Say, but: Collection[str], recorded: Records | None
+    config: Config, command: Sequence[str], *, say: Reporter, but: Collection[str], recorded: Records | None
 ) -> Located:
     """The inputs of a run that begins.
 
@@ -36,7 +36,7 @@ def found(
     return with_data(located, command, say=say, known=recorded)
 
 
-def found_again(config: Config, run: RunFolder, *, say: Say) -> Config:
+def found_again(config: Config, run: RunFolder, *, say: Reporter) -> Config:
     """The settings of a run that goes on, with the inputs that it began with.
 
     Raises:

@@ -25,7 +25,7 @@ from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import METRICS_FILE, TrackerSetup, read_metrics
 from strop.run import Checkpoint, RunFolder
 from strop.run.heartbeat import beating
-from strop.trainer.callbacks import Callbacks, StopRequest
+from strop.trainer.callbacks import Callbacks, Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.recording import check_recording
 from strop.trainer.collectors.make import describe_collector, make_collector
@@ -47,7 +47,7 @@ from strop.trainer.setup import (
     load_training_data,
     sampling_of,
 )
-from strop.trainer.start import Say, optimizer_of
+from strop.trainer.start import optimizer_of
 from strop.trainer.step_logging import log_failures, step_metrics
 from strop.trainer.threads import set_run_threads
 from strop.trainer.timing import Stages
@@ -76,7 +76,7 @@ class Trainer:
         run: RunFolder,
         *,
         checkpoint: Checkpoint | None,
-        say: Say,
+        say: Reporter,
         force: bool = False,
         stop: StopRequest | None = None,
         callbacks: Callbacks | None = None,
@@ -352,7 +352,7 @@ def train(
     run: RunFolder,
     *,
     checkpoint: Checkpoint | None = None,
-    say: Say,
+    say: Reporter,
     force: bool = False,
     stop: StopRequest | None = None,
     callbacks: Callbacks | None = None,

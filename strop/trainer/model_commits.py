@@ -16,6 +16,7 @@ from typing import Any
 
 from strop.data.hub_rows import commit_of, parse_hub
 from strop.run import RunError
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.model_locations import Located
 from strop.trainer.sections import SECTION_OF_COMMAND
@@ -29,7 +30,7 @@ Records = Mapping[str, Mapping[str, Any]]
 
 
 def with_data(
-    located: Located, command: Sequence[str], *, say: Callable[[str], None], known: Records | None = None
+    located: Located, command: Sequence[str], *, say: Reporter, known: Records | None = None
 ) -> Located:
     """The same with every data set of a hub at a commit.
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.models import replaced, value_of, with_template
 from strop.utils.hub.models import Fetch, fetch_model
 from strop.utils.hub.places import place_of
 from strop.utils.remote_path import folder_here
-
-Say = Callable[[str], None]
 
 POLICY = ("model.path", "model.tokenizer_path")
 """Keys of models that a command without training reads."""
@@ -36,7 +35,7 @@ class Located:
 def locate(
     config: Config,
     *,
-    say: Say,
+    say: Reporter,
     known: Mapping[str, Mapping[str, Any]] | None = None,
     weights: bool = True,
     keys: Collection[str] = MODEL_PATHS,
@@ -75,7 +74,7 @@ def locate(
 
 
 def _fetched(
-    config: Config, key: str, text: str, *, say: Say, state: str, weights: bool
+    config: Config, key: str, text: str, *, say: Reporter, state: str, weights: bool
 ) -> Mapping[str, Any]:
     """Record of a model that was fetched: source, kind, revision, folder."""
     model = config.model

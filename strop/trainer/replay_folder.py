@@ -11,11 +11,12 @@ from strop.run import RunError, RunFolder
 from strop.run.fingerprints import FingerprintChain
 from strop.run.folder import CONFIG_FILE
 from strop.run.replay_schedule import read_schedule
+from strop.trainer.callbacks import Reporter
 from strop.trainer.init_from.weights import take_optimizer
 from strop.trainer.model_commits import read_models
 from strop.trainer.replayed_run import Recorded, write_recorded
 from strop.trainer.resume_overrides import NEUTRAL, is_among, settings_to_continue
-from strop.trainer.start import Say, Start, start_run
+from strop.trainer.start import Start, start_run
 from strop.trainer.threads import EVENT as THREADS
 
 
@@ -25,7 +26,7 @@ def replay_run(
     *,
     overrides: Sequence[str],
     command: Sequence[str],
-    say: Say,
+    say: Reporter,
     admit: Callable[[str], object] | None,
     aliases: KeyAliases | None = None,
 ) -> tuple[Start, Recorded]:

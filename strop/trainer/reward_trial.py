@@ -13,9 +13,9 @@ from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardError, RewardPool, summarize
 from strop.rewards.wire import NOT_SENT
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
-from strop.trainer.start import Say
 
 NUM_PROBES = 2
 """Prompts on which scorers are tried."""
@@ -23,7 +23,7 @@ _MAX_PROBES = 4
 """Answers that are scored; enough to tell a broken function from a bad answer."""
 
 
-def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, costs: Any) -> None:
+def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Reporter, *, costs: Any) -> None:
     """Try the reward function of a run on its first rows.
 
     Args:
@@ -56,7 +56,12 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
 
 
 async def probe_scorers(
-    scorers: RewardPool, prompts: Sequence[Prompt], say: Say, *, group_size: int, validation_size: int | None
+    scorers: RewardPool,
+    prompts: Sequence[Prompt],
+    say: Reporter,
+    *,
+    group_size: int,
+    validation_size: int | None,
 ) -> None:
     """Score the right answer and an empty one to each of a few prompts; what failed of it is said.
 

@@ -22,6 +22,7 @@ from strop.run.folder import CONFIG_FILE
 from strop.run.inputs import check_inputs, inputs_of, kept_inputs, write_inputs
 from strop.run.paths import with_absolute_paths
 from strop.trainer import fetched_inputs
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.loading import with_extensions
 from strop.trainer.models import replaced
@@ -37,9 +38,6 @@ logger = logging.getLogger(__name__)
 START, OPTIMIZER = "start", "optimizer"
 """Folder of a run with what it took over from another one, and the one in it with the optimizer's state."""
 _FINISHED = "{run} is finished; nothing to resume (more steps or epochs make it longer)"
-
-Say = Callable[[str], None]
-"""Prints one line for the person who watches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ def start_run(
     config: Config,
     *,
     command: Sequence[str],
-    say: Say = logger.info,
+    say: Reporter = logger.info,
     beginning: Any = None,
     recorded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Start:
@@ -146,7 +144,7 @@ def resume_run(
     folder: Path,
     *,
     overrides: Sequence[str] = (),
-    say: Say,
+    say: Reporter,
     admit: Callable[[str], object] | None = None,
     accept_changes: bool = False,
     in_shell: bool = True,

@@ -11,8 +11,8 @@ from strop.data.config import DataConfig
 from strop.engines.flops import usage_metrics
 from strop.rewards import summarize
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.records import StepRecord
-from strop.trainer.start import Say
 from strop.trainer.timing import Stages
 from strop.trainer.worker_groups import WorkerGroups
 from strop.utils.metrics import Metric
@@ -79,7 +79,7 @@ def told_by_passes(metrics: dict[str, float], reports: Sequence[EpisodeReport]) 
 
 
 def log_failures(
-    record: StepRecord, roles: WorkerGroups, run: RunFolder, say: Say, *, timeout_s: float
+    record: StepRecord, roles: WorkerGroups, run: RunFolder, say: Reporter, *, timeout_s: float
 ) -> None:
     """Report the engines, updates, episodes and scores that a step has lost; `timeout_s` is that of scores."""
     failures = as_list(roles.rollout.call.pop_engine_failures())

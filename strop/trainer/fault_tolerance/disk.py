@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.utils.background import every
 from strop.utils.shell_words import shell_word
 
@@ -23,7 +24,7 @@ EXIT_CODE = 1
 
 
 @contextlib.contextmanager
-def watched(run: RunFolder, step: int, *, say: Callable[[str], None], limit_s: float) -> Iterator[None]:
+def watched(run: RunFolder, step: int, *, say: Reporter, limit_s: float) -> Iterator[None]:
     """Context in which the checkpoint of a step is written; event `slow_disk` afterwards, if it took long.
 
     Args:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from strop.controller import CallTimeout, WorkerFailed
 from strop.run import Checkpoint, RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.resume import Continuation
 from strop.trainer.resume import roll_back as roll_back_run
-from strop.trainer.start import Say
 
 
 class Recovery:
     """Recovery of a run from its last checkpoint, limited by run.max_restarts attempts without progress."""
 
-    def __init__(self, config: Config, run: RunFolder, *, step: int, say: Say) -> None:
+    def __init__(self, config: Config, run: RunFolder, *, step: int, say: Reporter) -> None:
         """Args:
         config, run: of the run.
         step: that it begins or goes on at.

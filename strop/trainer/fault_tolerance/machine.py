@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from strop.run import RunFolder
 from strop.run.config import RunConfig
+from strop.trainer.callbacks import Reporter
 
 MACHINE_ENDS = (
     "SLURM_JOB_END_TIME", "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
@@ -45,7 +46,7 @@ class MachineEnd:
         else:  # set for an earlier job, or the machine would be gone
             self._why_unknown = f"{name} is {text}, which is past"
 
-    def warn(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
+    def warn(self, run: RunFolder, step: int, say: Reporter) -> None:
         """Warn that run.save_before has no effect, where nothing says when the machine ends: a line and an event."""
         if self._why_unknown:
             message = (

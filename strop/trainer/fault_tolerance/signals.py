@@ -16,12 +16,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from strop.run import RunConfig, RunFolder
-from strop.trainer.callbacks import StopRequest
+from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.fault_tolerance.machine import MachineEnd
 
 WARNING = signal.SIGUSR1
@@ -110,12 +110,12 @@ class SignalRequest(StopRequest):
         self._grace_s = settings.grace_s
         self._machine = MachineEnd(settings) if settings.save_before else None
 
-    def warn(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
+    def warn(self, run: RunFolder, step: int, say: Reporter) -> None:
         """Warn that run.save_before has no effect, where nothing says when the machine ends."""
         if self._machine is not None:
             self._machine.warn(run, step, say)
 
-    def check_time(self, say: Callable[[str], None]) -> None:
+    def check_time(self, say: Reporter) -> None:
         """Make a request, as of a scheduler's warning, where no other step fits before the machine is taken away."""
         if self.number or self._machine is None:
             return

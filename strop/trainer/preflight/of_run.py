@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.env_certificate import certify_environments
 from strop.trainer.preflight.trial import RunRefused, run_trial
 from strop.trainer.setup import TrainingData
-from strop.trainer.start import Say
 from strop.trainer.worker_groups import WorkerGroups
 
 EVENT = "preflight"
 
 
 def preflight_before_training(
-    config: Config, data: TrainingData, roles: WorkerGroups, run: RunFolder, say: Say, *, force: bool
+    config: Config, data: TrainingData, roles: WorkerGroups, run: RunFolder, say: Reporter, *, force: bool
 ) -> None:
     """Environments are inspected, and a few dozen samples of the first step played and scored; not where a start that
     came no further has done it.

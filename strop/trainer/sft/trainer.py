@@ -29,7 +29,7 @@ from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import TrackerSetup
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.trainer.callbacks import StopRequest
+from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.parallel import check_ranks
 from strop.trainer.config import Config
@@ -37,7 +37,7 @@ from strop.trainer.environment import environment_of
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.sft.result import SftResult, sft_result
-from strop.trainer.start import Say, optimizer_of
+from strop.trainer.start import optimizer_of
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.timing import Stages
 from strop.trainer.worker_groups import role_mesh, start_runtime
@@ -68,7 +68,7 @@ class SupervisedTrainer:
         run: RunFolder,
         *,
         checkpoint: Checkpoint | None,
-        say: Say,
+        say: Reporter,
         stop: StopRequest | None = None,
     ) -> None:
         self._config, self._run, self._say = config, run, say
@@ -378,7 +378,7 @@ def fine_tune(
     run: RunFolder,
     *,
     checkpoint: Checkpoint | None = None,
-    say: Say,
+    say: Reporter,
     stop: StopRequest | None = None,
     trainer: type[SupervisedTrainer] = SupervisedTrainer,
 ) -> SftResult:

@@ -223,11 +223,11 @@ class _Worker:
         self._writer.write(self._begin)
         try:
             async with asyncio.timeout(START_S):
-                line = await reader.readline()
+                answer_line = await reader.readline()
         except TimeoutError:
             self._lose(f"it did not load the agents within {START_S:g} s")
         else:
-            match read_line(line) if line else None:
+            match read_line(answer_line) if answer_line else None:
                 case ["ready"]:
                     self._tasks = [
                         asyncio.create_task(self._read(reader)),

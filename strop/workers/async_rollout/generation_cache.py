@@ -57,13 +57,13 @@ class GenerationCache:
         """Ids of the requests that were not those of an earlier process."""
 
     def restore(self, uid: str, states: RequestStates | None = None) -> None:
-        """Keep the answers of this prompt from now on; `given` are those of an earlier process."""
+        """Keep the answers of this prompt from now on; `states` are those of an earlier process."""
         self._current[uid] = {}
         if states:
             self._earlier[uid] = dict(states)
 
     def forget(self, uids: Collection[str]) -> dict[str, Spans]:
-        """These prompts were trained; by uid of those that were played here, which versions sampled them."""
+        """Drop the answers of prompts that were trained; gives the versions that sampled them, by uid."""
         spans: dict[str, Spans] = {}
         for uid in uids:
             requests = self._current.pop(uid, None)
@@ -76,7 +76,8 @@ class GenerationCache:
         return spans
 
     async def states(self) -> dict[str, RequestStates]:
-        """By uid, copies of those of every prompt that is followed; with what was given and not asked for again yet."""
+        """Copies of the requests of every prompt that is kept, by uid, with restored ones that were not asked for
+        again."""
         return {
             uid: {
                 name: copy.deepcopy(state)

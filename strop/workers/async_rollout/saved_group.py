@@ -10,7 +10,7 @@ from strop.workers.async_rollout.score_cache import SavedScores
 
 @dataclass(frozen=True, kw_only=True)
 class SavedGroup:
-    """The group of one prompt, as far as it came."""
+    """State of the group of one prompt."""
 
     requests: RequestStates = field(default_factory=dict)
     """State of its requests."""

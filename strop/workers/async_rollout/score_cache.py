@@ -38,8 +38,8 @@ class ScoreCache:
 
     def __init__(self, pool: RewardPool) -> None:
         self._pool = pool
-        self._kept: dict[str, dict[str, SavedScore]] = {}
-        self._given: dict[str, SavedScores] = {}
+        self._scores: dict[str, dict[str, SavedScore]] = {}
+        self._restored: dict[str, SavedScores] = {}
 
     @property
     def config(self) -> RewardConfig:
@@ -48,33 +48,33 @@ class ScoreCache:
 
     @property
     def compares(self) -> bool:
-        """As of the pool."""
+        """True when the pool compares answers."""
         return self._pool.compares
 
     def restore(self, uid: str, scores: SavedScores) -> None:
-        """Keep the outcomes of this prompt from now on; `given` are those of an earlier process."""
-        self._kept[uid] = {}
-        self._given[uid] = scores
+        """Keep the outcomes of this prompt from now on; `scores` are those of an earlier process."""
+        self._scores[uid] = {}
+        self._restored[uid] = scores
 
     def forget(self, uids: Collection[str]) -> None:
-        """These prompts were trained, or are given up."""
+        """Drop the scores of prompts that were trained or given up."""
         for uid in uids:
-            self._kept.pop(uid, None)
-            self._given.pop(uid, None)
+            self._scores.pop(uid, None)
+            self._restored.pop(uid, None)
 
     def saved(self) -> dict[str, SavedScores]:
-        """By uid, those of every prompt that is followed; with what was given and not asked for again yet."""
-        return {uid: {**self._given[uid], **scores} for uid, scores in self._kept.items()}
+        """Scores of every prompt that is kept, by uid, with restored ones that were not asked for again yet."""
+        return {uid: {**self._restored[uid], **scores} for uid, scores in self._scores.items()}
 
     async def score(
         self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
     ) -> Outcome:
         """As the pool does; what the cache has is not scored again."""
-        scores, number = self._kept.get(prompt.uid), str(trajectory.sample_index)
+        scores, number = self._scores.get(prompt.uid), str(trajectory.sample_index)
         if scores is None:
             return await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
         scored = _digest(trajectory, solution_str)
-        saved = self._given[prompt.uid].get(number)
+        saved = self._restored[prompt.uid].get(number)
         if saved is not None and saved.scored == scored:
             outcome = saved.outcome
         else:
