@@ -58,11 +58,11 @@ class Checkpointer:
         self._watch = partial(watched, run, say=say, limit_s=limit_s)
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
-        self._copier: Any = None
+        self._mirror: Any = None
         if settings.copy_to:
-            from strop.trainer.run_mirror import Copier  # libraries of hubs: slow to import
+            from strop.trainer.run_mirror import RunMirror  # libraries of hubs: slow to import
 
-            self._copier = Copier(run, settings.copy_to)
+            self._mirror = RunMirror(run, settings.copy_to)
         self._saved_step = 0
 
     def save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:
@@ -81,7 +81,7 @@ class Checkpointer:
         with self._watched(step):
             pending = self._write(step, score, facts=facts, is_last=is_last)
             self._finish_roles(pending)
-            self._tell(pending, pending.seal())
+            self._record_sealed(pending, pending.seal())
 
     def _write(
         self,
@@ -139,18 +139,18 @@ class Checkpointer:
             CheckpointError: it could not be written; the one before stays valid.
         """
 
-    def settle(self) -> None:
+    def finish_background(self) -> None:
         """Let background copies end, well or not, where the run has failed too."""
-        if self._copier is not None:
-            self._copier.finish(SETTLE_S)
+        if self._mirror is not None:
+            self._mirror.finish(SETTLE_S)
 
-    def _tell(self, pending: PendingCheckpoint, checkpoint: Checkpoint) -> None:
-        """A checkpoint is whole."""
+    def _record_sealed(self, pending: PendingCheckpoint, checkpoint: Checkpoint) -> None:
+        """Record a checkpoint that is complete."""
         self._run.events.append(
             "checkpoint", checkpoint.step, fsync=True, path=checkpoint.path.name, score=pending.score
         )
-        if self._copier is not None:
-            self._copier.hear(checkpoint)
+        if self._mirror is not None:
+            self._mirror.copy(checkpoint)
         self._on_sealed(checkpoint)
 
     def _finish_roles(self, pending: PendingCheckpoint) -> None:

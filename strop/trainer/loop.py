@@ -88,7 +88,7 @@ class Trainer:
         self._stop = stop or SignalRequest()
         self._callbacks = callbacks or Callbacks()
         self._stop.start(config.run)
-        self.has_begun = False
+        self.is_started = False
         """All roles are there."""
         check_trackers(config.trainer.trackers)
         check_observers(config.rollout)
@@ -125,7 +125,7 @@ class Trainer:
             with activity("the start of the roles"):
                 self._start_roles(stack)
             stack.enter_context(settled())
-            self.has_begun = True
+            self.is_started = True
             if self._start_step == 0:
                 note_certificate(self.config, self.data, self._run, self._say)
                 self._preflight()
@@ -236,7 +236,7 @@ class Trainer:
             limit_s=config.resources.call_timeout_s,
             on_sealed=self._callbacks.on_save,
         )
-        stack.callback(self._checkpointer.settle)
+        stack.callback(self._checkpointer.finish_background)
         for line in [*describe_collector(config), *self.collector.restore(checkpoint)]:
             self._say(line)
 
@@ -257,7 +257,7 @@ class Trainer:
         self._record(record)
         batch = None
         if record.learned is not None and (self.data.sampler.wants_batch or self.data.growth is not None):
-            batch = record.learned.batch.shown(self.data.train.prompt)
+            batch = record.learned.batch.for_sampler(self.data.train.prompt)
         if self.data.sampler.sees_results:
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
         metrics = step_metrics(
@@ -383,6 +383,6 @@ def train(
             try:
                 return trainer.fit()
             except (WorkerFailed, CallTimeout) as error:
-                if stop.number or not (trainer.has_begun or recovery.is_recovering):
+                if stop.number or not (trainer.is_started or recovery.is_recovering):
                     raise
                 checkpoint = recovery.roll_back(error)

@@ -16,7 +16,7 @@ FILE = "replay.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
+class RecordedRun:
     """Recorded run that another one repeats."""
 
     run: str
@@ -28,12 +28,12 @@ class Recorded:
     """Empty where generation was not ahead: then everything follows from settings and seed."""
 
 
-def write_recorded(folder: Path, recorded: Recorded) -> None:
+def write_recorded(folder: Path, recorded: RecordedRun) -> None:
     """Write it into the folder of the run that repeats it."""
     replace_text(folder / FILE, json.dumps(asdict(recorded)))
 
 
-def read_recorded(folder: Path) -> Recorded | None:
+def read_recorded(folder: Path) -> RecordedRun | None:
     """Recorded run that the one in this folder repeats; None: it repeats none.
 
     Raises:
@@ -49,7 +49,7 @@ def read_recorded(folder: Path) -> Recorded | None:
             int(step): StepSchedule(ended=tuple(schedule["ended"]), spans=schedule["spans"])
             for step, schedule in content["steps"].items()
         }
-        return Recorded(
+        return RecordedRun(
             run=str(content["run"]), id=str(content["id"]), last_step=int(content["last_step"]), steps=steps
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -24,17 +24,17 @@ class Continuation:
     """Changed settings with their old values, by full key."""
     after: Mapping[str, Any] = field(default_factory=dict)
     """Changed settings with their new values, by full key."""
-    is_longer: bool = False
+    extends_run: bool = False
     """A limit of the run was changed, so one that is finished goes on."""
 
-    def check_reach(self, step: int) -> None:
+    def validate(self, step: int) -> None:
         """Refuse, by a ConfigError, to continue from this step, which is after an end that was given anew."""
 
     def lines(self, step: int) -> Iterable[str]:
         """Lines about the changes for the person who resumes at this step."""
         return ()
 
-    def keep(self, run: RunFolder) -> None:
+    def save(self, run: RunFolder) -> None:
         """Write the settings that hold from here on, where they are others."""
 
 
@@ -57,7 +57,7 @@ def roll_back(run: RunFolder, continuation: Continuation) -> tuple[Checkpoint | 
             f"again in another folder with --out"
         )
     step = 0 if checkpoint is None else checkpoint.step
-    continuation.check_reach(step)
+    continuation.validate(step)
     before = run.ledger.counts()
     run.rollback(step, settings=continuation.after, before=continuation.before)
     after = run.ledger.counts()

@@ -120,7 +120,7 @@ OF_THE_MACHINE = "resources."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Steered(Continuation):
+class ChangedContinuation(Continuation):
     """Continuation of a run with settings given anew."""
 
     own: Config
@@ -130,7 +130,7 @@ class Steered(Continuation):
     text: str
     """Content of its config.yaml so far."""
 
-    def check_reach(self, step: int) -> None:
+    def validate(self, step: int) -> None:
         """Refuse to continue where settings given anew end the run before what it has done.
 
         Args:
@@ -156,7 +156,7 @@ class Steered(Continuation):
             scope = "for this continuation" if key.startswith(OF_THE_MACHINE) else f"from step {step + 1} on"
             yield f"{key}={json.dumps(value)} {scope}; it was {json.dumps(self.before[key])}"
 
-    def keep(self, run: RunFolder) -> None:
+    def save(self, run: RunFolder) -> None:
         """Write the settings that hold from here on; they are the user's own where those before were.
 
         Raises:
@@ -209,11 +209,11 @@ def settings_to_continue(
                 f"anew: {changeable_keys()}"
             )
     ends = {about: keys for about, keys in STEERING.items() if about.startswith("how long")}
-    return Steered(
+    return ChangedContinuation(
         config=config,
         before={key: was[key] for key in after},
         after=after,
-        is_longer=any(is_among(key, ends) for key in after),
+        extends_run=any(is_among(key, ends) for key in after),
         own=dataclasses.replace(config, resources=before.resources),
         folder=file.parent,
         text=text,

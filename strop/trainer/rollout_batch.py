@@ -115,7 +115,7 @@ class RolloutBatch:
         """The rows with the columns that a consumer reads, of those that there are."""
         return self.rows.select(columns_for(consumer, self.column_names), object_columns_for(consumer))
 
-    def shown(self, prompt_of: Callable[[int, str], Prompt]) -> DataProto:
+    def for_sampler(self, prompt_of: Callable[[int, str], Prompt]) -> DataProto:
         """The batch of a step as samplers and growing data are shown it, under verl's names: tokens, scores, rewards
         and advantages, and per row uid, the number of the data's row (`index`), what the data has of it (raw_prompt,
         data_source, reward_model, extra_info, its own columns) and what the reward function gave beside the score.

@@ -30,10 +30,10 @@ RUNS_CACHE = Path("~/.cache/strop/runs")
 _WHOLE = re.compile(rf"{CHECKPOINTS}/global_step_\d{{1,18}}/{MANIFEST}", re.ASCII)
 
 
-class Copier:
+class RunMirror:
     """Sends checkpoints of a run to a folder at a URL, named like the run.
 
-    Concurrency: the controller calls `hear` and `finish`; one thread sends, and tells through `_told` alone.
+    Concurrency: the controller calls `copy` and `finish`; one thread sends, and tells through `_results` alone.
     """
 
     def __init__(self, run: RunFolder, url: str) -> None:
@@ -57,12 +57,12 @@ class Copier:
         self._lock = threading.Condition()
         self._waiting: Checkpoint | None = None
         self._is_busy = self._is_closed = False
-        self._told: list[tuple[int, str]] = []
+        self._results: list[tuple[int, str]] = []
         self._thread: threading.Thread | None = None
 
-    def hear(self, checkpoint: Checkpoint) -> None:
+    def copy(self, checkpoint: Checkpoint) -> None:
         """Copy a checkpoint that was sealed, soon."""
-        self._tell()
+        self._record_results()
         with self._lock:
             self._waiting = checkpoint
             self._lock.notify_all()
@@ -79,10 +79,10 @@ class Copier:
             self._is_closed = True
             self._lock.notify_all()
         if not is_done:
-            self._told.append(
+            self._results.append(
                 (0, f"nothing more was copied to {self.url}: it took longer than {timeout_s:g} s")
             )
-        self._tell()
+        self._record_results()
         if is_done:
             with suppress(
                 Refused, Unreachable, TimeoutError, OSError
@@ -105,7 +105,7 @@ class Copier:
                 outcome = described(failed) if checkpoint.path.is_dir() else None
             with self._lock:
                 if outcome is not None:
-                    self._told.append((checkpoint.step, outcome))
+                    self._results.append((checkpoint.step, outcome))
                 self._is_busy = False
                 self._lock.notify_all()
 
@@ -127,10 +127,10 @@ class Copier:
                 shutil.copyfile(self._run.path / name, Path(staging) / name)
             put_files(Path(staging), names, self.url)
 
-    def _tell(self) -> None:
+    def _record_results(self) -> None:
         """Write the results of the thread into the log of the run."""
         with self._lock:
-            results, self._told = self._told, []
+            results, self._results = self._results, []
         for step, error in results:
             if error:
                 self._run.events.append("copy_failed", step, url=self.url, error=error)

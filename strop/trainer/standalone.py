@@ -82,7 +82,7 @@ def is_remote(config: Config) -> bool:
 def model_backend(config: Config) -> ModelBackend:
     """Backend of these settings."""
     if not is_remote(config):
-        return _Ours()
+        return _LocalBackend()
     from strop.trainer import remote_model as of_server  # imports this module
 
     return cast(ModelBackend, of_server)
@@ -166,7 +166,7 @@ def client_of(engine: RolloutEngine, rollout: RolloutConfig) -> GenerateClient:
     return RolloutClient([engine], timeout_s=rollout.timeout_s)
 
 
-class _Ours:
+class _LocalBackend:
     """ModelBackend of an engine of ours."""
 
     @contextlib.contextmanager

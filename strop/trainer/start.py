@@ -21,10 +21,11 @@ from strop.run import Checkpoint, RunError, RunFolder
 from strop.run.folder import CONFIG_FILE
 from strop.run.inputs import check_inputs, inputs_of, kept_inputs, write_inputs
 from strop.run.paths import with_absolute_paths
-from strop.trainer import fetched_inputs
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
+from strop.trainer.fetched_inputs import fetch_inputs, record_inputs, refetch_inputs
 from strop.trainer.loading import with_extensions
+from strop.trainer.model_commits import write_models
 from strop.trainer.models import replaced
 from strop.trainer.named_files import check_named_files
 from strop.trainer.resume import roll_back
@@ -88,7 +89,7 @@ def start_run(
         overridden = beginning.overridden_keys(config)
     check_trackers(config.trainer.trackers)
     check_named_files(config, "".join(command[1:2]))
-    inputs = fetched_inputs.found(config, command[1:2], say=say, but=overridden, recorded=recorded)
+    inputs = fetch_inputs(config, command[1:2], say=say, exclude=overridden, recorded=recorded)
     located, models = inputs.config, inputs.models
     tokenizer = located.model.tokenizer_folder if beginning is None else beginning.model_folder
     if date := template_date(config.model, Path(tokenizer)):
@@ -100,7 +101,7 @@ def start_run(
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
         write_inputs(run.path, read)
-        fetched_inputs.write_models(run.path, models)
+        write_models(run.path, models)
         for line in () if beginning is None else beginning.copy_files(run, config):
             say(line)
         received.note(text)
@@ -109,7 +110,7 @@ def start_run(
         raise RunError(
             f"cannot write {run.path / CONFIG_FILE}: {error.strerror}; choose another --out"
         ) from error
-    for line in fetched_inputs.told(run, models):
+    for line in record_inputs(run, models):
         say(line)
     return Start(run=run, config=located, checkpoint=None, is_finished=False)
 
@@ -175,21 +176,21 @@ def resume_run(
     config = continuation.config
     run = RunFolder.open(folder, settings=config.run)
     try:
-        is_finished = bool(run.events.read("finished")) and not continuation.is_longer
+        is_finished = bool(run.events.read("finished")) and not continuation.extends_run
         checkpoint, lines = None, [_FINISHED.format(run=run.path)]
         if not is_finished:
             received.check_inputs(run.path, config, text)
             check_named_files(config, "".join(run.info["command"][1:2]))
             read = to_flat_dict(config)
             changed = check_inputs(run.path, read, accept=accept_changes)
-            config = fetched_inputs.found_again(config, run, say=say)
+            config = refetch_inputs(config, run, say=say)
             checkpoint, lines = roll_back(run, continuation)
             step = 0 if checkpoint is None else checkpoint.step
             lines += [*continuation.lines(step), *changed]
             if changed:
                 run.events.append("inputs_changed", step, fsync=True, changes=changed)
             write_inputs(run.path, kept_inputs(run.path, read))
-            continuation.keep(run)
+            continuation.save(run)
     except BaseException:
         run.close()
         raise

@@ -27,7 +27,7 @@ class Tally:
         self._file = None if logs is None else logs / f"rollout-{rank:05d}{SUFFIX}"
         self._ended = self._scored = 0
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Reset the count at the start of a call."""
         self._ended = self._scored = 0
         self._write()

@@ -42,7 +42,7 @@ class Recording:
     def episode(self, prompt: Prompt, sample_index: int) -> Episode:
         """The sample of this prompt with this number; a failed one where it cannot be had, which says why."""
         try:
-            return self.found(prompt, sample_index)
+            return self.read_episode(prompt, sample_index)
         except (RunError, KeyError, TypeError, ValueError) as error:
             message = (
                 str(error) if isinstance(error, RunError) else f"damaged: {type(error).__name__}: {error}"
@@ -50,7 +50,7 @@ class Recording:
             failure = f"its recording in {self.folder} cannot be used: {message}"
             return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
 
-    def found(self, prompt: Prompt, sample_index: int) -> Episode:
+    def read_episode(self, prompt: Prompt, sample_index: int) -> Episode:
         """As `episode`.
 
         Raises:

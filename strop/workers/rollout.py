@@ -226,7 +226,7 @@ class RolloutWorker(Worker):
                 self._is_pool_started = True
             self._engines.begin()
             self._event_loop.run(self._engines.wake_up())
-            self._tally.begin()
+            self._tally.reset()
             yield
 
     def _check_media(self, prompts: Iterable[Prompt]) -> None:

@@ -162,15 +162,15 @@ def prompt_of(*token_ids: int, agent: str = "single_turn_agent") -> Prompt:
 def test_what_an_environment_showed_first_is_no_other_prompt(tmp_path: Path) -> None:
     seen = {**SEQUENCE, "prompt_ids": [1, 8, 9]}
     recording = recorded(tmp_path / "run", {**seen, "row_prompt_ids": [1]}, seen)
-    episode = recording.found(prompt_of(1, agent="env_agent"), 0)
+    episode = recording.read_episode(prompt_of(1, agent="env_agent"), 0)
     assert episode.trajectory is not None
     assert episode.trajectory.prompt_ids == (1, 8, 9)
     assert (
-        recording.found(prompt_of(1, agent="env_agent"), 1).trajectory is not None
+        recording.read_episode(prompt_of(1, agent="env_agent"), 1).trajectory is not None
     )  # as older versions wrote it
     for index in (0, 1):
         with pytest.raises(RunError, match="it was recorded with another tokenizer"):
-            recording.found(prompt_of(2), index)
+            recording.read_episode(prompt_of(2), index)
 
 
 @pytest.mark.parametrize(

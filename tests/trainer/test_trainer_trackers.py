@@ -144,11 +144,11 @@ def test_what_workers_note_is_shown_while_samples_are_played(
     second.add(failed)  # of the call before
     progress.show = shown.put
     with progress.watch(8):
-        first.begin()
+        first.reset()
         assert shown.get(timeout=5) == "0 of 8 episodes done, 0 scored"
         first.add(scored)
         first.add(failed)
-        second.begin()
+        second.reset()
         second.add(scored)
         while (text := shown.get(timeout=5)) != "3 of 8 episodes done, 2 scored":
             assert text.startswith(("0 of", "1 of", "2 of"))

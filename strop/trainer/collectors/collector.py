@@ -176,7 +176,7 @@ class Collector:
         if baselines is not None and batch.reports:
             batch = batch.union(baselines(batch.reports), "reward_baselines")
         if self._lengths is not None:
-            self._lengths.note(episodes.reports)
+            self._lengths.record(episodes.reports)
         return StepRecord(
             step=step,
             prompts=tuple(prompts),
@@ -251,7 +251,7 @@ class Collector:
             episodes = RolloutBatch.concat(parts) if parts else groups.no_samples()
             metrics = groups.idle_metrics(time.perf_counter() - asked_s)
         if self._lengths is not None:
-            self._lengths.note(episodes.reports)
+            self._lengths.record(episodes.reports)
         check_failures(self._config, episodes.reports)
         started = [*(groups.started.pop(uid) for uid in chosen), *dropped.started]
         spans = groups.forget([group.prompt.uid for group in started])

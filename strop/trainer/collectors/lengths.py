@@ -26,7 +26,7 @@ class Lengths:
     def __init__(self) -> None:
         self._mean: dict[int, float] = {}
 
-    def note(self, reports: Iterable[EpisodeReport]) -> None:
+    def record(self, reports: Iterable[EpisodeReport]) -> None:
         """Remember how long these samples were."""
         tokens: dict[int, list[int]] = defaultdict(list)
         for report in reports:

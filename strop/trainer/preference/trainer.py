@@ -62,7 +62,7 @@ class PreferenceTrainer(SupervisedTrainer):
     def _load(self, data: Any, files: Sequence[str], split: str) -> PreferenceDataset:
         rows = read_rows(files, self._config.data.cache_dir)
         dataset = PreferenceDataset(rows, self._tokenizer, data, loss=self._sft.loss, split=split)
-        self._tell(dataset, split)
+        self._report_data(dataset, split)
         return dataset
 
     def _role(self, learning: TrainingInit) -> RoleSpec[Any]:

@@ -148,13 +148,13 @@ class SupervisedTrainer:
     def _load(self, data: Any, files: Sequence[str], split: str) -> Any:
         rows = read_sft_rows(files, self._config.data.cache_dir)
         dataset = SftDataset(rows.rows, self._tokenizer, data, split=split, sources=rows.sources)
-        self._tell(dataset, split)
+        self._report_data(dataset, split)
         _check_media_tokens(dataset, self._config.model)
         if self._sft.distillation.is_on and split == "train":
             self._say(f"a teacher's {checked_top_k(dataset)} most likely tokens in each place")
         return dataset
 
-    def _tell(self, dataset: Any, split: str) -> None:
+    def _report_data(self, dataset: Any, split: str) -> None:
         """Report the data, and the end of its answers."""
         self._say(dataset.report())
         if split == "train" and (note := dataset.ends.note(named_ends(self._config.model, self._tokenizer))):
@@ -225,7 +225,7 @@ class SupervisedTrainer:
             say=self._say,
             limit_s=config.resources.call_timeout_s,
         )
-        stack.callback(self._checkpointer.settle)
+        stack.callback(self._checkpointer.finish_background)
 
     def _role(self, learning: TrainingInit) -> RoleSpec[Any]:
         """Role that is made on every rank."""
