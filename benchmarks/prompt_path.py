@@ -85,7 +85,7 @@ if "strop.rewards.worker_main" in " ".join(sys.orig_argv):
 """
 """Follows the prompt in the process that scores; Python imports it there as it starts."""
 BESIDE = {
-    "_write", "_metrics", "step_metrics", "log_failures", "_note", "summarize_batch", "_summary", "row_results",
+    "_record", "_metrics", "step_metrics", "log_failures", "_note", "summarize_batch", "_summary", "row_results",
     "check_versions", "_check", "episode_metrics", "digests", "checksums", "save", "on_step_end", "observe", "log",
     "report", "arithmetic", "record_loss", "add", "_count", "read_models", "check_models", "try_reward", "begin",
 }  # fmt: skip
