@@ -36,7 +36,7 @@ from strop.rollout.types import TokenOutput
 from strop.trainer.loading import load
 from strop.trainer.loop import Trainer
 from strop.trainer.records import StepRecord
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.start import start_run
 from strop.workers.episodes import Episode
 from strop.workers.reports import EpisodeReport
@@ -45,7 +45,7 @@ PACKAGE = str(Path(strop.__file__).parent)
 FORMS: dict[type, str] = {
     kind: kind.__name__
     for kind in (
-        Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, Experience, StepRecord,
+        Prompt, Chat, Request, TokenOutput, Trajectory, Episode, EpisodeReport, RolloutBatch, StepRecord,
         Partition, Tokens,
     )
 }  # fmt: skip
@@ -85,8 +85,8 @@ if "strop.rewards.worker_main" in " ".join(sys.orig_argv):
 """
 """Follows the prompt in the process that scores; Python imports it there as it starts."""
 BESIDE = {
-    "_write", "_metrics", "step_metrics", "tell_of_losses", "_note", "summarize_batch", "_summary", "row_results",
-    "check_versions", "_check", "episode_metrics", "digests", "checksums", "save", "hear_step", "observe", "log",
+    "_record", "_metrics", "step_metrics", "log_failures", "_note", "summarize_batch", "_summary", "row_results",
+    "check_versions", "_check", "episode_metrics", "digests", "checksums", "save", "on_step_end", "observe", "log",
     "report", "arithmetic", "record_loss", "add", "_count", "read_models", "check_models", "try_reward", "begin",
 }  # fmt: skip
 """Where functions begin that the weights do not depend on."""

@@ -46,7 +46,7 @@ from strop.workers.async_rollout.in_flight import Group, GroupsInFlight
 from strop.workers.async_rollout.in_play import GroupState
 from strop.workers.async_rollout.saved_group import SavedGroup
 from strop.workers.async_rollout.score_cache import ScoreCache
-from strop.workers.async_rollout.worker import AheadWorker
+from strop.workers.async_rollout.worker import AsyncRolloutWorker
 from strop.workers.episodes import Episode
 from strop.workers.player import Scorers
 from strop.workers.rollout import RolloutWorker
@@ -255,8 +255,8 @@ class _ClockedGroups(GroupsInFlight):
     """Groups in flight whose end the clock decides."""
 
     def __init__(self, worker: ClockedWorker, on_episode: Callable[[Episode], None]) -> None:
-        super().__init__(worker._player, self._count_down)
-        self._clock, self._hear_episode = worker.clock, on_episode
+        super().__init__(worker._episode_runner, self._count_down)
+        self._clock, self._report_episode = worker.clock, on_episode
         self._clock.on_settled = self._settle
         self._num_left: dict[str, int] = {}
         self._unsettled: dict[str, asyncio.Task[Group]] = {}
@@ -268,7 +268,7 @@ class _ClockedGroups(GroupsInFlight):
         await super().start()
 
     def _count_down(self, episode: Episode) -> None:
-        self._hear_episode(episode)
+        self._report_episode(episode)
         self._num_left[episode.prompt.uid] -= 1
         if self._num_left[episode.prompt.uid]:
             self._clock.end()  # the last one ends with its group
@@ -302,8 +302,8 @@ class _ClockedGroups(GroupsInFlight):
             self._num_left.pop(uid, None)
 
 
-class ClockedWorker(AheadWorker):
-    """An AheadWorker whose samples end by the clock."""
+class ClockedWorker(AsyncRolloutWorker):
+    """An AsyncRolloutWorker whose samples end by the clock."""
 
     delays = NO_DELAYS
 
@@ -321,8 +321,8 @@ class ClockedWorker(AheadWorker):
         engine._running = _Gated(engine, self.clock)
         return media
 
-    def _asked(self) -> tuple[GenerateClient, Scorers]:
-        client, scorers = super()._asked()
+    def _clients(self) -> tuple[GenerateClient, Scorers]:
+        client, scorers = super()._clients()
         assert isinstance(client, GenerationCache)
         client._client = _ClockedClient(client._client, self.clock)
         assert isinstance(scorers, ScoreCache)
@@ -331,28 +331,28 @@ class ClockedWorker(AheadWorker):
         return client, scores
 
     def _on_sample(self, episode: Episode) -> None:
-        RolloutWorker._hear_played(self, episode)
+        RolloutWorker._on_episode(self, episode)
 
-    def _hear_played(self, episode: Episode) -> None:
-        super()._hear_played(episode)
+    def _on_episode(self, episode: Episode) -> None:
+        super()._on_episode(episode)
         self.clock.end()
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, blocking=False)
-    def play(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:
+    def run_episodes(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> DataProto:
         uids = [prompt.uid for prompt in prompts.non_tensor_batch["prompt"]]
         self.clock.begin(len(uids) * samples_per_prompt)
         self._delays_play = not self._rollout.is_streamed and all(map(is_visit, uids))
-        played = super().play(prompts, samples_per_prompt, sampling)
+        played = super().run_episodes(prompts, samples_per_prompt, sampling)
         self._forget_delays(uids)
         return played
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
-    def begin(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> None:
+    def start_groups(self, prompts: DataProto, samples_per_prompt: int, sampling: Sampling) -> None:
         columns = prompts.non_tensor_batch
-        for prompt, kept in zip(columns["prompt"], columns["kept"], strict=True):
-            left = kept.steps_left if isinstance(kept, _DelayedGroup) else {}
+        for prompt, saved in zip(columns["prompt"], columns["saved"], strict=True):
+            left = saved.steps_left if isinstance(saved, _DelayedGroup) else {}
             self._due[prompt.uid] = {number: self.clock.now + steps for number, steps in left.items()}
-        super().begin(prompts, samples_per_prompt, sampling)
+        super().start_groups(prompts, samples_per_prompt, sampling)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def forget(self, uids: Sequence[str]) -> dict[str, Any]:
@@ -367,8 +367,8 @@ class ClockedWorker(AheadWorker):
         for uid in uids:
             self._due.pop(uid, None)
 
-    async def _kept(self) -> tuple[dict[str, SavedGroup], list[str]]:
-        groups, ended = await super()._kept()
+    async def _saved_groups(self) -> tuple[dict[str, SavedGroup], list[str]]:
+        groups, ended = await super()._saved_groups()
         now = self.clock.now
         for uid, group in groups.items():
             left = {number: max(due - now, 0) for number, due in self._due.get(uid, {}).items()}
@@ -410,7 +410,7 @@ def virtual_clock(delays: Delays = NO_DELAYS) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker_groups, "RolloutWorker", Worker)
-        patch.setattr(worker_groups, "AheadWorker", Worker)
+        patch.setattr(worker_groups, "AsyncRolloutWorker", Worker)
         patch.setattr(in_play, "_read", read_delays)
         patch.setattr(Trainer, "step", step)
         yield

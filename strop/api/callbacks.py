@@ -1,4 +1,4 @@
-"""Functions of a caller that hear of a run while it goes on."""
+"""Callbacks of a caller in Python, made of plain functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from strop.run import Checkpoint, RunFolder
-from strop.trainer.callbacks import Listeners
+from strop.trainer.callbacks import Callbacks
 
 OnStep = Callable[[int, Mapping[str, float]], object]
 """Takes a step and its metrics. A text that it returns ends the run, and is why."""
@@ -19,15 +19,15 @@ OnCheckpoint = Callable[[int, Path], object]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Functions(Listeners):
-    """Those of a caller; each may be left out."""
+class FunctionCallbacks(Callbacks):
+    """Callbacks made of functions of the caller; each may be left out."""
 
     on_step: OnStep | None = None
     on_samples: OnSamples | None = None
     on_checkpoint: OnCheckpoint | None = None
 
-    def joined(self, on_step: OnStep) -> Functions:
-        """With another one that hears of steps first."""
+    def joined(self, on_step: OnStep) -> FunctionCallbacks:
+        """The same with another function that is called for each step first."""
         before = self.on_step
 
         def both(step: int, metrics: Mapping[str, float]) -> object:
@@ -36,14 +36,14 @@ class Functions(Listeners):
 
         return replace(self, on_step=both)
 
-    def hear_step(self, run: RunFolder, step: int, metrics: Mapping[str, float]) -> str:
-        """A step has ended; why the run is to end, or nothing."""
+    def on_step_end(self, run: RunFolder, step: int, metrics: Mapping[str, float]) -> str:
+        """Called after a step; gives a reason to end the run, or an empty text."""
         if self.on_samples is not None:
             self.on_samples(step, run.samples.read(step))
-        said = None if self.on_step is None else self.on_step(step, metrics)
-        return said if isinstance(said, str) else ""
+        result = None if self.on_step is None else self.on_step(step, metrics)
+        return result if isinstance(result, str) else ""
 
-    def hear_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint is whole."""
+    def on_save(self, checkpoint: Checkpoint) -> None:
+        """Called when a checkpoint is complete."""
         if self.on_checkpoint is not None:
             self.on_checkpoint(checkpoint.step, checkpoint.path)

@@ -27,11 +27,17 @@ from strop.trainer.collecting import training_rows
 from strop.trainer.config import Config
 from strop.trainer.loading import load
 from strop.trainer.role_columns import add_columns
-from strop.trainer.rollout_batch import Experience, optimizer_batches
+from strop.trainer.rollout_batch import RolloutBatch, optimizer_batches
 from strop.trainer.setup import load_training_data, sampling_of
 from strop.trainer.timing import Stages
 from strop.trainer.validation import Validation, summarize_validation
-from strop.trainer.worker_groups import Roles, check_models, make_roles, playing_of, start_runtime
+from strop.trainer.worker_groups import (
+    WorkerGroups,
+    check_models,
+    make_worker_groups,
+    rollout_settings,
+    start_runtime,
+)
 from strop.workers.reports import EpisodeReport, check_failed_episodes
 from strop.workers.rows import merged_update
 
@@ -40,7 +46,7 @@ from strop.workers.rows import merged_update
 class Samples:
     """Answers that were played and scored; their tokens stay with the workers."""
 
-    experience: Experience
+    batch: RolloutBatch
     """The rows that are trained on; a sample has several where its history was rewritten on the way."""
     reports: tuple[EpisodeReport, ...] = field(repr=False)
     """What is known of each sample without its tokens."""
@@ -72,16 +78,14 @@ class Samples:
                 f"that are not finite: give one finite number for each of {len(self)} samples"
             )
         values = dict(zip((one.episode_id for one in self.reports), advantages.tolist(), strict=True))
-        rows = [
-            torch.full((row.num_response_tokens,), values[row.episode_id]) for row in self.experience.reports
-        ]
+        rows = [torch.full((row.num_response_tokens,), values[row.episode_id]) for row in self.batch.reports]
         column = DataProto.from_dict({"advantages": jagged(rows)})
-        return replace(self, experience=self.experience.union(column, "advantages"))
+        return replace(self, batch=self.batch.union(column, "advantages"))
 
     def split(self, at_most: int) -> Iterator[Samples]:
         """Parts of at most so many samples, of equal sizes up to one, for several optimizer steps."""
         first = 0
-        for part in optimizer_batches(self.experience, samples_per_update=at_most, epochs=1):
+        for part in optimizer_batches(self.batch, samples_per_update=at_most, epochs=1):
             after = first + len(part.sample_starts)
             yield Samples(part, self.reports[first:after], self.rewards[first:after])
             first = after
@@ -114,14 +118,14 @@ class Pieces:
         """Steps that trainer.max_steps and trainer.num_epochs allow."""
         self.version = 0
         """Of the weights that generate: the calls of `update_weights` so far."""
-        self.roles: Roles
+        self.roles: WorkerGroups
         self._stack = ExitStack()
 
     def __enter__(self) -> Pieces:
         with ExitStack() as stack:
             runtime = stack.enter_context(start_runtime(self.config, log_dir=None))
-            playing = playing_of(self.config)
-            self.roles = make_roles(self.config, runtime, playing, num_steps=self.num_steps)
+            settings = rollout_settings(self.config)
+            self.roles = make_worker_groups(self.config, runtime, settings, num_steps=self.num_steps)
             self._stages = Stages(self.roles)
             self._stack = stack.pop_all()
         return self
@@ -140,12 +144,12 @@ class Pieces:
             EpisodesFailed, RewardError: too many failed.
         """
         sampling = sampling_of(self.config, self.config.rollout, self.data.tokenizer)
-        episodes = self.roles.play(prompts, samples_per_prompt, sampling)
+        episodes = self.roles.run_episodes(prompts, samples_per_prompt, sampling)
         check_failed_episodes(episodes.reports)
-        experience = training_rows(self.config, self.roles, episodes, sampling)
-        used = experience.episode_ids
+        batch = training_rows(self.config, self.roles, episodes, sampling)
+        used = batch.episode_ids
         reports = tuple(report for report in episodes.reports if report.id in used)
-        return Samples(experience, reports, torch.tensor([report.reward() or 0.0 for report in reports]))
+        return Samples(batch, reports, torch.tensor([report.reward() or 0.0 for report in reports]))
 
     def with_columns(self, samples: Samples, *names: str) -> Samples:
         """The same samples, with columns that roles make: old_log_probs, ref_log_prob, values, rm_scores, ...
@@ -163,12 +167,12 @@ class Pieces:
         for name in names:
             if name not in offered:
                 raise ValueError(f"no role makes a column {name!r}; there are {', '.join(offered)}")
-        batch = add_columns(samples.experience, names, self.config, self.roles, self._stages)
+        batch = add_columns(samples.batch, names, self.config, self.roles, self._stages)
         if made_by("adv") & (set(names) - batch.column_names):
             with self._stages.stage("adv"):
                 advantages = self.roles.actor.call.compute_advantages(batch.columns_for("advantages"))
                 batch = batch.union(advantages, *made_by("adv"))
-        return replace(samples, experience=batch)
+        return replace(samples, batch=batch)
 
     def update(self, samples: Samples, *, role: str = "actor") -> dict[str, float]:
         """One optimizer step of the policy on these samples with the loss of `algorithm`; its metrics.
@@ -180,28 +184,28 @@ class Pieces:
         Raises:
             ValueError: no sample is left to train on, or a column is missing.
         """
-        experience, totals = samples.experience, samples.experience.totals()
-        self._check(experience, role)
+        batch, totals = samples.batch, samples.batch.totals()
+        self._check(batch, role)
         if role == "critic" and (critic := self.roles.critic) is not None:
             with self._stages.stage("update", role):
-                updates = tuple(as_list(critic.call.update_critic(experience.partition(critic.mesh), totals)))
+                updates = tuple(as_list(critic.call.update_critic(batch.partition(critic.mesh), totals)))
         else:
             actor = self.roles.actor
             with self._stages.stage("update", role):
-                updates = actor.call.update_policy(experience.partition(actor.mesh), totals).metrics
+                updates = actor.call.update_policy(batch.partition(actor.mesh), totals).metrics
         return {name: metric.value for name, metric in merged_update(updates).metrics.items()}
 
-    def _check(self, experience: Experience, role: str) -> None:
+    def _check(self, batch: RolloutBatch, role: str) -> None:
         """Refuse an update for which something is missing."""
         algorithm = self.config.algorithm
         if role == "critic" and self.roles.critic is None:
             raise ValueError(f"algorithm.adv_estimator={algorithm.adv_estimator} has no critic; gae has")
-        if not experience.totals().num_tokens:
+        if not batch.totals().num_tokens:
             raise ValueError("no sample has a token to train on: leave this optimizer step out")
         wanted = ["values", "returns"] if role == "critic" else ["advantages"]
         if role == "actor" and algorithm.use_kl_loss:
             wanted.append("ref_log_prob")
-        missing = [name for name in wanted if name not in experience.column_names]
+        missing = [name for name in wanted if name not in batch.column_names]
         if missing:
             why = " (algorithm.use_kl_loss)" if "ref_log_prob" in missing else ""
             raise ValueError(
@@ -225,7 +229,7 @@ class Pieces:
         if not self.data.val_prompts:
             raise ValueError("data.val_files is empty, so there is nothing to validate on")
         sampling = sampling_of(self.config, self.config.eval, self.data.tokenizer)
-        played = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
+        played = self.roles.run_episodes(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
         check_failed_episodes(played.reports)
         return summarize_validation(played.reports)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from strop.api.arguments import check_names, named_arguments
-from strop.api.callbacks import Functions
+from strop.api.callbacks import FunctionCallbacks
 from strop.api.inputs import Reward, Rows, column_settings, data_files, model_folder, reward_settings
 from strop.api.live_plot import Picture, in_notebook
 from strop.api.results import Result
@@ -28,7 +28,7 @@ from strop.compat.key_aliases import key_aliases
 from strop.run import MODEL_FOLDER, RunError, RunFolder, is_run
 from strop.run.folder import CONFIG_FILE
 from strop.trainer.config import Config
-from strop.trainer.early_stopping import result_of
+from strop.trainer.early_stopping import train_result
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.loading import load
 from strop.trainer.named_files import check_named_files
@@ -174,11 +174,11 @@ def train(
         folder, given, config, settings, kind="train", resume=resume, accept_changes=accept_changes
     )
     with begun as start:
-        listeners = Functions(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
+        callbacks = FunctionCallbacks(on_step=on_step, on_samples=on_samples, on_checkpoint=on_checkpoint)
         stop = SignalRequest()
 
         def work() -> Result:
-            with _carrying_out(start.run) as run, _shown(folder, listeners) as heard:
+            with _carrying_out(start.run) as run, _with_picture(folder, callbacks) as all_callbacks:
                 if not start.is_finished:
                     from strop.trainer.loop import train as train_run  # torch and transformers: seconds
 
@@ -189,7 +189,7 @@ def train(
                         say=_say,
                         force=force,
                         stop=stop,
-                        listeners=heard,
+                        callbacks=all_callbacks,
                     )
                 _link_model(run)
                 return _result_of(run)
@@ -234,14 +234,14 @@ def sft(
 
         def work() -> Result:
             with _carrying_out(start.run) as run:
-                from strop.trainer.sft.result import sft_result_of  # torch and transformers: seconds
+                from strop.trainer.sft.result import sft_result  # torch and transformers: seconds
 
                 if not start.is_finished:
                     from strop.trainer.sft.trainer import fine_tune
 
                     fine_tune(start.config, run, checkpoint=start.checkpoint, say=_say, stop=stop)
                 _link_model(run)
-                done = sft_result_of(run)
+                done = sft_result(run)
             return Result(
                 run=done.run, steps=done.steps, seconds=done.seconds, loss=done.loss, val_loss=done.val_loss
             )
@@ -408,14 +408,14 @@ def _carrying_out(run: RunFolder) -> Iterator[RunFolder]:
 
 
 @contextlib.contextmanager
-def _shown(folder: Path, listeners: Functions) -> Iterator[Functions]:
-    """The listeners, and a picture where the caller is a notebook."""
+def _with_picture(folder: Path, callbacks: FunctionCallbacks) -> Iterator[FunctionCallbacks]:
+    """The callbacks, and a picture where the caller is a notebook."""
     if not in_notebook():
-        yield listeners
+        yield callbacks
         return
     picture = Picture(folder)
     try:
-        yield listeners.joined(picture.add)
+        yield callbacks.joined(picture.add)
     finally:
         picture.draw()
 
@@ -426,7 +426,7 @@ def _link_model(run: RunFolder) -> None:
 
 
 def _result_of(run: RunFolder) -> Result:
-    done = result_of(run)
+    done = train_result(run)
     return Result(
         run=done.run,
         steps=done.steps,

@@ -10,12 +10,12 @@ from strop.cli.settings import check_unchanged, load_settings
 from strop.run import RunError, RunFolder
 from strop.run.naming import choose_checkpoint, run_in
 from strop.trainer.config import Config
-from strop.trainer.init_from.weights import Beginning
+from strop.trainer.init_from.weights import InitFromRun
 from strop.utils.remote_path import is_url
 from strop.utils.terminal import UsageError, say
 
 
-def settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | None]:
+def settings(args: argparse.Namespace, kind: str) -> tuple[Config, InitFromRun | None]:
     """What a run begins with, and the run whose weights it takes.
 
     Raises:
@@ -39,7 +39,7 @@ def settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | N
         raise RunError(f"{folder} has no valid checkpoint to begin with; continue it until it saves one")
     config = load_settings(args, source=folder / "config.yaml")
     check_unchanged(args, folder, config)
-    beginning = Beginning(
+    beginning = InitFromRun(
         run=folder,
         info=info,
         checkpoint=checkpoint,

@@ -20,7 +20,7 @@ from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
 from strop.trainer.setup import stop_token_ids
-from strop.trainer.standalone import answering, is_remote
+from strop.trainer.standalone import is_remote, model_backend
 from strop.workers.episodes import Episode
 
 
@@ -44,23 +44,23 @@ class Answerer:
             ValueError: the model cannot be used.
         """
         with contextlib.ExitStack() as stack:
-            backend = answering(self._config)
-            config = stack.enter_context(backend.speaking(self._config))
+            backend = model_backend(self._config)
+            config = stack.enter_context(backend.configured(self._config))
             self._tokenizer = load_tokenizer(config.model)
             require_chat_template(self._tokenizer)
             stops = stop_token_ids(config.model, self._tokenizer, config.rollout.stop_token_ids)
             max_tokens = self._sampling.max_tokens
-            self._sampling = backend.sampling_spoken(
+            self._sampling = backend.convert_sampling(
                 dataclasses.replace(self._sampling, stop_token_ids=stops), config
             )
             self._max_context = None if is_remote(config) else max_positions(read_shape(config.model))
             self._runner = stack.enter_context(asyncio.Runner())
             setup = AgentSetup(AgentConfig(), self._tokenizer)
-            players = backend.player(
+            runner = backend.episode_runner(
                 config, setup, None, max_tokens=max_tokens, seed=self._seed, on_usage=lambda usage: None
             )
-            self._player = self._runner.run(players.__aenter__())
-            stack.callback(lambda: self._runner.run(players.__aexit__(None, None, None)))
+            self._episode_runner = self._runner.run(runner.__aenter__())
+            stack.callback(lambda: self._runner.run(runner.__aexit__(None, None, None)))
             self._open = stack.pop_all()
         return self
 
@@ -89,7 +89,7 @@ class Answerer:
 
         async def answer(prompt: Prompt, sample_index: int) -> Episode:
             async with slots:
-                episode = await self._player.episode(prompt, sample_index, self._sampling)
+                episode = await self._episode_runner.run_episode(prompt, sample_index, self._sampling)
             on_done()
             return episode
 

@@ -22,17 +22,17 @@ from strop.controller import Dispatch, Mesh, Worker, WorkerGroup, register, role
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardPool
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.reward_trial import probe_scorers
 from strop.trainer.setup import check_prompts_fit, checked_tokenizer, load_val_prompts
-from strop.trainer.standalone import OnUsage, answering, is_remote, play_alone
-from strop.trainer.start import Say
+from strop.trainer.standalone import OnUsage, is_remote, model_backend, run_standalone
 from strop.trainer.validation import Validation, summarize_validation
 from strop.trainer.worker_groups import start_runtime
 from strop.utils.device import device_name
 from strop.workers.episodes import Episode
-from strop.workers.reports import EpisodeReport, check_failed_episodes, report_of
+from strop.workers.reports import EpisodeReport, check_failed_episodes, episode_report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,9 @@ Progress = Callable[[int, int], None]
 """Takes the number of answers that are done, and of all."""
 
 
-def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, total: None) -> Evaluation:
+def evaluate(
+    config: Config, *, say: Reporter, on_progress: Progress = lambda done, total: None
+) -> Evaluation:
     """Answer data.val_files with model.path and score the answers.
 
     Args:
@@ -86,10 +88,10 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
             f"an evaluation on several ranks generates with the native engine, but rollout.engine is "
             f"{config.rollout.engine}: use rollout.engine=native, or resources.runtime=inline"
         )
-    backend = answering(config)
-    with environment_of(config.resources), backend.speaking(config) as spoken:
+    backend = model_backend(config)
+    with environment_of(config.resources), backend.configured(config) as spoken:
         setup = _setup(spoken)
-        prompts = load_val_prompts(backend.as_spoken(spoken.data, spoken), setup.tokenizer, setup)
+        prompts = load_val_prompts(backend.convert_limits(spoken.data, spoken), setup.tokenizer, setup)
         if any(prompt.media for prompt in prompts):
             from strop.trainer.checks.media import check_engine  # torch and Pillow: seconds
 
@@ -105,7 +107,7 @@ def evaluate(config: Config, *, say: Say, on_progress: Progress = lambda done, t
         else:
             playing = _play(spoken, setup, prompts, say=say, on_progress=on_progress, on_usage=usage.update)
             episodes = asyncio.run(playing)
-    reports = [report_of(episode) for episode in episodes]
+    reports = [episode_report(episode) for episode in episodes]
     check_failed_episodes(reports)
     sources = dict.fromkeys(prompt.data_source for prompt in prompts)
     return Evaluation(
@@ -175,7 +177,7 @@ async def _play(
     setup: AgentSetup,
     prompts: Sequence[Prompt],
     *,
-    say: Say,
+    say: Reporter,
     on_progress: Progress,
     on_usage: OnUsage,
 ) -> list[Episode]:
@@ -190,17 +192,17 @@ async def _play(
     async with RewardPool(config.reward, tokenizer=config.model.tokenizer_folder) as pool:
         await _probe(pool, config, prompts, say)
         on_progress(0, total)
-        return await play_alone(
-            config, setup, prompts, pool, how=config.eval, on_episode=count, on_usage=on_usage
+        return await run_standalone(
+            config, setup, prompts, pool, section=config.eval, on_episode=count, on_usage=on_usage
         )
 
 
-async def _probe(pool: RewardPool, config: Config, prompts: Sequence[Prompt], say: Say) -> None:
+async def _probe(pool: RewardPool, config: Config, prompts: Sequence[Prompt], say: Reporter) -> None:
     size = config.eval.samples_per_prompt
     await probe_scorers(pool, prompts, say, group_size=size, validation_size=size)
 
 
-def _play_on_ranks(config: Config, prompts: Sequence[Prompt], *, say: Say) -> list[Episode]:
+def _play_on_ranks(config: Config, prompts: Sequence[Prompt], *, say: Reporter) -> list[Episode]:
     """The same answers, from processes of their own that each have a share of the prompts."""
 
     async def probe() -> None:
@@ -246,6 +248,6 @@ class EvaluationWorker(Worker):
             async with RewardPool(
                 config.reward, tokenizer=config.model.path, rank=self.rank, count=self.world_size
             ) as pool:
-                return await play_alone(config, _setup(config), shard, pool, how=config.eval)
+                return await run_standalone(config, _setup(config), shard, pool, section=config.eval)
 
         return DataProto.from_dict({}, non_tensors={"episode": asyncio.run(play())})

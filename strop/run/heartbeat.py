@@ -36,7 +36,7 @@ def heartbeat(log: Path) -> Iterator[None]:
 
 def _write(file: Path) -> None:
     now = time.monotonic()
-    steps, items = list(activity.steps), list(activity.items.values())
+    steps, items = list(activity.activities), list(activity.waits.values())
     name, what, since = min(items, key=lambda item: item[2], default=("", "", now))
     beat = {
         "pid": os.getpid(),

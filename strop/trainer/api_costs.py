@@ -42,16 +42,16 @@ class CostTracker:
         if self._file is not None and self._file.is_file():
             self.totals = {name: _read(self._file, name) for name in priced}
 
-    def before(self, rollout: WorkerGroup[RolloutWorker]) -> None:
-        """Let the workers know, before they play, what is spent."""
+    def before_rollout(self, rollout: WorkerGroup[RolloutWorker]) -> None:
+        """Set the costs of the run in the workers, before they generate."""
         if self.totals:
             rollout.call.set_cost(self.totals)
 
-    def after(self, rollout: WorkerGroup[RolloutWorker]) -> None:
-        """Count what the workers have spent since the last call."""
+    def after_rollout(self, rollout: WorkerGroup[RolloutWorker]) -> None:
+        """Add the costs of the workers since the last call."""
         if self.totals:
-            spent = as_list(rollout.call.cost())
-            now = {name: math.fsum(one[name] for one in spent) for name in self.totals}
+            costs = as_list(rollout.call.cost())
+            now = {name: math.fsum(cost[name] for cost in costs) for name in self.totals}
             self.add({name: now[name] - self._seen[name] for name in now})
             self._seen = Counter(now)
 
@@ -75,7 +75,7 @@ class CostTracker:
 
 
 def _read(file: Path, name: str) -> float:
-    """What a service has cost, as the file of an earlier start has it."""
+    """Cost of a service in the file of an earlier start."""
     try:
         total = read_json(file)[name]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,5 +1,4 @@
-"""What comes to a run from outside while it goes on: who asks it to end (restarts/signals.py knows signals and machines
-that are taken away), and who hears of it (functions of a caller in Python)."""
+"""Stop requests (signals and preempted machines are in fault_tolerance/signals.py) and per-step callbacks of a run."""
 
 from __future__ import annotations
 
@@ -8,46 +7,49 @@ from contextlib import AbstractContextManager, nullcontext
 
 from strop.run import Checkpoint, RunConfig, RunFolder
 
+Reporter = Callable[[str], None]
+"""Prints one line for the person who watches."""
+
 
 class StopRequest:
-    """Whether somebody has asked the run to end."""
+    """Request from outside to end the run; this one never comes."""
 
     number = 0
     """The signal that came; 0 for none."""
     reason = ""
-    """What asked, for the records."""
+    """Origin of the request, for the records."""
 
     def listening(self) -> AbstractContextManager[None]:
-        """While requests are taken; around all of a run."""
+        """Context in which requests are taken; around all of a run."""
         return nullcontext()
 
-    def begin(self, settings: RunConfig) -> None:
+    def start(self, settings: RunConfig) -> None:
         """Take the settings of a run that is about to be prepared.
 
         Raises:
             ValueError: they ask for what cannot be known here.
         """
 
-    def tell(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
-        """Say what will not be known, before the run goes on from this step."""
+    def warn(self, run: RunFolder, step: int, say: Reporter) -> None:
+        """Warn of settings without effect, before the run goes on from this step."""
 
     def step(self) -> AbstractContextManager[None]:
-        """A step with its checkpoint: what a request waits for."""
+        """Context of a step with its checkpoint: a request waits for its end."""
         return nullcontext()
 
-    def look(self, say: Callable[[str], None]) -> None:
-        """Look whether there is time for another step."""
+    def check_time(self, say: Reporter) -> None:
+        """Make a request where there is no time for another step."""
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         """The step itself is done: a request waits for the checkpoint now, however long that takes."""
 
 
-class Listeners:
-    """Who hears of a run, called by the controller, one after another; what they raise ends the run."""
+class Callbacks:
+    """Callbacks of a run, called by the controller; an exception in one ends the run."""
 
-    def hear_step(self, run: RunFolder, step: int, metrics: Mapping[str, float]) -> str:
-        """A step has ended; why the run is to end, or nothing."""
+    def on_step_end(self, run: RunFolder, step: int, metrics: Mapping[str, float]) -> str:
+        """Called after a step; gives a reason to end the run, or an empty text."""
         return ""
 
-    def hear_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """A checkpoint is whole."""
+    def on_save(self, checkpoint: Checkpoint) -> None:
+        """Called when a checkpoint is complete."""

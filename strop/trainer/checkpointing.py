@@ -1,4 +1,4 @@
-"""What a training checkpoint holds, for every kind of training: enough for a resume to be a continuation."""
+"""Training checkpoints, for every kind of training: they hold enough for a resume to be a continuation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from strop.controller import WorkerGroup
 from strop.data.sampler import PromptSampler
 from strop.engines.role_checkpoint import CONFIG_FOLDER
 from strop.run import MODEL_FOLDER, Checkpoint, CheckpointError, PendingCheckpoint, RunConfig, RunFolder
-from strop.trainer.callbacks import StopRequest
+from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.fault_tolerance.disk import watched
 
 SETTLE_S = 600.0
@@ -36,11 +36,11 @@ class Checkpointer:
         source_model: Path,
         sampler: PromptSampler,
         texts: Callable[[], Mapping[str, str]] = dict,
-        say: Callable[[str], None],
+        say: Reporter,
         limit_s: float,
         on_sealed: Callable[[Checkpoint], object] = lambda checkpoint: None,
     ) -> None:
-        """Say what belongs into a checkpoint.
+        """Set the content of checkpoints.
 
         Args:
             run: the folder of the run.
@@ -58,11 +58,11 @@ class Checkpointer:
         self._watch = partial(watched, run, say=say, limit_s=limit_s)
         self._run, self._trained, self._settings = run, trained, settings
         self._tokenizer, self._source_model, self._sampler = tokenizer, source_model, sampler
-        self._copier: Any = None
+        self._mirror: Any = None
         if settings.copy_to:
-            from strop.trainer.run_mirror import Copier  # libraries of hubs: slow to import
+            from strop.trainer.run_mirror import RunMirror  # libraries of hubs: slow to import
 
-            self._copier = Copier(run, settings.copy_to)
+            self._mirror = RunMirror(run, settings.copy_to)
         self._saved_step = 0
 
     def save(self, step: int, score: float | None, *, facts: Mapping[str, Any], is_last: bool) -> None:
@@ -81,7 +81,7 @@ class Checkpointer:
         with self._watched(step):
             pending = self._write(step, score, facts=facts, is_last=is_last)
             self._finish_roles(pending)
-            self._tell(pending, pending.seal())
+            self._record_sealed(pending, pending.seal())
 
     def _write(
         self,
@@ -116,17 +116,17 @@ class Checkpointer:
         return pending
 
     def save_before_the_end(self, stop: StopRequest, step: int, *, facts: Mapping[str, Any]) -> None:
-        """Where somebody has asked the run to end: what it has is saved, so that a resume goes on from here."""
+        """Save a checkpoint where a request asks the run to end, so that a resume goes on from here."""
         if not stop.number:
             return
-        stop.settle()
+        stop.finish_step()
         if self._saved_step != step:
             self.save(step, None, facts=facts, is_last=False)
         self.finish()
         self._run.events.append("interrupted", step, fsync=True, phase="", error=stop.reason)
 
     def _watched(self, step: int) -> AbstractContextManager[None]:
-        """While the checkpoint of a step is being written."""
+        """Context in which the checkpoint of a step is written."""
         return self._watch(step)
 
     def poll(self) -> None:
@@ -139,18 +139,18 @@ class Checkpointer:
             CheckpointError: it could not be written; the one before stays valid.
         """
 
-    def settle(self) -> None:
-        """Let what runs in the background end, well or not, where the run has failed too."""
-        if self._copier is not None:
-            self._copier.finish(SETTLE_S)
+    def finish_background(self) -> None:
+        """Let background copies end, well or not, where the run has failed too."""
+        if self._mirror is not None:
+            self._mirror.finish(SETTLE_S)
 
-    def _tell(self, pending: PendingCheckpoint, checkpoint: Checkpoint) -> None:
-        """A checkpoint is whole."""
+    def _record_sealed(self, pending: PendingCheckpoint, checkpoint: Checkpoint) -> None:
+        """Record a checkpoint that is complete."""
         self._run.events.append(
             "checkpoint", checkpoint.step, fsync=True, path=checkpoint.path.name, score=pending.score
         )
-        if self._copier is not None:
-            self._copier.hear(checkpoint)
+        if self._mirror is not None:
+            self._mirror.copy(checkpoint)
         self._on_sealed(checkpoint)
 
     def _finish_roles(self, pending: PendingCheckpoint) -> None:
@@ -160,8 +160,8 @@ class Checkpointer:
                 group.call.finish_checkpoint()
 
     def _wants_model(self, is_last: bool) -> bool:
-        wanted = self._settings.hf_model
-        return wanted == "always" or (wanted == "last" and is_last)
+        hf_model = self._settings.hf_model
+        return hf_model == "always" or (hf_model == "last" and is_last)
 
     def _save_model(self, folder: Path) -> None:
         """The policy as an ordinary Hugging Face folder."""
@@ -207,5 +207,5 @@ def restore_position(run: RunFolder, checkpoint: Checkpoint, sampler: PromptSamp
 
 
 def is_due(step: int, every: int) -> bool:
-    """What is done every so many steps is done after this one; 0 is never."""
+    """True after every `every`-th step; 0 is never."""
     return every > 0 and step % every == 0

@@ -12,8 +12,8 @@ from strop.protocol.schema import made_by
 from strop.rewards import check_failed_share
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.rollout_batch import Experience
-from strop.trainer.worker_groups import Roles
+from strop.trainer.rollout_batch import RolloutBatch
+from strop.trainer.worker_groups import WorkerGroups
 from strop.workers.reports import EpisodeReport, check_failed_episodes, training_rewards
 from strop.workers.reward_shaping import shaped
 
@@ -22,7 +22,9 @@ class TooFewGroups(RuntimeError):
     """Groups that cannot teach were left out up to the limit, and the run was told to stop there."""
 
 
-def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: Sampling) -> Experience:
+def training_rows(
+    config: Config, roles: WorkerGroups, episodes: RolloutBatch, sampling: Sampling
+) -> RolloutBatch:
     """The samples that can be trained on, with their rewards.
 
     Args:
@@ -30,20 +32,20 @@ def training_rows(config: Config, roles: Roles, episodes: Experience, sampling: 
         episodes: samples, those of a prompt together.
         sampling: how they were played.
     """
-    played, limit = episodes.reports, sampling.max_tokens
-    weighted = training_rewards(played, weight=config.reward.weight)
-    rewards = shaped(config.reward, config.algorithm, played, weighted, limit)
-    kept = episodes.take([number for number, one in enumerate(played) if one.id in rewards])
-    column = torch.tensor([rewards[one.id] for one in kept.reports], dtype=torch.float64)
-    given = kept.rows.union(DataProto.from_dict({"reward": column}))
-    reports = tuple(row for one in kept.reports for row in one.rows())
+    reports, limit = episodes.reports, sampling.max_tokens
+    weighted = training_rewards(reports, weight=config.reward.weight)
+    rewards = shaped(config.reward, config.algorithm, reports, weighted, limit)
+    trainable = episodes.take([number for number, report in enumerate(reports) if report.id in rewards])
+    column = torch.tensor([rewards[report.id] for report in trainable.reports], dtype=torch.float64)
+    rewarded = trainable.rows.union(DataProto.from_dict({"reward": column}))
+    row_reports = tuple(row for report in trainable.reports for row in report.rows())
     left_out = {"reward_baselines"} | (set() if config.algorithm.reward_keys else {"reward_parts"})
     left_out |= set() if config.compares_answers else STEP_COLUMNS
-    return Experience(
-        rows=roles.rollout.call.rows(given),
-        reports=reports,
+    return RolloutBatch(
+        rows=roles.rollout.call.make_training_batch(rewarded),
+        reports=row_reports,
         column_names=made_by("rollout") - left_out,
-        num_trained=tuple(report.num_sampled_tokens for report in reports),
+        num_trained=tuple(report.num_sampled_tokens for report in row_reports),
     )
 
 

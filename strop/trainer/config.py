@@ -59,11 +59,11 @@ class Config:
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     """Generation during training."""
     agent: AgentConfig = field(default_factory=AgentConfig)
-    """What happens between a prompt and its final answer: agents and tools."""
+    """Agents and tools, between a prompt and its final answer."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     """Scoring."""
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
-    """From rewards to a loss."""
+    """Algorithm, from rewards to a loss."""
     actor: ActorConfig = field(default_factory=ActorConfig)
     """The policy."""
     reference: ReferenceConfig = field(default_factory=ReferenceConfig)
@@ -132,7 +132,7 @@ class Config:
 
     @property
     def open_end(self) -> str:
-        """Why nobody knows how many steps the epochs make; empty where that is known."""
+        """Reason for which the number of steps per epoch is unknown; empty where it is known."""
         if where_on(self.algorithm.filter_groups) is not None:
             return "algorithm.filter_groups asks for prompts until enough groups can teach"
         if where_on(self.data.datagen) is not None:
@@ -168,7 +168,7 @@ class Config:
 
     @property
     def used_engines(self) -> dict[str, EngineConfig]:
-        """Those of the models that this run uses."""
+        """Engines of the models that this run uses."""
         return {role: engine for role, engine in self.engines.items() if role in self.roles}
 
     @property
@@ -176,11 +176,11 @@ class Config:
         """The setting by which samples are played over several calls; empty: each step plays its own, and waits for
         them."""
         rollout = self.rollout
-        asked = {
+        settings = {
             "rollout.max_staleness": rollout.max_staleness,
             "rollout.over_issue": rollout.over_issue,
         }
-        return next((key for key, value in asked.items() if value), "")
+        return next((key for key, value in settings.items() if value), "")
 
     @property
     def compares_answers(self) -> bool:
@@ -209,8 +209,8 @@ class Config:
 
     def samples_per_update(self, learner: UpdateSettings) -> int:
         """Samples of one optimizer step of a role that learns."""
-        wanted = learner.samples_per_update
-        return self.samples_per_step if wanted == "all" else min(int(wanted), self.samples_per_step)
+        size = learner.samples_per_update
+        return self.samples_per_step if size == "all" else min(int(size), self.samples_per_step)
 
     def updates_per_step(self, learner: UpdateSettings) -> int:
         """Optimizer steps of a role that learns, in a full step."""
@@ -229,13 +229,13 @@ class Config:
         )
 
     def placement(self) -> str:
-        """Which engine generates, and where, in one line: `rollout: vllm, apart, in 2 processes of its own, ...`."""
+        """Engine and placement of generation, in one line: `rollout: vllm, apart, in 2 processes of its own, ...`."""
         engine, count = self.rollout.engine, self.resources.apart.get("rollout", 0)
         if remote := self.rollout.remote:
             return f"rollout: {engine}, {remote.model} at {remote.base_url}, which is not trained"
         if count:
-            own = "processes" if count > 1 else "process"
-            return f"rollout: {engine}, apart, in {count} {own} of its own, which get the weights after each step"
+            noun = "processes" if count > 1 else "process"
+            return f"rollout: {engine}, apart, in {count} {noun} of its own, which get the weights after each step"
         if engine == "native":
             return "rollout: native, time-shared with the actor, with the actor's own weights"
         return f"rollout: {engine}, time-shared with the actor, on its devices; it gets the weights after each step"

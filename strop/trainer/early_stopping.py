@@ -1,4 +1,4 @@
-"""What ends a run, and how it ended."""
+"""Early stopping (time, pass rate, patience), and the result of a run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from strop.trainer.sections import TrainerConfig
 logger = logging.getLogger(__name__)
 
 
-class Ending:
-    """Whether a step is the last one, and why: by number, by the caller, or by a limit of the settings (the hours that
-    a run may take, the pass rate that it should reach, patience).
+class EarlyStopping:
+    """Early stopping: decides if a step is the last one, by number, by the caller, or by a limit of the settings (the
+    hours that a run may take, the pass rate that it should reach, patience).
 
     All of it follows from the records of the run, so a run that is continued ends where it would have ended without the
     break; only the time between its starts does not count.
@@ -32,29 +32,29 @@ class Ending:
         """
         self._run, self._num_steps = run, num_steps
         self.reason = ""
-        """Why the run is over; empty while it goes on."""
+        """Reason for the end of the run; empty while it goes on."""
         self._settings = settings
         self._start = time.perf_counter() - run.seconds_of_steps()
         self._has_warned = False
         trained = [event["pass_rate"] for event in run.events.read("validation") if event["step"] > 0]
         if trained:  # what was recorded before a crash, or before a setting was given anew
-            self.look_at_validation(trained[-1])
+            self.check_validation(trained[-1])
 
-    def look(self, step: int, *, asked: str = "") -> bool:
-        """Whether this step, which is trained, is the last one by time, by number, or because a function of the
-        caller's has asked for it, and why."""
+    def check(self, step: int, *, stop_reason: str = "") -> bool:
+        """True when this step, which is trained, is the last one: by time, by number, or for the stop_reason of a
+        callback."""
         limit = self._settings.max_hours
         hours = (time.perf_counter() - self._start) / 3600
         if limit is not None and hours >= limit:
             self.reason = f"trainer.max_hours={limit:g}: it has trained for {hours:.3g} hours"
         elif step >= self._num_steps:
             self.reason = f"step {step} is the last one"
-        elif asked:
-            self.reason = asked
+        elif stop_reason:
+            self.reason = stop_reason
         return bool(self.reason)
 
-    def look_at_validation(self, pass_rate: float | None) -> bool:
-        """Whether the run is over with this validation, which is in the records; None: it has no pass rate."""
+    def check_validation(self, pass_rate: float | None) -> bool:
+        """True when the run ends with this validation, which is in the records; None: it has no pass rate."""
         target, patience = self._settings.target_pass_rate, self._settings.patience
         if target is not None and pass_rate is None and not self._has_warned:
             self._has_warned = True
@@ -73,15 +73,14 @@ class Ending:
 
 
 def is_best(run: RunFolder, score: float | None) -> bool:
-    """Whether no checkpoint that is kept has a validation as good as this one, by its pass rate, else its mean
-    reward."""
+    """True when no kept checkpoint has a validation as good as this one, by its pass rate, else its mean reward."""
     best = run.checkpoints.best()
     return score is not None and (best is None or score > best[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """How a run ended."""
+    """Result of a run."""
 
     run: Path
     steps: int
@@ -100,8 +99,8 @@ class TrainResult:
     reward_final: float | None = None
 
 
-def result_of(run: RunFolder) -> TrainResult:
-    """How a finished run ended, from its records."""
+def train_result(run: RunFolder) -> TrainResult:
+    """Result of a finished run, from its records."""
     end = run.events.read("finished")[-1]
     validations = {event["step"]: event for event in run.events.read("validation")}
     final = validations.get(end["step"], {})

@@ -11,9 +11,9 @@ from strop.agents.envs.agent import row_of
 from strop.agents.envs.certificate import Inspection
 from strop.agents.envs.config import ENV_AGENT
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
-from strop.trainer.start import Say
 
 NUM_SEEDS, MAX_ENVIRONMENTS, LIMIT_S = 3, 4, 30.0
 """Episodes of each player; environments of one run, and seconds for each of them."""
@@ -22,7 +22,7 @@ _NUM_PROMPTS = 64
 EVENT = "environment"
 
 
-def certify_environments(config: Config, data: TrainingData, run: RunFolder, say: Say) -> None:
+def certify_environments(config: Config, data: TrainingData, run: RunFolder, say: Reporter) -> None:
     """Inspect the environments of the first prompts; a record per environment, and a line per fault.
 
     A fault does not end the run: an environment may have its reasons.

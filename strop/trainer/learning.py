@@ -1,4 +1,4 @@
-"""From scored samples to new weights: log-probs and values, advantages, then the updates.
+"""Update of a step, from scored samples to new weights: log-probs and values, advantages, optimizer steps.
 
 `Learner.learn` is the algorithm of a step; role_columns.py has the calls of worker groups that add columns.
 """
@@ -17,10 +17,10 @@ from strop.protocol import DataProto
 from strop.protocol.schema import object_columns_for
 from strop.trainer.config import Config
 from strop.trainer.role_columns import add_columns, columns_before_updates
-from strop.trainer.rollout_batch import Experience, optimizer_batches
+from strop.trainer.rollout_batch import RolloutBatch, optimizer_batches
 from strop.trainer.sample_selection import chosen
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 from strop.workers.actor import ActorWorker
 from strop.workers.critic import CriticWorker
 from strop.workers.prm import PrmWorker
@@ -29,28 +29,28 @@ from strop.workers.rows import Update, merged_update
 from strop.workers.summary import BatchSummary
 
 REJECTED = "rollout correction rejected every token of it"
-"""Why a sample was filtered."""
+"""Reason of a filtered sample."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerResult:
     """Result of the algorithm on the samples of one step."""
 
-    experience: Experience
+    batch: RolloutBatch
     """All rows with all their columns."""
     summary: BatchSummary
-    """Of these rows."""
+    """Summary of these rows."""
     steps: tuple[Update, ...]
     """Optimizer steps of the step, the policy's last."""
     left_out: Mapping[str, str]
-    """Why samples were left out, by id: those that were not drawn, or not kept."""
+    """Reasons of samples that were not drawn, or not kept, by id."""
     metrics: Mapping[str, float]
     """Numbers that are no metric of an optimizer step."""
 
     @property
     def rejected(self) -> frozenset[str]:
         """Ids of the rows of which rollout correction left no token."""
-        counted = zip(self.experience.reports, self.experience.num_trained, strict=True)
+        counted = zip(self.batch.reports, self.batch.num_trained, strict=True)
         return frozenset(report.id for report, count in counted if not count)
 
     @property
@@ -62,7 +62,7 @@ class LearnerResult:
 class Learner:
     """Updates the policy, the critic and the process reward model; holds what the algorithm carries between steps."""
 
-    def __init__(self, config: Config, groups: Roles, facts: Mapping[str, Any] | None) -> None:
+    def __init__(self, config: Config, groups: WorkerGroups, facts: Mapping[str, Any] | None) -> None:
         """`facts` are those of the checkpoint that the run goes on from (method `facts`); None where it starts."""
         self._config = config
         self._groups = groups
@@ -74,15 +74,15 @@ class Learner:
         """State of the algorithm for a checkpoint."""
         return {"kl": self._kl_controller.state()}
 
-    def learn(self, experience: Experience, step: int, stages: Stages) -> LearnerResult:
-        """One step of the algorithm on these samples.
+    def learn(self, batch: RolloutBatch, step: int, stages: Stages) -> LearnerResult:
+        """Run one step of the algorithm on these samples.
 
         Raises:
             StaleSamples: some are of an older policy, and no correction is on.
         """
         config, groups = self._config, self._groups
-        check_versions(experience.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
-        batch, updates = experience, list[Update]()
+        check_versions(batch.reports, step - 1, is_corrected=config.algorithm.corrects_for_age)
+        updates = list[Update]()
         if groups.prm is not None and config.prm.update == "before":
             batch = add_columns(batch, {"prm_ref_log_prob"}, config, groups, stages)
             updates += self._update_prm(groups.prm, batch, stages)
@@ -111,7 +111,7 @@ class Learner:
             every_column = batch.rows.select(None, object_columns_for("advantages"))
             summary = groups.actor.call.summarize_batch(every_column)
         return LearnerResult(
-            experience=batch,
+            batch=batch,
             summary=summary,
             steps=tuple(updates),
             left_out=left_out,
@@ -119,7 +119,7 @@ class Learner:
         )
 
     def _update_policy(
-        self, actor: WorkerGroup[ActorWorker], batch: Experience, stages: Stages
+        self, actor: WorkerGroup[ActorWorker], batch: RolloutBatch, stages: Stages
     ) -> tuple[list[Update], DataProto | None]:
         """Every optimizer step of the policy, and the log-probs of the rows before their steps."""
         config, updates, log_probs = self._config, list[Update](), list[DataProto]()
@@ -136,7 +136,7 @@ class Learner:
         return updates, log_probs[0].concat(log_probs) if log_probs else None
 
     def _update_critic(
-        self, critic: WorkerGroup[CriticWorker], batch: Experience, stages: Stages
+        self, critic: WorkerGroup[CriticWorker], batch: RolloutBatch, stages: Stages
     ) -> list[Update]:
         """Every optimizer step of the critic."""
         config, updates = self._config, list[Update]()
@@ -149,7 +149,7 @@ class Learner:
                     updates.append(_on_samples(merged_update(metrics), part))
         return updates
 
-    def _update_prm(self, prm: WorkerGroup[PrmWorker], batch: Experience, stages: Stages) -> list[Update]:
+    def _update_prm(self, prm: WorkerGroup[PrmWorker], batch: RolloutBatch, stages: Stages) -> list[Update]:
         """Every optimizer step of the process reward model, which learns from all samples, whatever is rejected."""
         config, updates = self._config, list[Update]()
         with stages.stage("update_prm", "prm"):
@@ -173,7 +173,7 @@ class Learner:
         return used
 
 
-def _on_samples(update: Update, part: Experience) -> Update:
+def _on_samples(update: Update, part: RolloutBatch) -> Update:
     """The update with the ids of the samples that it trained on, where it was taken."""
     if update.skipped:
         return update

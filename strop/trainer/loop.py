@@ -12,11 +12,10 @@ that waits: generation (rollout.timeout_s), scoring (reward.timeout_s), calls of
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from strop.controller import CallTimeout, WorkerFailed
 from strop.engines.memory import describe_memory
@@ -26,18 +25,18 @@ from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import METRICS_FILE, TrackerSetup, read_metrics
 from strop.run import Checkpoint, RunFolder
 from strop.run.heartbeat import heartbeat
-from strop.trainer.callbacks import Listeners, StopRequest
+from strop.trainer.callbacks import Callbacks, Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.recording import check_recording
 from strop.trainer.collectors.make import describe_collector, make_collector
 from strop.trainer.config import Config
-from strop.trainer.early_stopping import Ending, TrainResult, is_best, result_of
+from strop.trainer.early_stopping import EarlyStopping, TrainResult, is_best, train_result
 from strop.trainer.environment import environment_of
 from strop.trainer.fault_tolerance.background import checkpointer
-from strop.trainer.fault_tolerance.healing import Healing
+from strop.trainer.fault_tolerance.healing import Recovery
 from strop.trainer.fault_tolerance.signals import SignalRequest
 from strop.trainer.learning import Learner
-from strop.trainer.preflight.of_run import try_run as preflight
+from strop.trainer.preflight.of_run import preflight_before_training
 from strop.trainer.records import StepRecord
 from strop.trainer.replayed_run import read_recorded
 from strop.trainer.reward_certificate import note_certificate
@@ -48,29 +47,28 @@ from strop.trainer.setup import (
     load_training_data,
     sampling_of,
 )
-from strop.trainer.start import Say, optimizer_of
-from strop.trainer.step_logging import step_metrics, tell_of_losses
-from strop.trainer.threads import line_of_run as set_threads
+from strop.trainer.start import optimizer_of
+from strop.trainer.step_logging import log_failures, step_metrics
+from strop.trainer.threads import set_run_threads
 from strop.trainer.timing import Stages
 from strop.trainer.validation import Validation, summarize_validation
-from strop.trainer.worker_groups import Roles, check_models, costs_of, make_roles, playing_of, start_runtime
-from strop.utils.activity import doing
+from strop.trainer.worker_groups import (
+    WorkerGroups,
+    check_models,
+    make_cost_tracker,
+    make_worker_groups,
+    rollout_settings,
+    start_runtime,
+)
+from strop.utils.activity import activity
 from strop.utils.gc_freeze import settled
 from strop.workers import metrics as measure
 from strop.workers.player import check_observers
-from strop.workers.reports import Decided, check_failed_episodes
-
-
-class Alarm(Protocol):
-    """Looks at the metrics of a run; made with the names of what it told before, and the metrics of earlier steps."""
-
-    def observe(self, metrics: Mapping[str, float]) -> Sequence[Any]:
-        """What it has to say of the next step, each with a `name` and a `message`."""
-        ...
+from strop.workers.reports import SampleDecision, check_failed_episodes
 
 
 class Trainer:
-    """One run. `train` makes it and runs it."""
+    """Controller of one run. `train` makes it and calls `fit`."""
 
     def __init__(
         self,
@@ -78,19 +76,19 @@ class Trainer:
         run: RunFolder,
         *,
         checkpoint: Checkpoint | None,
-        say: Say,
+        say: Reporter,
         force: bool = False,
         stop: StopRequest | None = None,
-        listeners: Listeners | None = None,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.config = config
         self._run = run
         self._say = say
         self._force = force
         self._stop = stop or SignalRequest()
-        self._listeners = listeners or Listeners()
-        self._stop.begin(config.run)
-        self.has_begun = False
+        self._callbacks = callbacks or Callbacks()
+        self._stop.start(config.run)
+        self.is_started = False
         """All roles are there."""
         check_trackers(config.trainer.trackers)
         check_observers(config.rollout)
@@ -98,7 +96,7 @@ class Trainer:
         self._checkpoint = checkpoint
         self._start_step = checkpoint.step if checkpoint is not None else 0
         self._recorded = read_recorded(run.path)
-        threads = set_threads(config.resources, config.model, run, step=self._start_step)
+        threads = set_run_threads(config.resources, config.model, run, step=self._start_step)
         self.data: TrainingData = load_training_data(config)
         if config.trainer.skip_rollout:
             check_recording(config, self.data, first_step=self._start_step + 1)
@@ -110,13 +108,13 @@ class Trainer:
         memory = describe_memory(
             config.model, config.actor.engine, device=config.resources.device, ranks=config.resources.ranks
         )
-        self._costs = costs_of(config, run.path)
+        self._costs = make_cost_tracker(config, run.path)
         for line in [
             *self.data.report(), config.arithmetic(), precision, memory, threads, config.placement()
         ]:  # fmt: skip
             if line:
                 say(line)
-        self._stop.tell(run, self._start_step, say)
+        self._stop.warn(run, self._start_step, say)
 
     def fit(self) -> TrainResult:
         """Train to the last step; the run folder then holds everything."""
@@ -124,14 +122,14 @@ class Trainer:
         try_reward(self.config, self.data, self._run, self._say, costs=self._costs)
         with ExitStack() as stack:
             stack.enter_context(heartbeat(self._run.path / "logs" / "controller.log"))
-            with doing("the start of the roles"):
+            with activity("the start of the roles"):
                 self._start_roles(stack)
             stack.enter_context(settled())
-            self.has_begun = True
+            self.is_started = True
             if self._start_step == 0:
                 note_certificate(self.config, self.data, self._run, self._say)
-                self._try_out()
-            self._alarms = [self._health_monitor()]
+                self._preflight()
+            self._health = self._health_monitor()
             setup = TrackerSetup(
                 folder=self._run.path,
                 total_steps=self.data.num_steps,
@@ -140,29 +138,30 @@ class Trainer:
                 name=self.config.trainer.experiment_name,
             )
             trackers = stack.enter_context(TrackerGroup(self.config.trainer.trackers, setup))
-            self.roles.watch.show = trackers.note
+            self.roles.progress.show = trackers.note
             if self._start_step == 0 and self._wants_first_validation():
                 trackers.log(0, metrics := self._validate(0).metrics)
-                for alarm in self._alarms:
-                    alarm.observe(metrics)
+                self._health.observe(metrics)
             if self.data.growth is not None:
                 self.data.growth.begin()
             last_step = self.data.num_steps if self._recorded is None else self._recorded.last_step
             step = self._start_step
-            self._ending = Ending(self.config.trainer, self._run, num_steps=last_step)
-            while step < self.data.num_steps and not self._ending.reason:
+            self._early_stopping = EarlyStopping(self.config.trainer, self._run, num_steps=last_step)
+            while step < self.data.num_steps and not self._early_stopping.reason:
                 step += 1
-                with self._stop.step(), doing(f"step {step}"):
+                with self._stop.step(), activity(f"step {step}"):
                     self._run_step(step, trackers)
-                    if not self._ending.reason:  # the last step needs no other one
-                        self._stop.look(self._say)
+                    if not self._early_stopping.reason:  # the last step needs no other one
+                        self._stop.check_time(self._say)
                     self._checkpointer.save_before_the_end(self._stop, step, facts=self._facts())
             self._checkpointer.finish()
         if step < self.data.num_steps:
-            self._say(f"the run ends after step {step}: {self._ending.reason}")
+            self._say(f"the run ends after step {step}: {self._early_stopping.reason}")
         seconds = time.perf_counter() - start
-        self._run.events.append("finished", step, fsync=True, seconds=seconds, reason=self._ending.reason)
-        return result_of(self._run)
+        self._run.events.append(
+            "finished", step, fsync=True, seconds=seconds, reason=self._early_stopping.reason
+        )
+        return train_result(self._run)
 
     # ------------------------------------------------------------------ the algorithm
 
@@ -170,42 +169,44 @@ class Trainer:
         """One step of the algorithm: sample and score, estimate advantages, update, hand over the weights."""
         with stages.stage("gen"):
             record = self.collector.collect(step, stages)
-        if len(record.experience):
-            record = replace(record, learned=self.learner.learn(record.experience, step, stages))
+        if len(record.batch):
+            record = replace(record, learned=self.learner.learn(record.batch, step, stages))
         with stages.stage("update_weights"):  # also without samples: the version is the step
             self.roles.sync.update(step)
         return record
 
     # ------------------------------------------------------------------ around it
 
-    def _try_out(self) -> None:
-        """Try what the run will do; the preflight may refuse it."""
+    def _preflight(self) -> None:
+        """Run the preflight; it may refuse the run."""
         if self.config.trainer.preflight and not self.config.trainer.skip_rollout:
-            preflight(self.config, self.data, self.roles, self._run, self._say, force=self._force)
+            preflight_before_training(
+                self.config, self.data, self.roles, self._run, self._say, force=self._force
+            )
 
     def _health_monitor(self) -> HealthMonitor:
-        """Health rules over the metrics, with what a run that is continued has seen and said."""
+        """Health rules over the metrics, with the metrics and findings of earlier starts of the run."""
         file = self._run.path / METRICS_FILE
         earlier = read_metrics(file) if self._start_step and file.is_file() else []
         before = [metrics for metrics in earlier if metrics["step"] <= self._start_step]
-        told = [event["name"] for event in self._run.events.read("health")]
-        return HealthMonitor(told=told, earlier=before)
+        reported = [event["name"] for event in self._run.events.read("health")]
+        return HealthMonitor(told=reported, earlier=before)
 
     def _start_roles(self, stack: ExitStack) -> None:
         config = self.config
         checkpoint = None if self._checkpoint is None else self._checkpoint.path
         self.runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
-        playing = playing_of(
+        settings = rollout_settings(
             config,
             version=self._start_step,
             samples=self._run.samples.folder if self._saves_samples else None,
             logs=self._run.path / "logs",
             is_replayed=self._recorded is not None and bool(self._recorded.steps),
         )
-        self.roles: Roles = make_roles(
+        self.roles: WorkerGroups = make_worker_groups(
             config,
             self.runtime,
-            playing,
+            settings,
             num_steps=self.data.num_steps,
             checkpoint=checkpoint,
             optimizer=optimizer_of(self._run, self._checkpoint),
@@ -233,9 +234,9 @@ class Trainer:
             texts=self.collector.state_files,
             say=self._say,
             limit_s=config.resources.call_timeout_s,
-            on_sealed=self._listeners.hear_checkpoint,
+            on_sealed=self._callbacks.on_save,
         )
-        stack.callback(self._checkpointer.settle)
+        stack.callback(self._checkpointer.finish_background)
         for line in [*describe_collector(config), *self.collector.restore(checkpoint)]:
             self._say(line)
 
@@ -245,18 +246,18 @@ class Trainer:
         try:
             record = self.step(step, stages)
         except BaseException as error:
-            is_wanted = isinstance(error, KeyboardInterrupt) or self._stop.number
-            kind = "interrupted" if is_wanted else "crashed"
+            was_asked_to_end = isinstance(error, KeyboardInterrupt) or self._stop.number
+            kind = "interrupted" if was_asked_to_end else "crashed"
             is_signal = (
                 isinstance(error, KeyboardInterrupt) and self._stop.number
             )  # Ray gives it another class
             reason = self._stop.reason if is_signal else f"{type(error).__name__}: {error}"
             self._run.events.append(kind, step, fsync=True, phase=stages.current, error=reason)
             raise
-        self._write(record)
+        self._record(record)
         batch = None
         if record.learned is not None and (self.data.sampler.wants_batch or self.data.growth is not None):
-            batch = record.learned.experience.shown(self.data.train.prompt)
+            batch = record.learned.batch.for_sampler(self.data.train.prompt)
         if self.data.sampler.sees_results:
             self.data.sampler.record(step, row_results(record.reports, step=step), batch)
         metrics = step_metrics(
@@ -264,14 +265,14 @@ class Trainer:
         )
         if self.data.growth is not None:
             metrics |= self.data.growth.after(step, batch)
-        tell_of_losses(record, self.roles, self._run, self._say, timeout_s=self.config.reward.timeout_s)
-        asked = self._listeners.hear_step(self._run, step, metrics)
-        is_last, is_new_best, score = self._ending.look(step, asked=asked), False, None
+        log_failures(record, self.roles, self._run, self._say, timeout_s=self.config.reward.timeout_s)
+        stop_reason = self._callbacks.on_step_end(self._run, step, metrics)
+        is_last, is_new_best, score = self._early_stopping.check(step, stop_reason=stop_reason), False, None
         if self.data.val_prompts and (is_last or is_due(step, self.config.eval.every)):
             with stages.stage("testing"):
                 validation = self._validate(step)
             score = validation.rank
-            is_last = self._ending.look_at_validation(validation.pass_rate) or is_last
+            is_last = self._early_stopping.check_validation(validation.pass_rate) or is_last
             is_new_best = self.config.run.keep_best > 0 < self.config.run.save_every and is_best(
                 self._run, score
             )
@@ -281,9 +282,9 @@ class Trainer:
             num_response_tokens=record.num_response_tokens,
             num_total_tokens=record.num_tokens,
         )
-        for found in (one for alarm in self._alarms for one in alarm.observe(metrics)):
-            self._run.events.append("health", step, name=found.name, message=found.message)
-            self._say(f"step {step}: {found.message}")
+        for finding in self._health.observe(metrics):
+            self._run.events.append("health", step, name=finding.name, message=finding.message)
+            self._say(f"step {step}: {finding.message}")
         self._run.events.append("step", step, seconds=stages.total(), phases=stages.seconds)
         trackers.log(step, metrics)  # before the checkpoint: what it holds was logged
         if is_last or is_new_best or is_due(step, self.config.run.save_every):
@@ -293,9 +294,9 @@ class Trainer:
         self._checkpointer.poll()
 
     def _wants_first_validation(self) -> bool:
-        """False also when a start that came no further than this left one behind."""
-        wanted = self.config.eval.before_train and bool(self.data.val_prompts)
-        return wanted and not self._run.events.read("validation")
+        """True when the validation before training is on and no earlier start has made it."""
+        is_enabled = self.config.eval.before_train and bool(self.data.val_prompts)
+        return is_enabled and not self._run.events.read("validation")
 
     @property
     def _saves_samples(self) -> bool:
@@ -304,12 +305,14 @@ class Trainer:
     def _validate(self, step: int) -> Validation:
         """Answers on the held-out prompts, with their records."""
         sampling = sampling_of(self.config, self.config.eval, self.data.tokenizer)
-        episodes = self.roles.play(self.data.val_prompts, self.config.eval.samples_per_prompt, sampling)
+        episodes = self.roles.run_episodes(
+            self.data.val_prompts, self.config.eval.samples_per_prompt, sampling
+        )
         check_failed_episodes(episodes.reports)
         validation = summarize_validation(episodes.reports)
         self._say(f"step {step}: validation {validation.describe()}")
         if self._saves_samples:
-            decided = dict.fromkeys((r.id for r in episodes.reports), Decided(None, "", ""))
+            decided = dict.fromkeys((r.id for r in episodes.reports), SampleDecision(None, "", ""))
             self.roles.write_samples(step, episodes, decided, split="val")
         interval = validation.interval()
         ends = {} if interval is None else dict(zip(("low", "high"), interval, strict=True))
@@ -326,20 +329,21 @@ class Trainer:
         )
         return validation
 
-    def _write(self, record: StepRecord) -> None:
-        """Fates, samples and fingerprint of a step."""
+    def _record(self, record: StepRecord) -> None:
+        """Write fates, samples and fingerprint of a step."""
         fates, advantages = record.fates(), record.advantages()
         self._run.ledger.settle(record.step, fates)
         if self._saves_samples:
             decided = {
-                name: Decided(advantages.get(name), fate.name, fate.reason) for name, fate in fates.items()
+                name: SampleDecision(advantages.get(name), fate.name, fate.reason)
+                for name, fate in fates.items()
             }
-            rows = None if record.learned is None else record.learned.experience
+            rows = None if record.learned is None else record.learned.batch
             self.roles.write_samples(record.step, record.episodes, decided, split="train", rows=rows)
         self._run.fingerprints.append(record.step, **record.digests(self.roles.checksums()))
 
     def _facts(self) -> dict[str, Any]:
-        """What a continuation needs of the algorithm."""
+        """State of the algorithm and of the curriculum for a checkpoint."""
         return {**self.learner.facts(), "curriculum": self.data.sampler.curriculum()}
 
 
@@ -348,10 +352,10 @@ def train(
     run: RunFolder,
     *,
     checkpoint: Checkpoint | None = None,
-    say: Say,
+    say: Reporter,
     force: bool = False,
     stop: StopRequest | None = None,
-    listeners: Listeners | None = None,
+    callbacks: Callbacks | None = None,
 ) -> TrainResult:
     """Run a training to its end, with this process as its controller.
 
@@ -359,10 +363,10 @@ def train(
         config: the resolved configuration.
         run: a fresh run folder, or one rolled back to `checkpoint`.
         checkpoint: where to continue.
-        say: takes lines for the person who watches.
+        say: prints lines for the person who watches.
         force: start also where the preflight says that nothing would be learned.
-        stop: lets somebody else ask the run to end.
-        listeners: hear of steps, samples and checkpoints.
+        stop: request of the caller or of a signal to end the run.
+        callbacks: called after steps and checkpoints.
 
     Raises:
         ValueError: the preflight says that nothing would be learned, without `force`.
@@ -370,15 +374,15 @@ def train(
         WorkerFailed, CallTimeout: workers raised an error, or died and did so again (run.max_restarts).
     """
     stop = stop or SignalRequest()
-    healing = Healing(config, run, step=0 if checkpoint is None else checkpoint.step, say=say)
+    recovery = Recovery(config, run, step=0 if checkpoint is None else checkpoint.step, say=say)
     with environment_of(config.resources), stop.listening():
         while True:
             trainer = Trainer(
-                config, run, checkpoint=checkpoint, say=say, force=force, stop=stop, listeners=listeners
+                config, run, checkpoint=checkpoint, say=say, force=force, stop=stop, callbacks=callbacks
             )
             try:
                 return trainer.fit()
             except (WorkerFailed, CallTimeout) as error:
-                if stop.number or not (trainer.has_begun or healing.is_mending):
+                if stop.number or not (trainer.is_started or recovery.is_recovering):
                     raise
-                checkpoint = healing.rolled_back(error)
+                checkpoint = recovery.roll_back(error)

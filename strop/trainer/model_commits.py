@@ -1,4 +1,4 @@
-"""What a run remembers of the models and data sets that it has fetched.
+"""Record of the models and data sets that a run has fetched.
 
 `models.json` in the run folder says for each key where its model came from: the revision that was resolved, and size
 and SHA-256 of every file. A run that goes on uses exactly these. Data sets of hubs stand there too, with their commit,
@@ -16,6 +16,7 @@ from typing import Any
 
 from strop.data.hub_rows import commit_of, parse_hub
 from strop.run import RunError
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.model_locations import Located
 from strop.trainer.sections import SECTION_OF_COMMAND
@@ -29,7 +30,7 @@ Records = Mapping[str, Mapping[str, Any]]
 
 
 def with_data(
-    located: Located, command: Sequence[str], *, say: Callable[[str], None], known: Records | None = None
+    located: Located, command: Sequence[str], *, say: Reporter, known: Records | None = None
 ) -> Located:
     """The same with every data set of a hub at a commit.
 
@@ -37,27 +38,27 @@ def with_data(
         located: of a run that starts or goes on.
         command: the word of the command that made the run, which tells what data it reads.
         say: hears of a hub that does not answer.
-        known: what an earlier part of the run resolved.
+        known: records of an earlier part of the run.
 
     Raises:
         ValueError: the commit of one cannot be known; the sentence says why.
         UntrustedCode: received settings name it.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    records: dict[str, Mapping[str, Any]] = {}
 
     def at_commit(entry: str) -> str:
         if not is_hub(entry):
             return entry
         key = _key_of(entry)
-        if key not in found:
+        if key not in records:
             source = parse_hub(entry)
             commit = str((known or {}).get(key, {}).get("revision", "")) or commit_of(entry, say)
             kind = "modelscope" if source.hub == "modelscope:" else "huggingface"
-            found[key] = {"source": f"{source.hub}{source.name}", "kind": kind, "revision": commit}
-        return _at(entry, str(found[key]["revision"]))
+            records[key] = {"source": f"{source.hub}{source.name}", "kind": kind, "revision": commit}
+        return _at(entry, str(records[key]["revision"]))
 
     config = _with_files(located.config, _section_of(*command), at_commit)
-    return Located(config=config, models={**located.models, **found}) if found else located
+    return Located(config=config, models={**located.models, **records}) if records else located
 
 
 def as_recorded(config: Config, run: Path) -> Config:
@@ -70,17 +71,17 @@ def as_recorded(config: Config, run: Path) -> Config:
     Raises:
         RunError: its records cannot be read.
     """
-    known = read_models(run)
+    records = read_models(run)
 
     def at_commit(entry: str) -> str:
-        commit = str(known.get(_key_of(entry), {}).get("revision", "")) if is_hub(entry) else ""
+        commit = str(records.get(_key_of(entry), {}).get("revision", "")) if is_hub(entry) else ""
         return _at(entry, commit) if commit else entry
 
-    return _with_files(config, "", at_commit) if known else config
+    return _with_files(config, "", at_commit) if records else config
 
 
 def _key_of(entry: str) -> str:
-    """What the data set and the revision of an entry are recorded under."""
+    """Key under which the data set and the revision of an entry are recorded."""
     source = parse_hub(entry)
     return f"data {source.hub}{source.name}{source.revision and '#'}{source.revision}"
 
@@ -117,7 +118,7 @@ def write_models(run: Path, models: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def read_models(run: Path) -> dict[str, dict[str, Any]]:
-    """What `write_models` recorded; empty where all models are folders.
+    """Content of MODELS_FILE; empty where all models are folders.
 
     Raises:
         RunError: the file cannot be used.
@@ -126,8 +127,8 @@ def read_models(run: Path) -> dict[str, dict[str, Any]]:
     if not path.is_file():
         return {}
     try:
-        found = read_json(path)
-        return {str(key): dict(model) for key, model in found.items()}
+        content = read_json(path)
+        return {str(key): dict(model) for key, model in content.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise RunError(
             f"{path} cannot be read, so it is not known which revision of its model the run uses ({error}): restore it"

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.models import replaced, value_of, with_template
 from strop.utils.hub.models import Fetch, fetch_model
 from strop.utils.hub.places import place_of
 from strop.utils.remote_path import folder_here
 
-Say = Callable[[str], None]
-
 POLICY = ("model.path", "model.tokenizer_path")
-"""Those that a command without training reads."""
+"""Keys of models that a command without training reads."""
 MODEL_PATHS = (
     "model.path", "model.lora.path", "reference.path", "teacher.path", "critic.path", "critic.lora.path",
     "prm.path", "reward_model.path", "model.tokenizer_path",
@@ -30,13 +29,13 @@ class Located:
     config: Config
     """To be run with; the one that the user wrote is what is saved."""
     models: Mapping[str, Mapping[str, Any]]
-    """Of each key whose model was fetched: source, kind, revision, folder."""
+    """Record of each fetched model, by its key: source, kind, revision, folder."""
 
 
 def locate(
     config: Config,
     *,
-    say: Say,
+    say: Reporter,
     known: Mapping[str, Mapping[str, Any]] | None = None,
     weights: bool = True,
     keys: Collection[str] = MODEL_PATHS,
@@ -46,7 +45,7 @@ def locate(
     Args:
         config: as the user wrote it.
         say: hears how far it is.
-        known: what an earlier part of the run resolved, whose revisions are taken.
+        known: records of an earlier part of the run, whose revisions are taken.
         weights: fetch weights; without, settings and tokenizers alone.
         keys: of the models that are looked at.
 
@@ -54,7 +53,7 @@ def locate(
         ValueError: a model cannot be had; the sentence says which, why, and what to do.
         UntrustedCode: received settings name it.
     """
-    found: dict[str, Mapping[str, Any]] = {}
+    records: dict[str, Mapping[str, Any]] = {}
     tree: Config = config
     for key, text in named_models(config):
         if key not in keys:
@@ -63,25 +62,25 @@ def locate(
         if not folder:
             state = str((known or {}).get(key, {}).get("revision", ""))
             needs_weights = weights and key != "model.tokenizer_path"
-            found[key] = _fetched(config, key, text, say=say, state=state, weights=needs_weights)
-            folder = found[key]["folder"]
+            records[key] = _fetched(config, key, text, say=say, state=state, weights=needs_weights)
+            folder = records[key]["folder"]
         elif key == "model.path" and config.model.revision:
             raise ValueError(
                 f"a revision ({config.model.revision}) is given beside {key}={text}, which is a folder and has none: "
                 f"leave it out"
             )
         tree = replaced(tree, key, folder)
-    return Located(config=with_template(tree), models=found)
+    return Located(config=with_template(tree), models=records)
 
 
 def _fetched(
-    config: Config, key: str, text: str, *, say: Say, state: str, weights: bool
+    config: Config, key: str, text: str, *, say: Reporter, state: str, weights: bool
 ) -> Mapping[str, Any]:
-    """What is recorded of a model that was fetched: source, kind, revision, folder."""
+    """Record of a model that was fetched: source, kind, revision, folder."""
     model = config.model
-    how = Fetch(say=say, code=model.trust_remote_code, weights=weights, offline=model.local_files_only)
+    options = Fetch(say=say, code=model.trust_remote_code, weights=weights, offline=model.local_files_only)
     revision = model.revision if key == "model.path" else ""
-    fetched = fetch_model(text, how, key=key, revision=revision, state=state)
+    fetched = fetch_model(text, options, key=key, revision=revision, state=state)
     return {
         "source": str(fetched.place), "kind": fetched.place.kind, "revision": fetched.revision,
         "folder": fetched.folder,
@@ -96,7 +95,7 @@ def named_models(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def models_elsewhere(config: Config) -> Iterator[tuple[str, str]]:
-    """Those of `named_models` that would be fetched."""
+    """Models of `named_models` that would be fetched."""
     for key, text in named_models(config):
         try:
             if is_model_elsewhere(text, key):
@@ -106,7 +105,7 @@ def models_elsewhere(config: Config) -> Iterator[tuple[str, str]]:
 
 
 def is_model_elsewhere(text: str, key: str) -> bool:
-    """Whether the name of a model means one that is fetched.
+    """True when the name of a model means one that is fetched.
 
     Raises:
         ValueError: it means nothing; the sentence says what it may mean.

@@ -17,8 +17,8 @@ def with_template(config: Config) -> Config:
         return config
     from strop.engines.model_overrides import template_text  # torch: seconds
 
-    made: Config = replaced(config, "model.chat_template", template_text(config.model.chat_template))
-    return made
+    resolved: Config = replaced(config, "model.chat_template", template_text(config.model.chat_template))
+    return resolved
 
 
 def value_of(config: Any, key: str) -> str:

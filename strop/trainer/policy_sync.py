@@ -1,4 +1,4 @@
-"""Generation at the policy's weights, which it shares with the actor: only their version is told.
+"""Weight sync where generation shares the actor's weights: only their version is set.
 
 Engines with weights of their own, which may be lost in the middle of a step, are in strop.rollout.replicas.
 """
@@ -10,23 +10,23 @@ from dataclasses import dataclass
 from strop.controller import WorkerGroup
 from strop.workers.rollout import RolloutWorker
 
-MAX_HEALS = 3
-"""Times that what was lost is played again: what ends so many engines is no accident."""
+MAX_RECOVERIES = 3
+"""Recoveries from lost engines per rollout call; more of them are no accident."""
 
 
 @dataclass(kw_only=True)
-class PolicySync:
-    """Brings generation to the actor's weights."""
+class WeightSync:
+    """Weight sync from the actor to generation."""
 
     rollout: WorkerGroup[RolloutWorker]
     version: int
-    """Policy version that the actor's weights held last time."""
+    """Policy version of the last update."""
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Bring engines with weights of their own to the actor's."""
 
     def update(self, version: int) -> None:
-        """The actor's weights hold this policy version now: so does generation afterwards, verified.
+        """Bring generation to the actor's weights, which hold this policy version now, verified.
 
         Raises:
             SyncError, WorkerFailed: an engine could not be brought to it.
@@ -34,7 +34,7 @@ class PolicySync:
         self.version = version
         self.rollout.call.set_version(version)
 
-    def heal(self) -> bool:
+    def recover(self) -> bool:
         """Start engines again that do not serve, with the current weights; False where all of them do.
 
         Raises:

@@ -1,4 +1,5 @@
-"""A step: its samples, what was learned from them, and what it leaves in the run folder, fates and a fingerprint."""
+"""Record of a step: its samples, the result of the update, and its entries in the run folder: fates and a
+fingerprint."""
 
 from __future__ import annotations
 
@@ -8,18 +9,18 @@ from dataclasses import dataclass, field
 from strop.protocol.trajectory import Prompt
 from strop.run import Fate, digest
 from strop.trainer.learning import REJECTED, LearnerResult
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.utils.metrics import merge_metrics, metric_values
 from strop.workers.reports import EpisodeReport
 from strop.workers.rows import Update
 
 
 def untrained_fate(report: EpisodeReport, *, skipped: str) -> Fate:
-    """Why a sample was not trained on.
+    """Status of a sample that was not trained on, with its reason.
 
     Args:
         report: the sample.
-        skipped: why its optimizer step was not taken; empty when it was in none.
+        skipped: reason for which its optimizer step was not taken; empty when it was in none.
     """
     if not report.is_finished:
         return Fate("failed", report.failure)
@@ -34,34 +35,34 @@ def untrained_fate(report: EpisodeReport, *, skipped: str) -> Fate:
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord:
-    """One step, or the samples of a part of it: what its stages have given so far."""
+    """Results of the stages of one step so far, or the samples of a part of it."""
 
     step: int
     prompts: tuple[Prompt, ...]
-    episodes: Experience
+    episodes: RolloutBatch
     """All samples, also those that are not trained on."""
-    experience: Experience
-    """Those that are, with the columns that generation makes."""
+    batch: RolloutBatch
+    """Rows of the samples that are trained on, with the columns that generation makes."""
     dropped: Mapping[str, str] = field(default_factory=dict)
-    """Uids of the groups that were left out because they cannot teach, with the cause."""
+    """Uids of the groups that were left out because they cannot teach, with the reason."""
     collection_metrics: Mapping[str, float] = field(default_factory=dict)
-    """What was measured while the samples were collected."""
+    """Metrics of the collection of the samples."""
     learned: LearnerResult | None = None
     """None before the update, and when no sample was left to train on."""
 
     @property
     def reports(self) -> tuple[EpisodeReport, ...]:
-        """Of all samples of the step."""
+        """Reports of all samples of the step."""
         return self.episodes.reports
 
     @property
     def num_response_tokens(self) -> int:
-        """Of all samples."""
+        """Response tokens of all samples."""
         return sum(report.num_response_tokens for report in self.reports)
 
     @property
     def num_tokens(self) -> int:
-        """Of all prompts and responses."""
+        """Tokens of all prompts and responses."""
         return sum(report.num_tokens for report in self.reports)
 
     @property
@@ -71,18 +72,18 @@ class StepRecord:
 
     @property
     def skipped(self) -> list[str]:
-        """Why optimizer steps were not taken, one entry each."""
+        """Reasons of optimizer steps that were not taken, one entry each."""
         return [step.skipped for step in self.optimizer_steps if step.skipped]
 
     def advantages(self) -> Mapping[str, float]:
-        """By sample id, the mean over the sampled tokens of what was trained on."""
+        """Mean advantage over the sampled tokens of each trained sample, by its id."""
         if self.learned is None:
             return {}
-        found = self.learned.summary.advantages
-        return {name: value for name, value in found.items() if name not in self.learned.left_out}
+        advantages = self.learned.summary.advantages
+        return {name: value for name, value in advantages.items() if name not in self.learned.left_out}
 
     def metrics(self) -> dict[str, float]:
-        """What the stages have measured."""
+        """Metrics of all stages."""
         metrics = metric_values(merge_metrics(step.metrics for step in self.optimizer_steps))
         metrics.update(self.collection_metrics)
         if self.learned is not None:
@@ -91,7 +92,7 @@ class StepRecord:
         return metrics
 
     def fates(self) -> dict[str, Fate]:
-        """What became of each sample."""
+        """Status of each sample, by id."""
         skipped = dict.fromkeys(self.advantages(), self.skipped[0] if self.skipped else "")
         trained: frozenset[str] = frozenset()
         if self.learned is not None:
@@ -112,9 +113,9 @@ class StepRecord:
             weights: checksum of the weights of each trained role after the step.
         """
         losses = [number for step in self.optimizer_steps for number in step.losses()]
-        films = [one.key for prompt in self.prompts for one in prompt.media if one.frames]
+        videos = [media.key for prompt in self.prompts for media in prompt.media if media.frames]
         return {
-            "data": digest([prompt.uid for prompt in self.prompts], *films),
+            "data": digest([prompt.uid for prompt in self.prompts], *videos),
             **({} if self.learned is None else self.learned.summary.digests),
             "loss": digest(list(map(float.hex, losses))),
             "weights": weights["actor"],

@@ -1,4 +1,4 @@
-"""How a server with OpenAI's API answers in place of a model folder (strop.trainer.standalone.Answering).
+"""A server with OpenAI's API in place of a model folder (a strop.trainer.standalone.ModelBackend).
 
 The conversations are bytes (strop.rollout.openai.byte_tokenizer) unless it takes the model's token ids.
 """
@@ -18,10 +18,10 @@ from strop.rollout.openai.byte_tokenizer import BYTES_PER_TOKEN, write_speech_fo
 from strop.rollout.openai.client import Endpoint
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.workers.player import Player, agent_workers, observers_of
+from strop.workers.player import EpisodeRunner, agent_workers, episode_observers
 
 OnUsage = Callable[[Mapping[str, int]], None]
-"""Hears at the end what was asked of the server."""
+"""Called at the end with the usage of the server."""
 MAX_PROMPT_BYTES = 1 << 24
 """Longest prompt that is sent to a server whose tokens are not known; it says itself what is too long."""
 
@@ -31,7 +31,7 @@ def _is_bytes(config: Config) -> bool:
 
 
 @contextlib.contextmanager
-def speaking(config: Config) -> Iterator[Config]:
+def configured(config: Config) -> Iterator[Config]:
     """The configuration with a tokenizer of the server's in its model.path, while this lasts."""
     if not _is_bytes(config):
         yield config
@@ -41,7 +41,7 @@ def speaking(config: Config) -> Iterator[Config]:
         yield dataclasses.replace(config, model=dataclasses.replace(config.model, path=folder))
 
 
-def as_spoken(data: DataConfig, config: Config) -> DataConfig:
+def convert_limits(data: DataConfig, config: Config) -> DataConfig:
     """The limits of the data in the server's tokens."""
     if not _is_bytes(config):
         return data
@@ -52,15 +52,15 @@ def as_spoken(data: DataConfig, config: Config) -> DataConfig:
     )
 
 
-def sampling_spoken(sampling: Sampling, config: Config) -> Sampling:
-    """How answers are sampled, with their limit in the server's tokens."""
+def convert_sampling(sampling: Sampling, config: Config) -> Sampling:
+    """Sampling with its limit in the server's tokens."""
     if not _is_bytes(config):
         return sampling
     return dataclasses.replace(sampling, max_tokens=sampling.max_tokens * BYTES_PER_TOKEN)
 
 
 @contextlib.asynccontextmanager
-async def player(
+async def episode_runner(
     config: Config,
     setup: AgentSetup,
     scorers: RewardPool | None,
@@ -68,12 +68,12 @@ async def player(
     max_tokens: int,
     seed: int,
     on_usage: OnUsage,
-) -> AsyncIterator[Player]:
-    """What plays prompts with the server, while this lasts.
+) -> AsyncIterator[EpisodeRunner]:
+    """Episode runner that generates with the server, while this lasts.
 
     Args:
-        config: as `speaking` gives it.
-        setup, scorers, seed: as for Player.
+        config: as `configured` gives it.
+        setup, scorers, seed: as for EpisodeRunner.
         max_tokens: of an answer, as the server counts them.
         on_usage: hears at the end what was asked of it.
 
@@ -88,13 +88,13 @@ async def player(
     )
     endpoint.start()
     try:
-        remote = Player(
+        remote = EpisodeRunner(
             endpoint,
             setup.tokenizer,
             scorers,
             seed=seed,
             setup=setup,
-            observers=observers_of(config.rollout, setup.tokenizer),
+            observers=episode_observers(config.rollout, setup.tokenizer),
             max_episodes=endpoint.max_episodes,
             workers=agent_workers(setup, endpoint, config.model, scorers, seed=seed),
         )

@@ -1,4 +1,4 @@
-"""Engines at the policy's weights: after every optimizer step, and again where an engine was lost.
+"""Weight sync to engines with weights of their own: after every optimizer step, and again where an engine was lost.
 
 An engine that shares nothing with the actor may die in the middle of a step. Where its worker holds the whole policy it
 starts another one by itself (strop.rollout.replicas.engine_replicas). Elsewhere, with rollout workers apart or a policy
@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strop.controller import ResultFuture, WorkerGroup, as_list
-from strop.trainer.policy_sync import PolicySync
+from strop.trainer.policy_sync import WeightSync
 from strop.workers.actor import ActorWorker
 
 
 @dataclass(kw_only=True)
-class SentWeights(PolicySync):
-    """Brings engines with weights of their own to the actor's."""
+class RemoteWeightSync(WeightSync):
+    """Weight sync from the actor to engines with weights of their own."""
 
     actor: WorkerGroup[ActorWorker]
     shares_process: bool
@@ -25,8 +25,8 @@ class SentWeights(PolicySync):
     probes_weights: bool
     """Generation holds weights that cannot be read back, so log-probs show that they have arrived."""
 
-    def begin(self) -> None:
-        """Meet the engines, and bring those with weights of their own to the actor's."""
+    def start(self) -> None:
+        """Connect to the engines, and bring those with weights of their own to the actor's."""
         if not self.shares_process:
             endpoint = as_list(self.actor.call.open_sync(self.rollout.world_size))[0]
             assert endpoint is not None, "rank 0 listens"
@@ -35,24 +35,24 @@ class SentWeights(PolicySync):
             self._send()
 
     def update(self, version: int) -> None:
-        """The actor's weights hold this policy version now: so do the engines afterwards, verified.
+        """Bring the engines to the actor's weights, which hold this policy version now, verified.
 
         Raises:
             SyncError, WorkerFailed: one could not be brought to it.
         """
         self.version = version
-        if not self.heal():
+        if not self.recover():
             self._send()
 
-    def heal(self) -> bool:
+    def recover(self) -> bool:
         """Start engines again that do not serve, with the current weights; False where all of them do.
 
         Raises:
             SyncError, WorkerFailed: as `update`.
         """
-        if not self.probes_weights or not any(as_list(self.rollout.call.start_lost_engines_again())):
+        if not self.probes_weights or not any(as_list(self.rollout.call.restart_failed_engines())):
             return False
-        self.begin()
+        self.start()
         return True
 
     def _send(self) -> None:

@@ -11,11 +11,12 @@ from strop.run import RunError, RunFolder
 from strop.run.fingerprints import FingerprintChain
 from strop.run.folder import CONFIG_FILE
 from strop.run.replay_schedule import read_schedule
+from strop.trainer.callbacks import Reporter
 from strop.trainer.init_from.weights import take_optimizer
 from strop.trainer.model_commits import read_models
-from strop.trainer.replayed_run import Recorded, write_recorded
+from strop.trainer.replayed_run import RecordedRun, write_recorded
 from strop.trainer.resume_overrides import NEUTRAL, is_among, settings_to_continue
-from strop.trainer.start import Say, Start, start_run
+from strop.trainer.start import Start, start_run
 from strop.trainer.threads import EVENT as THREADS
 
 
@@ -25,10 +26,10 @@ def replay_run(
     *,
     overrides: Sequence[str],
     command: Sequence[str],
-    say: Say,
+    say: Reporter,
     admit: Callable[[str], object] | None,
     aliases: KeyAliases | None = None,
-) -> tuple[Start, Recorded]:
+) -> tuple[Start, RecordedRun]:
     """A fresh run folder for a run that is made again, and what is repeated.
 
     Args:
@@ -55,10 +56,10 @@ def replay_run(
                 f"leave it out"
             )
     with RunFolder.open(folder, read_only=True) as run:
-        recorded = recorded_of(run)
+        recorded = recorded_run(run)
         threads = run.events.read(THREADS)
     config = continuation.config
-    start = start_run(out, config, command=command, say=say, known=read_models(folder))
+    start = start_run(out, config, command=command, say=say, recorded=read_models(folder))
     try:
         take_optimizer(folder, start.run.path)
         write_recorded(start.run.path, recorded)
@@ -77,8 +78,8 @@ def replay_run(
     return start, recorded
 
 
-def recorded_of(run: RunFolder) -> Recorded:
-    """What there is to repeat of a run.
+def recorded_run(run: RunFolder) -> RecordedRun:
+    """Recorded schedule of a run.
 
     Raises:
         RunError: it did no step, or was steered on its way.
@@ -93,7 +94,7 @@ def recorded_of(run: RunFolder) -> Recorded:
     prints = FingerprintChain(run.events).read()
     if not prints:
         raise RunError(f"{run.path} did no step, so there is nothing to repeat")
-    return Recorded(
+    return RecordedRun(
         run=str(run.path),
         id=run.info["id"],
         last_step=prints[-1].step,

@@ -1,4 +1,4 @@
-"""What a run follows that repeats a recorded one: its folder holds the schedule."""
+"""Schedule of a run that repeats a recorded one, in its folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FILE = "replay.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recorded:
-    """What is repeated."""
+class RecordedRun:
+    """Recorded run that another one repeats."""
 
     run: str
     """Folder of the recorded run."""
@@ -28,13 +28,13 @@ class Recorded:
     """Empty where generation was not ahead: then everything follows from settings and seed."""
 
 
-def write_recorded(folder: Path, recorded: Recorded) -> None:
-    """Into the folder of the run that repeats it."""
+def write_recorded(folder: Path, recorded: RecordedRun) -> None:
+    """Write it into the folder of the run that repeats it."""
     replace_text(folder / FILE, json.dumps(asdict(recorded)))
 
 
-def read_recorded(folder: Path) -> Recorded | None:
-    """What the run in this folder repeats; None: it is a run of its own.
+def read_recorded(folder: Path) -> RecordedRun | None:
+    """Recorded run that the one in this folder repeats; None: it repeats none.
 
     Raises:
         RunError: the file is damaged.
@@ -44,13 +44,13 @@ def read_recorded(folder: Path) -> Recorded | None:
         return None
     try:
         with open_regular(file) as stream:
-            found = json.load(stream)
+            content = json.load(stream)
         steps = {
-            int(step): StepSchedule(ended=tuple(one["ended"]), spans=one["spans"])
-            for step, one in found["steps"].items()
+            int(step): StepSchedule(ended=tuple(schedule["ended"]), spans=schedule["spans"])
+            for step, schedule in content["steps"].items()
         }
-        return Recorded(
-            run=str(found["run"]), id=str(found["id"]), last_step=int(found["last_step"]), steps=steps
+        return RecordedRun(
+            run=str(content["run"]), id=str(content["id"]), last_step=int(content["last_step"]), steps=steps
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(

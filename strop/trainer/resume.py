@@ -1,4 +1,4 @@
-"""How a run is continued: from which checkpoint, and with which settings anew.
+"""Resume of a run from its last valid checkpoint, with or without changed settings.
 
 A run that is continued with its own settings makes the samples and weights that it would have made without the break.
 Which settings may be given anew, steering/ says.
@@ -16,25 +16,25 @@ from strop.trainer.config import Config
 
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
-    """How a run goes on: with the settings that it has."""
+    """Continuation of a run with the settings that it has."""
 
     config: Config
     """Its settings."""
     before: Mapping[str, Any] = field(default_factory=dict)
-    """What was changed, as it was: full key to value."""
+    """Changed settings with their old values, by full key."""
     after: Mapping[str, Any] = field(default_factory=dict)
-    """What was changed, as it is now."""
-    is_longer: bool = False
-    """Something of what ends a run was changed, so one that is finished goes on."""
+    """Changed settings with their new values, by full key."""
+    extends_run: bool = False
+    """A limit of the run was changed, so one that is finished goes on."""
 
-    def check_reach(self, step: int) -> None:
+    def validate(self, step: int) -> None:
         """Refuse, by a ConfigError, to continue from this step, which is after an end that was given anew."""
 
     def lines(self, step: int) -> Iterable[str]:
-        """What the person who resumes at this step should know of the changes."""
+        """Lines about the changes for the person who resumes at this step."""
         return ()
 
-    def keep(self, run: RunFolder) -> None:
+    def save(self, run: RunFolder) -> None:
         """Write the settings that hold from here on, where they are others."""
 
 
@@ -57,7 +57,7 @@ def roll_back(run: RunFolder, continuation: Continuation) -> tuple[Checkpoint | 
             f"again in another folder with --out"
         )
     step = 0 if checkpoint is None else checkpoint.step
-    continuation.check_reach(step)
+    continuation.validate(step)
     before = run.ledger.counts()
     run.rollback(step, settings=continuation.after, before=continuation.before)
     after = run.ledger.counts()

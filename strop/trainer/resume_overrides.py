@@ -112,25 +112,25 @@ _REASONS: Mapping[str, str] = {
     "sft.": "what it has seen, and what comes next, is counted in its own data",
     "prefer.": "what it has seen, and what comes next, is counted in its own data",
 }
-"""Why other settings cannot be given anew, by the beginning of their keys."""
+"""Reasons for which other settings cannot be given anew, by the beginning of their keys."""
 
 
 OF_THE_MACHINE = "resources."
-"""What holds for one continuation alone."""
+"""Keys that hold for one continuation alone."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Steered(Continuation):
-    """How a run goes on with settings given anew."""
+class ChangedContinuation(Continuation):
+    """Continuation of a run with settings given anew."""
 
     own: Config
-    """Those that hold from here on; the others (OF_THE_MACHINE) hold for this continuation."""
+    """Settings that hold from here on; the others (OF_THE_MACHINE) hold for this continuation."""
     folder: Path
     """Of the run."""
     text: str
     """Content of its config.yaml so far."""
 
-    def check_reach(self, step: int) -> None:
+    def validate(self, step: int) -> None:
         """Refuse to continue where settings given anew end the run before what it has done.
 
         Args:
@@ -151,12 +151,12 @@ class Steered(Continuation):
                 )
 
     def lines(self, step: int) -> Iterator[str]:
-        """What the person who resumes at this step should know of the changes."""
+        """Lines about the changes for the person who resumes at this step."""
         for key, value in self.after.items():
-            held = "for this continuation" if key.startswith(OF_THE_MACHINE) else f"from step {step + 1} on"
-            yield f"{key}={json.dumps(value)} {held}; it was {json.dumps(self.before[key])}"
+            scope = "for this continuation" if key.startswith(OF_THE_MACHINE) else f"from step {step + 1} on"
+            yield f"{key}={json.dumps(value)} {scope}; it was {json.dumps(self.before[key])}"
 
-    def keep(self, run: RunFolder) -> None:
+    def save(self, run: RunFolder) -> None:
         """Write the settings that hold from here on; they are the user's own where those before were.
 
         Raises:
@@ -193,8 +193,8 @@ def settings_to_continue(
     if not overrides:
         return Continuation(config=before)
     was = to_flat_dict(before)
-    settings = load(file, text=text, overrides=overrides, in_shell=in_shell, aliases=aliases)
-    config = with_absolute_paths(settings, base=before)
+    new_config = load(file, text=text, overrides=overrides, in_shell=in_shell, aliases=aliases)
+    config = with_absolute_paths(new_config, base=before)
     after = {key: value for key, value in to_flat_dict(config).items() if was[key] != value}
     for key, value in after.items():
         if not is_changeable(key):
@@ -209,11 +209,11 @@ def settings_to_continue(
                 f"anew: {changeable_keys()}"
             )
     ends = {about: keys for about, keys in STEERING.items() if about.startswith("how long")}
-    return Steered(
+    return ChangedContinuation(
         config=config,
         before={key: was[key] for key in after},
         after=after,
-        is_longer=any(is_among(key, ends) for key in after),
+        extends_run=any(is_among(key, ends) for key in after),
         own=dataclasses.replace(config, resources=before.resources),
         folder=file.parent,
         text=text,
@@ -221,16 +221,16 @@ def settings_to_continue(
 
 
 def is_changeable(key: str) -> bool:
-    """Whether a run may be continued with another value of this full key."""
+    """True when a run may be continued with another value of this full key."""
     return is_among(key, {**NEUTRAL, **STEERING}) and not key.endswith(_OPTIMIZER)
 
 
 def is_among(key: str, listed: Mapping[str, Sequence[str]]) -> bool:
-    """Whether a list of keys and sections (with a dot at the end) has this full key."""
+    """True when a list of keys and sections (with a dot at the end) has this full key."""
     return any(
-        key == known or (known.endswith(".") and key.startswith(known))
+        key == entry or (entry.endswith(".") and key.startswith(entry))
         for keys in listed.values()
-        for known in keys
+        for entry in keys
     )
 
 
@@ -245,5 +245,5 @@ def changeable_keys() -> str:
 def _reason(key: str) -> str:
     if key.endswith(_OPTIMIZER):
         return "its checkpoints hold the state of another optimizer"
-    found = [reason for start, reason in _REASONS.items() if key.startswith(start)]
-    return found[0] if found else "what was done so far was done with that value"
+    reasons = [reason for start, reason in _REASONS.items() if key.startswith(start)]
+    return reasons[0] if reasons else "what was done so far was done with that value"

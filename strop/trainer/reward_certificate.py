@@ -8,9 +8,9 @@ from typing import Any
 
 from strop.rewards import RewardConfig
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
-from strop.trainer.start import Say
 from strop.utils.atomic_io import replace_text, sha256_of_file
 from strop.utils.safe_read import open_regular
 
@@ -30,27 +30,27 @@ def save_certificate(reward: Path, name: str, certificate: dict[str, Any]) -> Pa
     return path
 
 
-def note_certificate(config: Config, data: TrainingData, run: RunFolder, say: Say) -> None:
+def note_certificate(config: Config, data: TrainingData, run: RunFolder, say: Reporter) -> None:
     """A record for each function of the run that was checked, and a line with its verdict."""
     for path, name in _files(config.reward):
-        kept = _read(certificate_path(path, name))
-        if kept is None:
+        report = _read(certificate_path(path, name))
+        if report is None:
             continue
-        is_current = kept.get("sha256") == sha256_of_file(path)
-        verdict = kept.get("verdict") if is_current else "unchecked"
+        is_current = report.get("sha256") == sha256_of_file(path)
+        verdict = report.get("verdict") if is_current else "unchecked"
         run.events.append(
-            EVENT, 0, fsync=True, reward=f"{path}:{name}", verdict=verdict, certificate=kept if is_current else None
+            EVENT, 0, fsync=True, reward=f"{path}:{name}", verdict=verdict, certificate=report if is_current else None
         )  # fmt: skip
         if not is_current:
             say(f"reward {path}:{name} has changed since it was checked; `strop reward check` tries it again")
         else:
-            why = "" if verdict == "ok" else f": {certificate_path(path, name)} says why"
-            say(f"reward {path}:{name} was found {verdict}{why}")
+            details = "" if verdict == "ok" else f": {certificate_path(path, name)} says why"
+            say(f"reward {path}:{name} was found {verdict}{details}")
 
 
 def _files(reward: RewardConfig) -> list[tuple[Path, str]]:
-    named = [(reward.path, reward.name), *((one.path, one.name) for one in reward.functions)]
-    return [(Path(path), name) for path, name in named if path and not reward.manager]
+    files = [(reward.path, reward.name), *((function.path, function.name) for function in reward.functions)]
+    return [(Path(path), name) for path, name in files if path and not reward.manager]
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -59,7 +59,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         return None
     with open_regular(path) as file:
         try:
-            found = json.loads(file.read(_MAX_BYTES))
+            content = json.loads(file.read(_MAX_BYTES))
         except (ValueError, RecursionError):
             return None
-    return found if isinstance(found, dict) else None
+    return content if isinstance(content, dict) else None

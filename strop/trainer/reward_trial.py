@@ -13,9 +13,9 @@ from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardError, RewardPool, summarize
 from strop.rewards.wire import NOT_SENT
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
-from strop.trainer.start import Say
 
 NUM_PROBES = 2
 """Prompts on which scorers are tried."""
@@ -23,7 +23,7 @@ _MAX_PROBES = 4
 """Answers that are scored; enough to tell a broken function from a bad answer."""
 
 
-def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, costs: Any) -> None:
+def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Reporter, *, costs: Any) -> None:
     """Try the reward function of a run on its first rows.
 
     Args:
@@ -56,7 +56,12 @@ def try_reward(config: Config, data: TrainingData, run: RunFolder, say: Say, *, 
 
 
 async def probe_scorers(
-    scorers: RewardPool, prompts: Sequence[Prompt], say: Say, *, group_size: int, validation_size: int | None
+    scorers: RewardPool,
+    prompts: Sequence[Prompt],
+    say: Reporter,
+    *,
+    group_size: int,
+    validation_size: int | None,
 ) -> None:
     """Score the right answer and an empty one to each of a few prompts; what failed of it is said.
 
@@ -116,14 +121,14 @@ async def probe_answers(
 
 
 async def _compares(scorers: RewardPool, prompt: Prompt, right: str) -> bool:
-    """Whether what is said of an answer depends on the others: a service compares them, or a function does."""
+    """True when the score of an answer depends on the others: a service compares them, or a function does."""
     if not scorers.takes_groups:
         return scorers.compares
     probes = [(prompt, right), (prompt, "")]
     together = await _scored_together(scorers, probes, range(2), 4)
-    for place in range(2):
-        alone = await _scored_together(scorers, probes, [place], 1)
-        if alone[place].score != together[place].score:
+    for index in range(2):
+        alone = await _scored_together(scorers, probes, [index], 1)
+        if alone[index].score != together[index].score:
             return True
     return False
 
@@ -134,14 +139,14 @@ async def _scored_in_groups(
     """An outcome for each probe. Those of one prompt are repeated until they are a group; one that fails in it is then
     repeated alone."""
     places: dict[str, list[int]] = {}
-    for place, (prompt, _) in enumerate(probes):
-        places.setdefault(prompt.uid, []).append(place)
+    for index, (prompt, _) in enumerate(probes):
+        places.setdefault(prompt.uid, []).append(index)
     outcomes: dict[int, Outcome] = {}
     for together in places.values():
         outcomes |= await _scored_together(scorers, probes, together, group_size)
-        for place in [place for place in together if outcomes[place].kind != "score"]:
-            outcomes |= await _scored_together(scorers, probes, [place], group_size)
-    return [outcomes[place] for place in range(len(probes))]
+        for index in [index for index in together if outcomes[index].kind != "score"]:
+            outcomes |= await _scored_together(scorers, probes, [index], group_size)
+    return [outcomes[index] for index in range(len(probes))]
 
 
 async def _scored_together(
@@ -154,17 +159,18 @@ async def _scored_together(
         Trajectory(uid=prompt.uid, sample_index=number, prompt_ids=prompt.token_ids)
         for number in range(len(group))
     ]
-    texts = [probes[place][1] for place in group]
-    known = [
-        await scorers.score(prompt, one, text, in_group=True) for one, text in zip(played, texts, strict=True)
+    texts = [probes[index][1] for index in group]
+    outcomes = [
+        await scorers.score(prompt, trajectory, text, in_group=True)
+        for trajectory, text in zip(played, texts, strict=True)
     ]
-    made = await scorers.compare(prompt, list(zip(texts, known, strict=True)), played)
-    return dict(zip(group, made, strict=True))
+    compared = await scorers.compare(prompt, list(zip(texts, outcomes, strict=True)), played)
+    return dict(zip(group, compared, strict=True))
 
 
 def _verdict(outcomes: Sequence[Outcome], path: str) -> str:
     count = "the one probe" if len(outcomes) == 1 else f"all {len(outcomes)} probes"
-    where = f" ({path})" if path else ""
+    location = f" ({path})" if path else ""
     if all(NOT_SENT in outcome.error for outcome in outcomes):
         return f"the reward function cannot be given the data: {outcomes[0].error}"
     if all(outcome.kind == "timeout" for outcome in outcomes):
@@ -173,4 +179,4 @@ def _verdict(outcomes: Sequence[Outcome], path: str) -> str:
         advice = "repair the function; training has not started"
     else:
         advice = "repair the data, or set reward.path to a scorer of your own; training has not started"
-    return f"the reward function failed on {count}{where}: {outcomes[0].error}. What to do: {advice}"
+    return f"the reward function failed on {count}{location}: {outcomes[0].error}. What to do: {advice}"

@@ -14,27 +14,27 @@ from strop.config.sections import where_on
 from strop.controller import Worker, WorkerGroup
 from strop.protocol.schema import made_by
 from strop.trainer.config import Config
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 
 W = TypeVar("W", bound=Worker)
 
 
 def add_columns(
-    batch: Experience, wanted: Collection[str], config: Config, groups: Roles, stages: Stages
-) -> Experience:
+    batch: RolloutBatch, names: Collection[str], config: Config, groups: WorkerGroups, stages: Stages
+) -> RolloutBatch:
     """The batch with the wanted columns of models and of the rollout correction; a call may add others beside them.
 
     Args:
         batch: columns that it has are not made again.
-        wanted: names of `protocol.schema`, those of advantages aside.
+        names: columns of `protocol.schema`, those of advantages aside.
         config, groups, stages: of the run, and of the step.
 
     Raises:
         ValueError: the run has no role that makes one of them.
     """
-    missing = set(wanted) - batch.column_names
+    missing = set(names) - batch.column_names
     if missing & made_by("reward_model"):
         reward_model = _started(groups.reward_model, "reward_model")
         with stages.stage("reward_model", "reward_model"):
@@ -119,7 +119,7 @@ def _started(group: WorkerGroup[W] | None, name: str) -> WorkerGroup[W]:
     return group
 
 
-def _counted(batch: Experience) -> Experience:
+def _counted(batch: RolloutBatch) -> RolloutBatch:
     """The batch after a correction: rejected tokens leave the loss and its denominators."""
     counted = batch.rows.select(["num_trained"], []).get()
     numbers: Mapping[str, float] = counted.meta_info["numbers"]

@@ -135,20 +135,20 @@ def _write_and_prove(
         )
     sequences = probe_sequences(model)
     trained = probe(model, sequences)
-    held = model.head_weight.dtype
+    trained_dtype = model.head_weight.dtype
     is_classifier = model.module.get_output_embeddings() is None  # type: ignore[operator]
     if adapter_only:
         rounded = trained
         save_adapter(model, folder)
     else:
         _merge(model)
-        _round(model, dtype or held)
-        rounded = probe(model, sequences) if dtype not in (None, held) else trained
-        _save(model, folder, dtype or held)
+        _round(model, dtype or trained_dtype)
+        rounded = probe(model, sequences) if dtype not in (None, trained_dtype) else trained
+        _save(model, folder, dtype or trained_dtype)
     del model
     sources = _sources(checkpoint, role, config)
     _save_tokenizer(sources, folder, config)
-    plain = _load_plain(folder, config, held, is_classifier=is_classifier, is_adapter=adapter_only)
+    plain = _load_plain(folder, config, trained_dtype, is_classifier=is_classifier, is_adapter=adapter_only)
     if role == ACTOR:
         _keep_generation_settings(sources, folder)
     if takes_media(plain.config):
@@ -392,7 +392,7 @@ def _load_plain(
         folder, dtype=dtype, trust_remote_code=trust, output_loading_info=True, **options
     )
     module, loading = loaded
-    for kind, what in (
+    for kind, verb in (
         ("missing_keys", "lacks"),
         ("unexpected_keys", "also holds"),
         ("mismatched_keys", "misshapes"),
@@ -401,7 +401,7 @@ def _load_plain(
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise ValueError(
-                f"the export {what} {names[0]}{more} when plain transformers loads it as {type(module).__name__}; "
+                f"the export {verb} {names[0]}{more} when plain transformers loads it as {type(module).__name__}; "
                 f"nothing was written"
             )
     return module.eval()

@@ -1,4 +1,4 @@
-"""The samples of a step on their way through the roles.
+"""Rollout batches: the samples of a step on their way through the roles.
 
 Rows (tokens, log-probs, values, advantages) stay with the workers: what passes here are references to them
 and one report per sample. Counts that a loss divides by, and the load of each rank, follow from the reports.
@@ -25,11 +25,11 @@ from strop.workers.reports import EpisodeReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experience:
-    """Samples: first the episodes that were played (column `episode`), then the rows that are trained on."""
+class RolloutBatch:
+    """Batch of references to samples: episodes (column `episode`) at first, then the rows that are trained on."""
 
     rows: DataProto
-    """Their columns, wherever they are, for as long as somebody holds this reference."""
+    """Reference to their columns, which stay with the workers while it is held."""
     reports: tuple[EpisodeReport, ...]
     """Reports of the rows, without their tokens, in the same order."""
     column_names: frozenset[str] = frozenset()
@@ -45,11 +45,11 @@ class Experience:
 
     def __repr__(self) -> str:
         columns = f" with {', '.join(sorted(self.column_names))}" if self.column_names else ""
-        return f"Experience({len(self)} rows{columns})"
+        return f"RolloutBatch({len(self)} rows{columns})"
 
     @property
     def episode_ids(self) -> frozenset[str]:
-        """Of the samples whose rows these are."""
+        """Ids of the samples whose rows these are."""
         return frozenset(report.episode_id for report in self.reports)
 
     @property
@@ -57,7 +57,7 @@ class Experience:
         """The first row of each sample; a sample has several rows where its history was rewritten on the way."""
         return [row for row in range(len(self)) if row == 0 or self.reports[row - 1].is_last_row]
 
-    def union(self, columns: DataProto, *names: str) -> Experience:
+    def union(self, columns: DataProto, *names: str) -> RolloutBatch:
         """With these columns added, for the same rows in the same order; their tensors are named.
 
         Waits until they are computed, where a call that does not wait has given them; nothing is moved.
@@ -68,17 +68,17 @@ class Experience:
 
     @property
     def last_rows(self) -> dict[str, int]:
-        """Of each sample, by its id, the row of its last training sequence."""
+        """Row of the last training sequence of each sample, by its id."""
         return {report.episode_id: row for row, report in enumerate(self.reports) if report.is_last_row}
 
     @property
     def token_numbers(self) -> list[str]:
         """The columns of its tokens that samples are stored with, of those that there are."""
-        kept = ("old_log_probs", "log_probs", "entropys", "advantages")
-        return [name for name in kept if name in self.column_names]
+        names = ("old_log_probs", "log_probs", "entropys", "advantages")
+        return [name for name in names if name in self.column_names]
 
     @staticmethod
-    def concat(parts: Sequence[Experience]) -> Experience:
+    def concat(parts: Sequence[RolloutBatch]) -> RolloutBatch:
         """The rows of all parts, one after another; all have the same columns."""
         if len(parts) == 1:
             return parts[0]
@@ -90,7 +90,7 @@ class Experience:
             metrics={name: value for part in parts for name, value in part.metrics.items()},
         )
 
-    def take(self, rows: Sequence[int]) -> Experience:
+    def take(self, rows: Sequence[int]) -> RolloutBatch:
         """These rows, in this order."""
         if list(rows) == list(range(len(self))):
             return self
@@ -115,7 +115,7 @@ class Experience:
         """The rows with the columns that a consumer reads, of those that there are."""
         return self.rows.select(columns_for(consumer, self.column_names), object_columns_for(consumer))
 
-    def shown(self, prompt_of: Callable[[int, str], Prompt]) -> DataProto:
+    def for_sampler(self, prompt_of: Callable[[int, str], Prompt]) -> DataProto:
         """The batch of a step as samplers and growing data are shown it, under verl's names: tokens, scores, rewards
         and advantages, and per row uid, the number of the data's row (`index`), what the data has of it (raw_prompt,
         data_source, reward_model, extra_info, its own columns) and what the reward function gave beside the score.
@@ -156,16 +156,14 @@ class Experience:
         return BatchTotals(num_tokens=sum(counts), num_samples=sum(count > 0 for count in counts))
 
 
-def optimizer_batches(
-    experience: Experience, *, samples_per_update: int, epochs: int
-) -> Iterator[Experience]:
+def optimizer_batches(batch: RolloutBatch, *, samples_per_update: int, epochs: int) -> Iterator[RolloutBatch]:
     """The rows of each optimizer step, in order, `epochs` times over; all rows of a sample are in the same one.
 
     As few optimizer steps as have at most samples_per_update samples each, of equal sizes up to one sample: an
     optimizer moves the weights as far for a remainder of one sample as for a whole batch.
     """
-    starts = [*experience.sample_starts, len(experience)]
+    starts = [*batch.sample_starts, len(batch)]
     bounds = even_bounds(len(starts) - 1, samples_per_update)
     for _ in range(epochs):
         for first, after in itertools.pairwise(bounds):
-            yield experience.take(range(starts[first], starts[after]))
+            yield batch.take(range(starts[first], starts[after]))

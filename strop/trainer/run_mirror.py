@@ -23,17 +23,17 @@ from strop.utils.sanitize import described
 from strop.utils.trust import ask
 
 RUN_FILES = ("run.json", "config.yaml", "models.json", "trackers.json", "events.jsonl", "metrics.jsonl")
-"""What a continuation reads beside a checkpoint, where it is there."""
+"""Files that a continuation reads beside a checkpoint, where they exist."""
 CHECKPOINTS = "checkpoints"
 RUNS_CACHE = Path("~/.cache/strop/runs")
-"""Where copies lie that `kept_run` has fetched."""
+"""Folder of copies that `kept_run` has fetched."""
 _WHOLE = re.compile(rf"{CHECKPOINTS}/global_step_\d{{1,18}}/{MANIFEST}", re.ASCII)
 
 
-class Copier:
+class RunMirror:
     """Sends checkpoints of a run to a folder at a URL, named like the run.
 
-    Concurrency: the controller calls `hear` and `finish`; one thread sends, and tells through `_told` alone.
+    Concurrency: the controller calls `copy` and `finish`; one thread sends, and tells through `_results` alone.
     """
 
     def __init__(self, run: RunFolder, url: str) -> None:
@@ -57,12 +57,12 @@ class Copier:
         self._lock = threading.Condition()
         self._waiting: Checkpoint | None = None
         self._is_busy = self._is_closed = False
-        self._told: list[tuple[int, str]] = []
+        self._results: list[tuple[int, str]] = []
         self._thread: threading.Thread | None = None
 
-    def hear(self, checkpoint: Checkpoint) -> None:
+    def copy(self, checkpoint: Checkpoint) -> None:
         """Copy a checkpoint that was sealed, soon."""
-        self._tell()
+        self._record_results()
         with self._lock:
             self._waiting = checkpoint
             self._lock.notify_all()
@@ -75,15 +75,15 @@ class Copier:
         if self._thread is None:
             return
         with self._lock:
-            done = self._lock.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_s)
+            is_done = self._lock.wait_for(lambda: self._waiting is None and not self._is_busy, timeout_s)
             self._is_closed = True
             self._lock.notify_all()
-        if not done:
-            self._told.append(
+        if not is_done:
+            self._results.append(
                 (0, f"nothing more was copied to {self.url}: it took longer than {timeout_s:g} s")
             )
-        self._tell()
-        if done:
+        self._record_results()
+        if is_done:
             with suppress(
                 Refused, Unreachable, TimeoutError, OSError
             ):  # the last checkpoint has told already
@@ -105,7 +105,7 @@ class Copier:
                 outcome = described(failed) if checkpoint.path.is_dir() else None
             with self._lock:
                 if outcome is not None:
-                    self._told.append((checkpoint.step, outcome))
+                    self._results.append((checkpoint.step, outcome))
                 self._is_busy = False
                 self._lock.notify_all()
 
@@ -113,9 +113,9 @@ class Copier:
         self._send_records()  # a log that is ahead of its checkpoint is what a crash leaves too
         names = [*sorted(checkpoint.manifest.files), MANIFEST]
         put_files(checkpoint.path, names, f"{self.url}/{CHECKPOINTS}/{checkpoint.path.name}")
-        kept = {f"global_step_{step}" for step in self._run.checkpoints.steps()}
-        there = {name.split("/")[1] for name in state_of(self.url)[1] if name.startswith(f"{CHECKPOINTS}/")}
-        for name in sorted(there - kept - {checkpoint.path.name}):
+        local = {f"global_step_{step}" for step in self._run.checkpoints.steps()}
+        remote = {name.split("/")[1] for name in state_of(self.url)[1] if name.startswith(f"{CHECKPOINTS}/")}
+        for name in sorted(remote - local - {checkpoint.path.name}):
             if name.startswith("global_step_"):
                 remove_folder(f"{self.url}/{CHECKPOINTS}/{name}")
 
@@ -127,11 +127,11 @@ class Copier:
                 shutil.copyfile(self._run.path / name, Path(staging) / name)
             put_files(Path(staging), names, self.url)
 
-    def _tell(self) -> None:
-        """What the thread did, into the log of the run."""
+    def _record_results(self) -> None:
+        """Write the results of the thread into the log of the run."""
         with self._lock:
-            told, self._told = self._told, []
-        for step, error in told:
+            results, self._results = self._results, []
+        for step, error in results:
             if error:
                 self._run.events.append("copy_failed", step, url=self.url, error=error)
             else:
@@ -165,8 +165,8 @@ def fetch_run(url: str, folder: Path, step: int | str | None = None) -> Path:
             raise ValueError(
                 f"{url} has no checkpoint of step {step}; it has {', '.join(map(str, sorted(whole)))}"
             )
-        wanted = tuple(f"{whole[one]}/" for one in steps)
-        get_files(url, [name for name in names if name in RUN_FILES or name.startswith(wanted)], folder)
+        folders = tuple(f"{whole[number]}/" for number in steps)
+        get_files(url, [name for name in names if name in RUN_FILES or name.startswith(folders)], folder)
     except (Refused, Unreachable, TimeoutError) as error:
         raise ValueError(f"{url} cannot be fetched: {error}") from error
     return folder

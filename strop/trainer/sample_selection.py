@@ -13,12 +13,12 @@ from strop.algorithms.sample_selection_config import KeepConfig
 from strop.config.sections import where_on
 from strop.run.samples.selection import kept_samples
 from strop.trainer.config import Config
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.utils.metrics import Metric
 from strop.workers.summary import answer_scores
 
 NOT_DRAWN = "not drawn"
-"""Why a sample was filtered."""
+"""Reason of a filtered sample."""
 NOT_KEPT = "not among the samples to keep"
 """As NOT_DRAWN."""
 KEEP = Metric(
@@ -34,28 +34,28 @@ RESAMPLING = Metric(
 )
 
 
-def chosen(experience: Experience, config: Config, step: int) -> tuple[Experience, dict[str, str]]:
+def chosen(batch: RolloutBatch, config: Config, step: int) -> tuple[RolloutBatch, dict[str, str]]:
     """The rows that are trained on, and why other samples are not; a row that was drawn twice is there twice.
 
     Rows of which a correction left no token cannot be chosen.
     """
     algorithm = config.algorithm
-    usable = experience.take([row for row, count in enumerate(experience.num_trained) if count])
+    usable = batch.take([row for row, count in enumerate(batch.num_trained) if count])
     if not len(usable):
         return usable, {}
     scores = answer_scores(usable.columns_for("resampling").get().tensors(), dtype=torch.float64)
     if keep := where_on(algorithm.keep):
         rows, reason = _kept_rows(scores, usable, keep), NOT_KEPT
-        taken = usable.take(rows)
-        metrics = _keep_metrics(scores, usable, taken, rows)
+        selected = usable.take(rows)
+        metrics = _keep_metrics(scores, usable, selected, rows)
     else:
         uids = [report.uid for report in usable.reports]
         settings = algorithm
         rows = drawn_rows(scores, uids, settings, seed=config.trainer.seed, step=step)
-        taken = usable.take(rows)
+        selected = usable.take(rows)
         metrics, reason = _draw_metrics(scores, rows), NOT_DRAWN
-    taken = replace(taken, metrics={**taken.metrics, **metrics})
-    return taken, dict.fromkeys(usable.episode_ids - taken.episode_ids, reason)
+    selected = replace(selected, metrics={**selected.metrics, **metrics})
+    return selected, dict.fromkeys(usable.episode_ids - selected.episode_ids, reason)
 
 
 def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
@@ -68,20 +68,20 @@ def _draw_metrics(scores: Tensor, drawn: Sequence[int]) -> dict[str, float]:
     }
 
 
-def _kept_rows(scores: Tensor, experience: Experience, keep: KeepConfig) -> list[int]:
+def _kept_rows(scores: Tensor, batch: RolloutBatch, keep: KeepConfig) -> list[int]:
     """Row numbers of the samples that are kept, all rows of each; every row carries the score of its sample."""
-    row_of = {report.episode_id: row for row, report in enumerate(experience.reports)}
+    row_of = {report.episode_id: row for row, report in enumerate(batch.reports)}
     samples, rows = list(row_of), list(row_of.values())
-    uids = [experience.reports[row].uid for row in rows]
+    uids = [batch.reports[row].uid for row in rows]
     kept = kept_samples(scores[rows].tolist(), uids, best=keep.best, min_score=keep.min_score)
     names = {samples[number] for number in kept}
-    return [row for row, report in enumerate(experience.reports) if report.episode_id in names]
+    return [row for row, report in enumerate(batch.reports) if report.episode_id in names]
 
 
 def _keep_metrics(
-    scores: Tensor, experience: Experience, kept: Experience, rows: Sequence[int]
+    scores: Tensor, batch: RolloutBatch, kept: RolloutBatch, rows: Sequence[int]
 ) -> dict[str, float]:
     """KEEP, of all rows and of those that are kept."""
-    lost = {one.uid for one in experience.reports} - {one.uid for one in kept.reports}
+    lost = {report.uid for report in batch.reports} - {report.uid for report in kept.reports}
     numbers = {KEEP.of("samples"): float(len(kept.episode_ids)), KEEP.of("prompts_without"): float(len(lost))}
     return numbers | ({KEEP.of("score_mean"): float(scores[list(rows)].mean())} if rows else {})

@@ -25,9 +25,9 @@ APART_ROLES = ("rollout", "reference", "critic", "teacher", "prm", "reward_model
 
 
 SECTION_OF_COMMAND = {"sft": "sft", "prefer": "prefer", "dpo": "prefer", "reward-model": "prefer"}
-"""By the word of a command that makes runs, the section at the root that says what it does; `train` has none."""
+"""Root section of each command that makes runs, by the command's word; `train` has none."""
 FINE_TUNING_SECTIONS = ("prefer", "sft")
-"""Those sections."""
+"""Root sections of fine-tuning commands."""
 
 
 @section("trainer")
@@ -44,8 +44,8 @@ class TrainerConfig:
     """Folder of a run whose samples are trained on in place of new ones, with their tokens, log-probs and rewards: to
     debug the trainer, and to compare losses on equal data. Empty: samples are played."""
     trackers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
-    """Where metrics go: console, jsonl (which the commands of strop read), tensorboard, wandb, mlflow, swanlab,
-    trackio, clearml, comet."""
+    """Trackers, which take metrics: console, jsonl (which the commands of strop read), tensorboard, wandb, mlflow,
+    swanlab, trackio, clearml, comet."""
     project_name: str = "strop"
     """Project or experiment that the trackers of other people keep the run in."""
     experiment_name: str = ""
@@ -118,8 +118,8 @@ def check_env(env: Mapping[str, object]) -> None:
                 f"resources.env names {name!r}, which is no name of a variable of the environment"
             )
         if name in _SET_BY_STROP or name.startswith("STROP_"):
-            why = _SET_BY_STROP.get(name, "variables of strop itself are exported before the command")
-            raise ValueError(f"resources.env names {name}: {why}; leave it out")
+            reason = _SET_BY_STROP.get(name, "variables of strop itself are exported before the command")
+            raise ValueError(f"resources.env names {name}: {reason}; leave it out")
         if is_secret(name, value):
             raise ValueError(
                 f"resources.env.{name} holds a secret, which would be written to the run folder: export it before the "
@@ -173,7 +173,7 @@ class ResourcesConfig:
                     f"resources.apart names {role!r}, which is no role that can be apart: {', '.join(APART_ROLES)}"
                 )
         if self.runtime == "inline" and (self.ranks > 1 or self.apart):
-            asked = f"resources.ranks is {self.ranks}" if self.ranks > 1 else "resources.apart is set"
+            setting = f"resources.ranks is {self.ranks}" if self.ranks > 1 else "resources.apart is set"
             raise ValueError(
-                f"{asked}, but resources.runtime=inline is one process: set resources.runtime=ray"
+                f"{setting}, but resources.runtime=inline is one process: set resources.runtime=ray"
             )

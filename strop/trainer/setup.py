@@ -1,4 +1,4 @@
-"""What a run needs before its first step, from cheap to expensive, so that bad input ends it in seconds."""
+"""Preparation of a run before its first step, from cheap to expensive, so that bad input ends it in seconds."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class TrainingData:
     val_prompts: list[Prompt]
     sampler: PromptSampler
     max_steps: int | None
-    """Of trainer.max_steps."""
+    """Limit of trainer.max_steps; None without one."""
     growth: Any
-    """What adds rows while the run goes on (strop.data.dynamic_dataset.growth.Growth); None: nothing."""
+    """Source of rows that are added during the run (strop.data.dynamic_dataset.growth.Growth), if any."""
     visits_per_step: float
-    """How often a step visits each prompt; below 1, some prompts wait for a later step."""
+    """Visits of each prompt per step; below 1, some prompts wait for a later step."""
 
     @property
     def num_steps(self) -> int:
@@ -224,30 +224,30 @@ def stop_token_ids(model: ModelConfig, tokenizer: Any, extra: Sequence[int] = ()
         ValueError: there is none, so every response would run into its length limit; or one of `extra` is no token.
     """
     _check_stop_tokens(extra, len(tokenizer), f"the tokenizer of {model.path!r}")
-    found = {*(int(token) for token in extra), *named_ends(model, tokenizer)}
+    token_ids = {*(int(token) for token in extra), *named_ends(model, tokenizer)}
     if (end := end_of_turn(tokenizer)) is not None:
-        found.add(end)
-    if not found:
+        token_ids.add(end)
+    if not token_ids:
         raise ValueError(
             f"neither the tokenizer nor the generation settings of {model.path!r} name an end-of-sequence token; set "
             f"rollout.stop_token_ids"
         )
-    return tuple(sorted(found))
+    return tuple(sorted(token_ids))
 
 
-def sampling_of(config: Config, how: RolloutConfig | EvalConfig, tokenizer: Any) -> Sampling:
+def sampling_of(config: Config, section: RolloutConfig | EvalConfig, tokenizer: Any) -> Sampling:
     """Options of every training sample, or of every validation answer; key and budget are filled in per episode.
 
     Args:
         config: of the run.
-        how: its section rollout, or eval.
+        section: its section rollout, or eval.
         tokenizer: of the model.
     """
     return Sampling(
         key=0,
-        temperature=how.temperature,
-        top_p=how.top_p,
-        top_k=how.top_k,
+        temperature=section.temperature,
+        top_p=section.top_p,
+        top_k=section.top_k,
         max_tokens=config.data.max_response_tokens,
         stop_token_ids=stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids),
     )

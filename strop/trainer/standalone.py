@@ -1,4 +1,4 @@
-"""Generation without a training run: what `strop eval`, `strop generate` and `strop check` answer with.
+"""Generation without a training run, for `strop eval`, `strop generate` and `strop check`.
 
 The engine that `rollout.engine` names, on the weights of a model folder; or a server somewhere whose weights are not
 ours (strop.rollout.openai).
@@ -29,29 +29,29 @@ from strop.trainer.setup import sampling_of
 from strop.trainer.threads import set_threads
 from strop.utils.gc_freeze import settled
 from strop.workers.episodes import Episode
-from strop.workers.player import Player, make_player
+from strop.workers.player import EpisodeRunner, make_episode_runner
 
 OnUsage = Callable[[Mapping[str, int]], None]
-"""Hears at the end what was asked of a server."""
+"""Called at the end with the usage of a server."""
 
 
-class Answering(Protocol):
-    """How a model answers: an engine of ours, or a server whose weights are not."""
+class ModelBackend(Protocol):
+    """Backend that generates: an engine of ours, or a server with other weights."""
 
-    def speaking(self, config: Config) -> AbstractContextManager[Config]:
+    def configured(self, config: Config) -> AbstractContextManager[Config]:
         """The configuration with a tokenizer of the model that answers in its model.path, while this lasts.
 
         Raises:
             ValueError: the engine cannot generate with this model.
         """
 
-    def as_spoken(self, data: DataConfig, config: Config) -> DataConfig:
-        """The limits of the data in tokens of the one who answers."""
+    def convert_limits(self, data: DataConfig, config: Config) -> DataConfig:
+        """The limits of the data in tokens of the backend."""
 
-    def sampling_spoken(self, sampling: Sampling, config: Config) -> Sampling:
-        """How answers are sampled, with their limit in tokens of the one who answers."""
+    def convert_sampling(self, sampling: Sampling, config: Config) -> Sampling:
+        """Sampling with its limit in tokens of the backend."""
 
-    def player(
+    def episode_runner(
         self,
         config: Config,
         setup: AgentSetup,
@@ -60,12 +60,12 @@ class Answering(Protocol):
         max_tokens: int,
         seed: int,
         on_usage: OnUsage,
-    ) -> AbstractAsyncContextManager[Player]:
-        """What plays prompts with the model that `speaking` gave, while this lasts.
+    ) -> AbstractAsyncContextManager[EpisodeRunner]:
+        """Episode runner with the model that `configured` gave, while this lasts.
 
         Args:
-            config: as `speaking` gives it.
-            setup, scorers, seed: as for Player.
+            config: as `configured` gives it.
+            setup, scorers, seed: as for EpisodeRunner.
             max_tokens: of an answer, as the one who answers counts them.
             on_usage: hears at the end what was asked of a server.
 
@@ -75,50 +75,50 @@ class Answering(Protocol):
 
 
 def is_remote(config: Config) -> bool:
-    """Somebody else's model answers."""
+    """True when a remote model generates."""
     return config.rollout.remote is not None
 
 
-def answering(config: Config) -> Answering:
-    """Who answers with these settings."""
+def model_backend(config: Config) -> ModelBackend:
+    """Backend of these settings."""
     if not is_remote(config):
-        return _Ours()
+        return _LocalBackend()
     from strop.trainer import remote_model as of_server  # imports this module
 
-    return cast(Answering, of_server)
+    return cast(ModelBackend, of_server)
 
 
-async def play_alone(
+async def run_standalone(
     config: Config,
     setup: AgentSetup,
     prompts: Sequence[Prompt],
     scorers: RewardPool,
     *,
-    how: EvalConfig | RolloutConfig,
+    section: EvalConfig | RolloutConfig,
     on_episode: Callable[[Episode], None] = lambda episode: None,
     on_usage: OnUsage = lambda usage: None,
 ) -> list[Episode]:
     """Every sample of these prompts, scored, in their order.
 
     Args:
-        config: as `speaking` gives it.
-        setup, scorers: as for Player.
+        config: as `configured` gives it.
+        setup, scorers: as for EpisodeRunner.
         prompts: each with a uid of its own.
-        how: the section that says how, and how many samples of each.
+        section: rollout or eval, with the sampling options and the number of samples of each prompt.
         on_episode: called with each sample as it ends.
         on_usage: hears at the end what was asked of a server.
 
     Raises:
-        ValueError: as `Answering.player`.
+        ValueError: as `ModelBackend.episode_runner`.
     """
-    who, limit = answering(config), config.data.max_response_tokens
-    async with who.player(
+    backend, limit = model_backend(config), config.data.max_response_tokens
+    async with backend.episode_runner(
         config, setup, scorers, max_tokens=limit, seed=config.trainer.seed, on_usage=on_usage
-    ) as playing:
-        return await playing.play(
+    ) as runner:
+        return await runner.run(
             prompts,
-            samples_per_prompt=how.samples_per_prompt,
-            sampling=who.sampling_spoken(sampling_of(config, how, setup.tokenizer), config),
+            samples_per_prompt=section.samples_per_prompt,
+            sampling=backend.convert_sampling(sampling_of(config, section, setup.tokenizer), config),
             on_episode=on_episode,
         )
 
@@ -126,7 +126,7 @@ async def play_alone(
 @contextlib.asynccontextmanager
 async def generation(config: Config) -> AsyncIterator[Generation]:
     """An engine with the weights of model.path, while this lasts; raises as `load_generation`."""
-    place = Place(
+    context = Place(
         model=config.model,
         rollout=config.rollout,
         device=config.resources.device,
@@ -136,15 +136,15 @@ async def generation(config: Config) -> AsyncIterator[Generation]:
         logs=None,
         rank=0,
     )
-    made = await load_generation(place)
+    loaded_generation = await load_generation(context)
     try:
         with settled():
-            yield made
+            yield loaded_generation
     finally:
-        await made.engine.close()
+        await loaded_generation.engine.close()
 
 
-async def load_generation(place: Place) -> Generation:
+async def load_generation(context: Place) -> Generation:
     """The engine that `rollout.engine` names, with the weights of the model folder: it generates without a trainer.
 
     An engine in another process gets them as it does in a run, and must give what the model in this process gives.
@@ -153,36 +153,36 @@ async def load_generation(place: Place) -> Generation:
         ValueError: it cannot be used here.
         SyncCorrupted: it does not compute with these weights.
     """
-    if place.rollout.engine == NATIVE:
-        policy = load_model(place.model, device=place.device)
-        return Generation(engine=native_engine(place, policy), policy=policy, target=None)
-    return await loaded(place)
+    if context.rollout.engine == NATIVE:
+        policy = load_model(context.model, device=context.device)
+        return Generation(engine=native_engine(context, policy), policy=policy, target=None)
+    return await loaded(context)
 
 
 def client_of(engine: RolloutEngine, rollout: RolloutConfig) -> GenerateClient:
-    """What asks an engine that `load_generation` gave."""
+    """Client of an engine that `load_generation` gave."""
     if rollout.engine == NATIVE:
         return EngineClient(engine, timeout_s=rollout.timeout_s)
     return RolloutClient([engine], timeout_s=rollout.timeout_s)
 
 
-class _Ours:
-    """An engine of ours answers, as of Answering."""
+class _LocalBackend:
+    """ModelBackend of an engine of ours."""
 
     @contextlib.contextmanager
-    def speaking(self, config: Config) -> Iterator[Config]:
+    def configured(self, config: Config) -> Iterator[Config]:
         check_engine(config.model, config.rollout)
         set_threads(config.resources, config.model)
         yield config
 
-    def as_spoken(self, data: DataConfig, config: Config) -> DataConfig:
+    def convert_limits(self, data: DataConfig, config: Config) -> DataConfig:
         return data
 
-    def sampling_spoken(self, sampling: Sampling, config: Config) -> Sampling:
+    def convert_sampling(self, sampling: Sampling, config: Config) -> Sampling:
         return sampling
 
     @contextlib.asynccontextmanager
-    async def player(
+    async def episode_runner(
         self,
         config: Config,
         setup: AgentSetup,
@@ -191,11 +191,11 @@ class _Ours:
         max_tokens: int,
         seed: int,
         on_usage: OnUsage,
-    ) -> AsyncIterator[Player]:
-        async with generation(config) as made:
-            played = make_player(
-                client_of(made.engine, config.rollout),
-                made.media,
+    ) -> AsyncIterator[EpisodeRunner]:
+        async with generation(config) as generated:
+            played = make_episode_runner(
+                client_of(generated.engine, config.rollout),
+                generated.media,
                 scorers,
                 model=config.model,
                 setup=setup,

@@ -21,9 +21,11 @@ from strop.run import Checkpoint, RunError, RunFolder
 from strop.run.folder import CONFIG_FILE
 from strop.run.inputs import check_inputs, inputs_of, kept_inputs, write_inputs
 from strop.run.paths import with_absolute_paths
-from strop.trainer import fetched_inputs
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
+from strop.trainer.fetched_inputs import fetch_inputs, record_inputs, refetch_inputs
 from strop.trainer.loading import with_extensions
+from strop.trainer.model_commits import write_models
 from strop.trainer.models import replaced
 from strop.trainer.named_files import check_named_files
 from strop.trainer.resume import roll_back
@@ -38,9 +40,6 @@ START, OPTIMIZER = "start", "optimizer"
 """Folder of a run with what it took over from another one, and the one in it with the optimizer's state."""
 _FINISHED = "{run} is finished; nothing to resume (more steps or epochs make it longer)"
 
-Say = Callable[[str], None]
-"""Takes one line for the person who watches."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
@@ -49,7 +48,7 @@ class Start:
     run: RunFolder
     config: Config
     checkpoint: Checkpoint | None
-    """Where to continue; None from the beginning."""
+    """Checkpoint to continue from; None: from the beginning."""
     is_finished: bool
     """True when there is nothing left to do."""
 
@@ -59,9 +58,9 @@ def start_run(
     config: Config,
     *,
     command: Sequence[str],
-    say: Say = logger.info,
+    say: Reporter = logger.info,
     beginning: Any = None,
-    known: Mapping[str, Mapping[str, Any]] | None = None,
+    recorded: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Start:
     """A fresh run folder with its resolved configuration, once the models that it names are on this machine and the
     commits of its data sets of the hub are known.
@@ -71,8 +70,8 @@ def start_run(
         config: settings.
         command: the command line.
         say: takes lines for the person who watches.
-        beginning: another run, with whose weights it begins: a strop.trainer.init_from.weights.Beginning.
-        known: what a run that this one repeats has recorded of its models and data sets, which are taken as they were.
+        beginning: another run, with whose weights it begins: a strop.trainer.init_from.weights.InitFromRun.
+        recorded: models and data sets in the records of a run that this one repeats, which are taken as they were.
 
     Raises:
         ValueError, FileNotFoundError: a model cannot be fetched, the hub has not a data set, or a file that the
@@ -84,14 +83,14 @@ def start_run(
     refuse_secrets(to_dict(config))
     check_trainable(config.rollout)
     config = with_absolute_paths(config)
-    taken: Collection[str] = ()
+    overridden: Collection[str] = ()
     if beginning is not None:
         config = beginning.configured(config, folder.absolute())
-        taken = beginning.taken_keys(config)
+        overridden = beginning.overridden_keys(config)
     check_trackers(config.trainer.trackers)
     check_named_files(config, "".join(command[1:2]))
-    found = fetched_inputs.found(config, command[1:2], say=say, but=taken, known=known)
-    located, models = found.config, found.models
+    inputs = fetch_inputs(config, command[1:2], say=say, exclude=overridden, recorded=recorded)
+    located, models = inputs.config, inputs.models
     tokenizer = located.model.tokenizer_folder if beginning is None else beginning.model_folder
     if date := template_date(config.model, Path(tokenizer)):
         config = replaced(config, "model.template_date", date)
@@ -102,8 +101,8 @@ def start_run(
         text = dump(to_dict(config))
         replace_text(run.path / CONFIG_FILE, text)
         write_inputs(run.path, read)
-        fetched_inputs.write_models(run.path, models)
-        for line in () if beginning is None else beginning.take_over(run, config):
+        write_models(run.path, models)
+        for line in () if beginning is None else beginning.copy_files(run, config):
             say(line)
         received.note(text)
     except OSError as error:
@@ -111,7 +110,7 @@ def start_run(
         raise RunError(
             f"cannot write {run.path / CONFIG_FILE}: {error.strerror}; choose another --out"
         ) from error
-    for line in fetched_inputs.told(run, models):
+    for line in record_inputs(run, models):
         say(line)
     return Start(run=run, config=located, checkpoint=None, is_finished=False)
 
@@ -127,8 +126,8 @@ def template_date(model: ModelConfig, tokenizer: Path) -> str:
     if model.template_date:
         return model.template_date
     texts = [model.chat_template]
-    named = [Path(model.chat_template)] if model.chat_template and "{" not in model.chat_template else []
-    for file in (*named, tokenizer / "tokenizer_config.json", *sorted(tokenizer.rglob("*.jinja"))):
+    files = [Path(model.chat_template)] if model.chat_template and "{" not in model.chat_template else []
+    for file in (*files, tokenizer / "tokenizer_config.json", *sorted(tokenizer.rglob("*.jinja"))):
         with contextlib.suppress(
             OSError
         ):  # a text that is no path; what cannot be read is said when it is loaded
@@ -146,7 +145,7 @@ def resume_run(
     folder: Path,
     *,
     overrides: Sequence[str] = (),
-    say: Say,
+    say: Reporter,
     admit: Callable[[str], object] | None = None,
     accept_changes: bool = False,
     in_shell: bool = True,
@@ -177,21 +176,21 @@ def resume_run(
     config = continuation.config
     run = RunFolder.open(folder, settings=config.run)
     try:
-        is_finished = bool(run.events.read("finished")) and not continuation.is_longer
+        is_finished = bool(run.events.read("finished")) and not continuation.extends_run
         checkpoint, lines = None, [_FINISHED.format(run=run.path)]
         if not is_finished:
             received.check_inputs(run.path, config, text)
             check_named_files(config, "".join(run.info["command"][1:2]))
             read = to_flat_dict(config)
             changed = check_inputs(run.path, read, accept=accept_changes)
-            config = fetched_inputs.found_again(config, run, say=say)
+            config = refetch_inputs(config, run, say=say)
             checkpoint, lines = roll_back(run, continuation)
             step = 0 if checkpoint is None else checkpoint.step
             lines += [*continuation.lines(step), *changed]
             if changed:
                 run.events.append("inputs_changed", step, fsync=True, changes=changed)
             write_inputs(run.path, kept_inputs(run.path, read))
-            continuation.keep(run)
+            continuation.save(run)
     except BaseException:
         run.close()
         raise

@@ -1,4 +1,4 @@
-"""What a step tells people: its numbers, and what they would otherwise find out after hours."""
+"""Step metrics and warnings: lost engines, skipped updates, failed episodes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from strop.data.config import DataConfig
 from strop.engines.flops import usage_metrics
 from strop.rewards import summarize
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.records import StepRecord
-from strop.trainer.start import Say
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 from strop.utils.metrics import Metric
 from strop.workers import metrics as measure
 from strop.workers.reports import EpisodeReport
@@ -24,7 +24,7 @@ GENERATION_SPEED = Metric("rollout/tokens_per_s", "tokens/s", "generated")
 
 
 def step_metrics(
-    record: StepRecord, stages: Stages, roles: Roles, *, epoch: int, limits: DataConfig
+    record: StepRecord, stages: Stages, roles: WorkerGroups, *, epoch: int, limits: DataConfig
 ) -> dict[str, float]:
     """All numbers of a step that do not depend on what follows it; `limits` are those of prompts and responses."""
     metrics = {
@@ -46,7 +46,7 @@ def step_metrics(
         metrics[GENERATION_SPEED] = generated / gen_s
     usage = {name: as_list(group.call.usage()) for name, group in roles.trained().items()}
     metrics |= usage_metrics(usage, stages.seconds, actor_is_reference=roles.reference is None)
-    return metrics | told_by_passes(record.metrics(), record.experience.reports)
+    return metrics | told_by_passes(record.metrics(), record.batch.reports)
 
 
 def told_by_passes(metrics: dict[str, float], reports: Sequence[EpisodeReport]) -> dict[str, float]:
@@ -78,11 +78,14 @@ def told_by_passes(metrics: dict[str, float], reports: Sequence[EpisodeReport]) 
     return metrics | {name: share * by_passes[name] / by_passes.total() for name in names}
 
 
-def tell_of_losses(record: StepRecord, roles: Roles, run: RunFolder, say: Say, *, timeout_s: float) -> None:
-    """Say which engines, updates, episodes and scores a step has lost; `timeout_s` is that of scores."""
-    for lost in (one for ranks in as_list(roles.rollout.call.engine_losses()) for one in ranks):
-        run.events.append("engine_lost", record.step, message=lost)
-        say(f"step {record.step}: {lost}")
+def log_failures(
+    record: StepRecord, roles: WorkerGroups, run: RunFolder, say: Reporter, *, timeout_s: float
+) -> None:
+    """Report the engines, updates, episodes and scores that a step has lost; `timeout_s` is that of scores."""
+    failures = as_list(roles.rollout.call.pop_engine_failures())
+    for message in (message for messages in failures for message in messages):
+        run.events.append("engine_lost", record.step, message=message)
+        say(f"step {record.step}: {message}")
     for reason in record.skipped:
         run.events.append("skipped_update", record.step, reason=reason)
         say(f"step {record.step} skipped an update: {reason}")

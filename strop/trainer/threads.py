@@ -1,4 +1,4 @@
-"""How many threads tensor operations of this process use on a CPU, and who decided that.
+"""Number of CPU threads for tensor operations of this process, and the reason for it.
 
 Threads that share an operation wait for the last of them, so a core that another program keeps busy holds all of them
 up; and operations of a small model are too short to share. So where nobody says how many there are, a short
@@ -27,7 +27,7 @@ from strop.utils.safe_read import read_json
 EVENT = "threads"
 """Kind of the event in the log of a run."""
 WORTH_IT = 1.2
-"""How much slower fewer threads may be and still be taken: so much do more of them lose at once where another program
+"""Slowdown up to which fewer threads are preferred: so much do more of them lose at once where another program
 comes up beside them."""
 NUM_ROWS = 256
 """Tokens of a measured pass: as a decoding step of a few hundred sequences, or a short pack."""
@@ -44,7 +44,7 @@ class Threads:
 
     count: int
     why: str
-    """Who decided it, for people."""
+    """Reason for the number, for people."""
 
     def line(self) -> str:
         """For the person who watches."""
@@ -86,7 +86,7 @@ def set_threads_of_run(
     return threads
 
 
-def line_of_run(resources: ResourcesConfig, model: ModelConfig, run: RunFolder, *, step: int) -> str:
+def set_run_threads(resources: ResourcesConfig, model: ModelConfig, run: RunFolder, *, step: int) -> str:
     """As `set_threads_of_run`; the line for the person who watches."""
     return set_threads_of_run(resources, model, run, step=step).line()
 
@@ -104,7 +104,7 @@ def _decide(resources: ResourcesConfig, model: ModelConfig, recorded: int) -> Th
         return Threads(count=cores, why="all cores")
     seconds = measure(sorted({1, max(cores // 2, 1), cores}), *_sizes(model))
     count = fewest(seconds)
-    listed = ", ".join(f"{1000 * took:.1f} ms with {one}" for one, took in seconds.items())
+    listed = ", ".join(f"{1000 * took:.1f} ms with {number}" for number, took in seconds.items())
     return Threads(count=count, why=f"a pass of the model's sizes took {listed}")
 
 

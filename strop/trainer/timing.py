@@ -6,14 +6,14 @@ import contextlib
 import time
 from collections.abc import Iterator
 
-from strop.trainer.worker_groups import Roles
-from strop.utils.activity import doing
+from strop.trainer.worker_groups import WorkerGroups
+from strop.utils.activity import activity
 
 
 class Stages:
     """Seconds per stage of one step. A stage that runs twice adds up; one inside another counts as itself alone."""
 
-    def __init__(self, roles: Roles | None = None) -> None:
+    def __init__(self, roles: WorkerGroups | None = None) -> None:
         """`roles` are those that stages name."""
         self.seconds: dict[str, float] = {}
         self.current = ""
@@ -28,9 +28,9 @@ class Stages:
         is used."""
         start, outer, beside = time.perf_counter(), self.current, self._inside
         self.current, self._inside = name, 0.0
-        with doing(name):
+        with activity(name):
             if role and self._roles is not None:
-                with self._roles.active(role):
+                with self._roles.on_device(role):
                     yield
             else:
                 yield

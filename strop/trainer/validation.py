@@ -91,10 +91,10 @@ def summarize_validation(reports: Sequence[EpisodeReport]) -> Validation:
     num_passed = sum(bool(report.passes) for report in reports) if is_decided(reports) else None
     mean_reward = math.fsum(scores) / len(scores) if scores else None
     numbers = {PASS_RATE: None if num_passed is None else num_passed / len(reports), MEAN_REWARD: mean_reward}
-    known = {name: number for name, number in numbers.items() if number is not None}
+    defined = {name: number for name, number in numbers.items() if number is not None}
     return Validation(
         reports=list(reports),
-        metrics={**metrics_of_reports(reports), **known},
+        metrics={**metrics_of_reports(reports), **defined},
         num_answers=len(reports),
         num_passed=num_passed,
         num_unscored=len(reports) - len(scores),

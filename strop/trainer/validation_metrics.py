@@ -32,7 +32,7 @@ PREDICTION = "pred"
 
 
 def metrics_of_reports(reports: Sequence[EpisodeReport]) -> dict[str, float]:
-    """Those of scored answers."""
+    """Metrics of scored answers."""
     names = {"reward", *(name for r in reports if r.outcome is not None for name in r.outcome.parts)}
     return validation_metrics(
         data_sources=[report.data_source for report in reports],
@@ -125,8 +125,8 @@ def _variable_statistics(
     per_prompt: dict[str, list[float]] = defaultdict(list)
     is_pass_fail = all(column[row] in (0, 1, None) for rows in prompts for row in rows)
     for rows in prompts:
-        kept = [row for row in rows if _is_number(column[row])]
-        values = [float(column[row] or 0.0) for row in kept]
+        numbered = [row for row in rows if _is_number(column[row])]
+        values = [float(column[row] or 0.0) for row in numbered]
         if not values:
             continue
         mean = math.fsum(values) / len(values)
@@ -138,7 +138,7 @@ def _variable_statistics(
             _append(per_prompt, f"best@{k}", best_at_k(values, k))
             _append(per_prompt, f"worst@{k}", worst_at_k(values, k))
             if predictions is not None:
-                answers = [repr(predictions[row]) for row in kept]
+                answers = [repr(predictions[row]) for row in numbered]
                 _append(per_prompt, f"maj@{k}", maj_at_k(values, answers, k))
             if is_pass_fail and k <= len(values):
                 per_prompt[f"pass@{k}/mean"].append(pass_at_k(len(values), int(sum(values)), k))

@@ -1,4 +1,4 @@
-"""From the configuration to the roles of a run: which there are, in which processes, on which mesh.
+"""Worker groups of a run from its configuration: roles, processes and meshes.
 
 Placement is configuration: a role named in `resources.apart` has processes of its own, all others share
 those of the main pool. Generation that shares processes with the actor uses the actor's own parameters;
@@ -33,36 +33,35 @@ from strop.rollout.engine_group import check_engine
 from strop.rollout.types import Sampling
 from strop.trainer.api_costs import CostTracker
 from strop.trainer.config import Config, UpdateSettings
-from strop.trainer.policy_sync import MAX_HEALS, PolicySync
-from strop.trainer.remote_weight_sync import SentWeights
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.policy_sync import MAX_RECOVERIES, WeightSync
+from strop.trainer.remote_weight_sync import RemoteWeightSync
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.utils.device import device_name
 from strop.workers.actor import ActorWorker
-from strop.workers.async_rollout.worker import AheadWorker
+from strop.workers.async_rollout.worker import AsyncRolloutWorker
 from strop.workers.critic import CriticWorker, check_critic
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.prm import PrmWorker
-from strop.workers.progress import PlayWatch
+from strop.workers.progress import RolloutProgress
 from strop.workers.reference import ReferenceWorker
-from strop.workers.reports import Decided
+from strop.workers.reports import SampleDecision
 from strop.workers.reward_model import RewardModelWorker, check_reward_model
-from strop.workers.rollout import Playing, RolloutWorker
+from strop.workers.rollout import RolloutSettings, RolloutWorker
 from strop.workers.teacher import TeacherWorker, check_teacher
 
 
 @dataclass(frozen=True, kw_only=True)
-class Roles:
+class WorkerGroups:
     """The worker groups of a run."""
 
     actor: WorkerGroup[ActorWorker]
     rollout: WorkerGroup[RolloutWorker]
     costs: CostTracker | None
-    """Counts what services of the reward cost; generation is told before it works and asked after it. None where none
-    has a price."""
-    watch: PlayWatch
-    """Shows how far generation is; None where nothing does."""
-    sync: PolicySync
-    """Has generation use the actor's weights."""
+    """API-cost counter of reward services, updated around each rollout call; None where none has a price."""
+    progress: RolloutProgress
+    """Display of the progress of generation."""
+    sync: WeightSync
+    """Weight sync from the actor to generation."""
     reference: WorkerGroup[ReferenceWorker] | None = None
     """None without a KL term, and with LoRA, where the actor without its adapter is the reference."""
     critic: WorkerGroup[CriticWorker] | None = None
@@ -78,7 +77,7 @@ class Roles:
 
     @property
     def groups(self) -> dict[str, WorkerGroup[Any]]:
-        """All roles that there are, by name."""
+        """Worker groups of all roles, by name."""
         groups: dict[str, WorkerGroup[Any] | None] = {
             "actor": self.actor,
             "rollout": self.rollout,
@@ -91,7 +90,7 @@ class Roles:
         return {name: group for name, group in groups.items() if group is not None}
 
     def trained(self) -> dict[str, WorkerGroup[Any]]:
-        """The roles that learn, by name."""
+        """Worker groups of the roles that learn, by name."""
         return {name: group for name, group in self.groups.items() if name in ("actor", "critic", "prm")}
 
     def checksums(self) -> dict[str, str]:
@@ -99,92 +98,92 @@ class Roles:
         return {name: as_list(group.call.checksum())[0] for name, group in self.trained().items()}
 
     @contextlib.contextmanager
-    def active(self, name: str) -> Iterator[None]:
-        """While a role works; with resources.offload_idle it leaves its device afterwards. Generation gives the memory
-        of its key-value cache back in any case.
+    def on_device(self, name: str) -> Iterator[None]:
+        """Context in which a role works; with resources.offload_idle it leaves its device afterwards. Generation gives
+        the memory of its key-value cache back in any case.
 
         A role that is not there (a reference that is the actor) does nothing here.
         """
         if name == "rollout" and self.costs is not None:
-            self.costs.before(self.rollout)
+            self.costs.before_rollout(self.rollout)
         yield
         if name == "rollout":
             self.rollout.call.sleep()
             if self.costs is not None:
-                self.costs.after(self.rollout)
+                self.costs.after_rollout(self.rollout)
         if self.offloads_idle and (group := self.groups.get(name)) is not None:
             group.call.offload()
 
     @contextlib.contextmanager
-    def playing(self, num_samples: int) -> Iterator[None]:
-        """While generation plays so many samples."""
-        with self.active("rollout"), self.watch.playing(num_samples):
+    def generating(self, num_samples: int) -> Iterator[None]:
+        """Context in which generation samples so many episodes."""
+        with self.on_device("rollout"), self.progress.watch(num_samples):
             yield
 
-    def play(
+    def run_episodes(
         self,
         prompts: Sequence[Prompt],
         samples_per_prompt: int,
         sampling: Sampling,
         *,
-        first: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
-    ) -> Experience:
-        """Every sample of these prompts, in order, played and scored; key and budget of `sampling` are filled in.
+        order_by: Callable[[Sequence[Prompt]], Sequence[Prompt]] | None = None,
+    ) -> RolloutBatch:
+        """Sample and score every episode of these prompts, in order; key and budget of `sampling` are filled in.
 
         Args:
-            prompts, samples_per_prompt, sampling: what is played, and how.
-            first: gives the prompts in the order in which they are begun.
+            prompts, samples_per_prompt, sampling: prompts, samples of each, and options of every sample.
+            order_by: gives the prompts in the order of their start.
 
         Raises:
             RewardError: the scorers cannot go on.
         """
-        played, asked = None, prompts if first is None else first(prompts)
-        with self.playing(len(prompts) * samples_per_prompt):
-            for num_heals in range(MAX_HEALS + 1):
-                rows = DataProto.from_dict({}, non_tensors={"prompt": asked})
-                made = self.rollout.call.play(rows, samples_per_prompt, sampling)
+        batch, pending = None, prompts if order_by is None else order_by(prompts)
+        with self.generating(len(prompts) * samples_per_prompt):
+            for num_recoveries in range(MAX_RECOVERIES + 1):
+                rows = DataProto.from_dict({}, non_tensors={"prompt": pending})
+                columns = self.rollout.call.run_episodes(rows, samples_per_prompt, sampling)
                 reports = (
-                    made.select([], ["report"]).get().non_tensor_batch["report"]
+                    columns.select([], ["report"]).get().non_tensor_batch["report"]
                 )  # waits for the samples
-                again = Experience(rows=made.select([], ["episode"]), reports=tuple(reports))
-                played = again if played is None else Experience.concat([played, again])
-                lost = {report.uid for report in again.reports if report.engine_was_lost}
-                if not lost or num_heals == MAX_HEALS or not self.sync.heal():
+                part = RolloutBatch(rows=columns.select([], ["episode"]), reports=tuple(reports))
+                batch = part if batch is None else RolloutBatch.concat([batch, part])
+                lost = {report.uid for report in part.reports if report.engine_was_lost}
+                if not lost or num_recoveries == MAX_RECOVERIES or not self.sync.recover():
                     break
-                asked = [prompt for prompt in prompts if prompt.uid in lost]
-        assert played is not None, "they are played at least once"
-        latest = {report.id: row for row, report in enumerate(played.reports)}
-        return played.take(
+                pending = [prompt for prompt in prompts if prompt.uid in lost]
+        assert batch is not None, "they are run at least once"
+        latest = {report.id: row for row, report in enumerate(batch.reports)}
+        return batch.take(
             [latest[f"{prompt.uid}/{number}"] for prompt in prompts for number in range(samples_per_prompt)]
         )
 
     def write_samples(
         self,
         step: int,
-        episodes: Experience,
-        decided: Mapping[str, Decided],
+        episodes: RolloutBatch,
+        decided: Mapping[str, SampleDecision],
         *,
         split: str,
-        rows: Experience | None = None,
+        rows: RolloutBatch | None = None,
     ) -> None:
-        """Samples into the store of the run.
+        """Write samples into the store of the run.
 
         Args:
             step, split: of the file.
             episodes: the samples.
-            decided: what came of each, by its id.
+            decided: decision about each, by its id.
             rows: the training rows of those that were trained on, whose tokens' numbers are stored with them.
 
         Raises:
             RunError: the disk refused.
         """
-        lasts = {} if rows is None else rows.last_rows
-        made: dict[str, list[Any]] = {"decided": [decided[one.id] for one in episodes.reports]}
-        made["has_numbers"] = [one.id in lasts for one in episodes.reports]
-        columns = episodes.rows.union(DataProto.from_dict({}, non_tensors=made))
-        if rows is not None and lasts:  # a sample without rows gets those of another, which nobody reads
-            places = [lasts.get(one.id, 0) for one in episodes.reports]
-            columns = columns.union(rows.rows.select(rows.token_numbers, []).take(places))
+        last_rows = {} if rows is None else rows.last_rows
+        objects: dict[str, list[Any]] = {"decided": [decided[report.id] for report in episodes.reports]}
+        objects["has_numbers"] = [report.id in last_rows for report in episodes.reports]
+        columns = episodes.rows.union(DataProto.from_dict({}, non_tensors=objects))
+        if rows is not None and last_rows:  # a sample without rows gets those of another, which nobody reads
+            row_numbers = [last_rows.get(report.id, 0) for report in episodes.reports]
+            columns = columns.union(rows.rows.select(rows.token_numbers, []).take(row_numbers))
         self.rollout.call.write_samples(step, columns, split=split)
 
 
@@ -251,14 +250,14 @@ def _shape(config: Config, name: str, path: str) -> Any:
         raise ValueError(f"{name}.path: {error}") from error
 
 
-def playing_of(
+def rollout_settings(
     config: Config,
     *,
     version: int = 0,
     samples: Path | None = None,
     logs: Path | None = None,
     is_replayed: bool = False,
-) -> Playing:
+) -> RolloutSettings:
     """Settings of the rollout role of a run.
 
     Args:
@@ -268,7 +267,7 @@ def playing_of(
         logs: folder for what reward functions print; None: it is not kept.
         is_replayed: requests wait for the versions that sampled them in another run.
     """
-    return Playing(
+    return RolloutSettings(
         agent=config.agent.with_absolute_paths(),
         template_options=config.data.chat_template_kwargs,
         max_prompt_tokens=config.data.max_prompt_tokens,
@@ -289,7 +288,7 @@ def playing_of(
     )
 
 
-def costs_of(config: Config, folder: Path | None) -> CostTracker | None:
+def make_cost_tracker(config: Config, folder: Path | None) -> CostTracker | None:
     """Counter of the costs of reward services; None where none has a price.
 
     Args:
@@ -303,35 +302,35 @@ def costs_of(config: Config, folder: Path | None) -> CostTracker | None:
     return CostTracker(config.reward, folder)
 
 
-def make_roles(
+def make_worker_groups(
     config: Config,
     runtime: Runtime,
-    playing: Playing,
+    settings: RolloutSettings,
     *,
     num_steps: int,
     checkpoint: Path | None = None,
     optimizer: Path | None = None,
     costs: CostTracker | None = None,
-) -> Roles:
+) -> WorkerGroups:
     """Start every role of a run.
 
     Args:
         config: of the run.
         runtime: where the roles go.
-        playing: as `playing_of` gives it.
+        settings: as `rollout_settings` gives it.
         num_steps: training steps of the whole run; learning-rate schedules end with it.
         checkpoint: folder to continue from.
         optimizer: folder with the optimizer's state that a new run takes over from another one.
-        costs: as `costs_of` gives it for the run; not given: a count that begins here and is kept nowhere.
+        costs: as `make_cost_tracker` gives it for the run; not given: a count that begins here and is kept nowhere.
     """
-    specs = role_specs(config, playing, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer)
+    specs = role_specs(config, settings, num_steps=num_steps, checkpoint=checkpoint, optimizer=optimizer)
     apart = config.resources.apart
     groups: dict[str, WorkerGroup[Any]] = runtime.groups(
         {name: spec for name, spec in specs.items() if name not in apart}
     )
     for name in apart:
         groups |= runtime.groups({name: specs[name]}, pool=name)
-    roles = Roles(
+    roles = WorkerGroups(
         actor=groups["actor"],
         rollout=groups["rollout"],
         reference=groups.get("reference"),
@@ -339,21 +338,21 @@ def make_roles(
         teacher=groups.get("teacher"),
         prm=groups.get("prm"),
         reward_model=groups.get("reward_model"),
-        sync=_sync(config, groups, version=playing.version),
-        costs=costs or costs_of(config, None),
-        watch=PlayWatch(playing.logs),
+        sync=_sync(config, groups, version=settings.version),
+        costs=costs or make_cost_tracker(config, None),
+        progress=RolloutProgress(settings.logs),
         offloads_idle=config.resources.offload_idle,
     )
-    roles.sync.begin()
+    roles.sync.start()
     return roles
 
 
-def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: int) -> PolicySync:
+def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: int) -> WeightSync:
     """Weight sync from the actor to generation."""
     is_apart, is_native = "rollout" in config.resources.apart, config.rollout.engine == "native"
     if is_native and not is_apart:
-        return PolicySync(rollout=groups["rollout"], version=version)
-    return SentWeights(
+        return WeightSync(rollout=groups["rollout"], version=version)
+    return RemoteWeightSync(
         rollout=groups["rollout"],
         version=version,
         actor=groups["actor"],
@@ -364,17 +363,17 @@ def _sync(config: Config, groups: Mapping[str, WorkerGroup[Any]], *, version: in
 
 def role_specs(
     config: Config,
-    playing: Playing,
+    settings: RolloutSettings,
     *,
     num_steps: int,
     checkpoint: Path | None = None,
     optimizer: Path | None = None,
 ) -> Mapping[str, RoleSpec[Any]]:
-    """All roles, in the order in which those of one process are made; arguments as of `make_roles`."""
-    device, model = playing.device, config.model
+    """All roles, in the order in which those of one process are made; arguments as of `make_worker_groups`."""
+    device, model = settings.device, config.model
 
-    def learning(section: UpdateSettings) -> Learning:
-        return Learning(
+    def learning(section: UpdateSettings) -> TrainingInit:
+        return TrainingInit(
             device=device,
             num_updates=num_steps * config.updates_per_step(section),
             checkpoint=checkpoint,
@@ -396,8 +395,8 @@ def role_specs(
         specs["reward_model"] = role(RewardModelWorker, config.reward_model, device=device)
     if "reference" in config.roles:
         specs["reference"] = role(ReferenceWorker, model, config.reference, device=device)
-    rollout = AheadWorker if config.ahead_by else RolloutWorker
-    specs["rollout"] = role(rollout, model, config.rollout, config.reward, playing)
+    rollout = AsyncRolloutWorker if config.ahead_by else RolloutWorker
+    specs["rollout"] = role(rollout, model, config.rollout, config.reward, settings)
     engines = config.engines
     return {name: spec.on(role_mesh(config, name, engines.get(name))) for name, spec in specs.items()}
 

@@ -1,6 +1,6 @@
-"""Activity of this process: the work it does (`doing`) and the things it waits for (`item`).
+"""Activity of this process: the work it does (`activity`) and the things it waits for (`waiting_on`).
 
-strop.utils writes both down, so that a run that died or hangs can be looked into.
+The heartbeat of the process writes both down, so that a run that died or hangs can be looked into.
 """
 
 from __future__ import annotations
@@ -10,31 +10,33 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 
-steps: list[tuple[str, float]] = []
-items: dict[int, tuple[str, str, float]] = {}
+activities: list[tuple[str, float]] = []
+"""Name and start of each activity of the main thread, the innermost last."""
+waits: dict[int, tuple[str, str, float]] = {}
+"""Name, stage and start of each thing that is waited for."""
 _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def doing(activity: str) -> Iterator[None]:
-    """The process does this, within what it did before; for its main thread."""
-    steps.append((activity, time.monotonic()))
+def activity(name: str) -> Iterator[None]:
+    """An activity of the process's main thread, within the one that it had before."""
+    activities.append((name, time.monotonic()))
     try:
         yield
     finally:
-        steps.pop()
+        activities.pop()
 
 
 @contextlib.contextmanager
-def item(name: str) -> Iterator[Callable[[str], None]]:
-    """Something that is waited for, beside others; what is given says what is done with it now."""
+def waiting_on(name: str) -> Iterator[Callable[[str], None]]:
+    """Something that is waited for, beside others; gives a function that sets its stage."""
     number, since = next(_numbers), time.monotonic()
-    items[number] = (name, "", since)
+    waits[number] = (name, "", since)
 
-    def now(stage: str) -> None:
-        items[number] = (name, stage, since)
+    def set_stage(stage: str) -> None:
+        waits[number] = (name, stage, since)
 
     try:
-        yield now
+        yield set_stage
     finally:
-        del items[number]
+        del waits[number]

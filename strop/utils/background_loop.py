@@ -43,7 +43,7 @@ class BackgroundLoop:
         """Called before the loop runs, also in a child process that has none of its parent's."""
 
 
-class ThreadRunner:
+class EventLoopThread:
     """As asyncio.Runner, with a loop that goes on in a thread of its own between the calls of `run`."""
 
     def __init__(self, name: str) -> None:

@@ -40,7 +40,7 @@ class CallLoop(asyncio.SelectorEventLoop):
             self._stands_since = time.monotonic()
 
 
-class CallRunner:
+class CallEventLoop:
     """As asyncio.Runner with a CallLoop; a call that a signal ends leaves no task behind."""
 
     def __init__(self) -> None:

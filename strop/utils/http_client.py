@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from strop.utils.background_loop import ThreadRunner
+from strop.utils.background_loop import EventLoopThread
 from strop.utils.field_types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from strop.utils.http_post import Answer, post
 from strop.utils.sanitize import described, read_json, remember_secret, storable_text
@@ -112,7 +112,7 @@ class Caller:
         self._limits, self._url, self._key, self._name = limits, url, key, name
         self._timeout_s, self._timeout_key = timeout_s, timeout_key
         self._headers: dict[str, str] = {}
-        self._runner: ThreadRunner | None = None
+        self._runner: EventLoopThread | None = None
 
     def start(self) -> None:
         """Read the key and start the thread.
@@ -131,7 +131,7 @@ class Caller:
             self._headers = {"Authorization": f"Bearer {key}"}
         self._bucket = TokenBucket(self._limits.requests_per_s)
         self._places = asyncio.Semaphore(self._limits.max_concurrent)
-        self._runner = ThreadRunner(f"calls-{self._name}")
+        self._runner = EventLoopThread(f"calls-{self._name}")
 
     async def close(self) -> None:
         """End what is under way; who waits for it is cancelled."""

@@ -9,14 +9,14 @@ estimates.py           Advantages of all rows of a step, from their columns
 estimator_columns.py   Columns that some estimators take
 metrics.py             The numbers of a step under the names that people already chart
 models.py              Base classes of the roles with a model
-off_policy_metrics.py  What is measured on the rows of a step
-player.py              Playing prompts
+off_policy_metrics.py  Metrics of the rows of a step
+player.py              Episode runner
 preference.py          A model that learns from preferences
 prm.py                 The implicit process reward model
-progress.py            How many samples of a call have ended, while it lasts
+progress.py            Progress of a rollout call
 reference.py           The frozen model that KL terms compare with
 replayed_samples.py    Samples that were played before, in place of generation
-reports.py             What the controller learns of an episode
+reports.py             Reports of episodes for the controller
 reward_model.py        A model that scores answers
 reward_shaping.py      The samples of a step by prompt, as filters see them, and what shaping makes of their rewards
 role_configs.py        Sections of the configuration
@@ -25,7 +25,7 @@ rollout.py             Generation as a role
 rows.py                Helpers shared by all workers
 sample_rows.py         Samples as rows of the sample store
 sft.py                 A model that imitates
-staleness_metrics.py   How much older than the policy that learns from them the samples of a step are
+staleness_metrics.py   Staleness of the samples of a step
 summary.py             Summary of a trained batch for the controller
 teacher.py             The frozen model that the policy learns from
 agent_pool/            Episodes of a rank in processes beside it (agent.num_workers)

@@ -39,7 +39,7 @@ from strop.utils.tensor_metrics import TensorMetrics
 from strop.workers.config import ActorConfig
 from strop.workers.correction_columns import correction_columns
 from strop.workers.estimates import compute_advantages
-from strop.workers.models import Learning, TrainedWorker
+from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.rows import Update, flat_mask, log_prob_column
 from strop.workers.summary import BatchSummary, summarize
 
@@ -51,7 +51,7 @@ class ActorWorker(TrainedWorker):
     """Holds the policy and its optimizer, or this rank's share of them."""
 
     def __init__(
-        self, model: ModelConfig, actor: ActorConfig, algorithm: AlgorithmConfig, learning: Learning
+        self, model: ModelConfig, actor: ActorConfig, algorithm: AlgorithmConfig, learning: TrainingInit
     ) -> None:
         """Load the policy.
 
@@ -114,8 +114,8 @@ class ActorWorker(TrainedWorker):
         """
         spec, tensors = self._loss, data.tensors()
         mask, row_lengths = flat_mask(tensors)
-        taken = spec.present(frozenset(tensors))
-        batch = {name: columns.flat(tensors[column]) for name, column in taken.items()}
+        present_columns = spec.present(frozenset(tensors))
+        batch = {name: columns.flat(tensors[column]) for name, column in present_columns.items()}
         batch["weights"] = spec.aggregation.weights(
             mask, totals, row_lengths, dtype=batch["advantages"].dtype
         )

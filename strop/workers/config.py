@@ -15,7 +15,7 @@ class ActorConfig:
     optim: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Optimizer of the policy."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """How the policy's forward and backward passes are cut."""
+    """Batching of the policy's forward and backward passes."""
     samples_per_update: PositiveInt | Literal["all"] = "all"
     """Most samples of an optimizer step; a batch is cut evenly into as few steps as that allows. all: one step on the
     whole batch, exactly on-policy."""
@@ -28,4 +28,4 @@ class ReferenceConfig:
     path: str = ""
     """Hugging Face folder of the frozen reference model; empty: the policy's own starting point, model.path."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """How its forward passes are cut."""
+    """Batching of its forward passes."""

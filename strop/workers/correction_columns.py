@@ -22,17 +22,17 @@ def correction_columns(data: DataProto, algorithm: AlgorithmConfig) -> DataProto
     """
     tensors = data.tensors()
     mask = padded(tensors, "response_mask").bool()
-    found = correct(
+    correction = correct(
         padded(tensors, "old_log_probs"),
         padded(tensors, "rollout_log_probs"),
         mask,
         algorithm.correction,
     )
     inside = torch.arange(mask.shape[1])[None] < columns.row_lengths(tensors["response_mask"])[:, None]
-    made = {
-        "loss_mask": columns.from_padded(found.mask, inside),
-        "num_trained": found.mask.sum(dim=1, dtype=torch.int64),
+    corrected = {
+        "loss_mask": columns.from_padded(correction.mask, inside),
+        "num_trained": correction.mask.sum(dim=1, dtype=torch.int64),
     }
-    if found.weights is not None:
-        made["rollout_is_weights"] = columns.from_padded(found.weights, inside)
-    return DataProto.from_dict(made, meta_info={"numbers": found.metrics})
+    if correction.weights is not None:
+        corrected["rollout_is_weights"] = columns.from_padded(correction.weights, inside)
+    return DataProto.from_dict(corrected, meta_info={"numbers": correction.metrics})

@@ -21,7 +21,7 @@ from strop.engines.value_models import check_value_model, load_value_model
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric, Reduction
 from strop.utils.tensor_metrics import TensorMetrics
-from strop.workers.models import Learning, TrainedWorker
+from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.role_configs import CriticConfig
 from strop.workers.rows import Update, flat_mask
 
@@ -58,7 +58,7 @@ class CriticWorker(TrainedWorker):
     """
 
     def __init__(
-        self, model: ModelConfig, critic: CriticConfig, algorithm: AlgorithmConfig, learning: Learning
+        self, model: ModelConfig, critic: CriticConfig, algorithm: AlgorithmConfig, learning: TrainingInit
     ) -> None:
         """Load the value model: a causal language model with a head of zeros, or a classifier with its own.
 
@@ -96,24 +96,24 @@ class CriticWorker(TrainedWorker):
 
         def loss(tokens: Tokens) -> Tensor:
             values = tokens.values()
-            here = [
+            inputs = [
                 column[tokens.index].to(values, non_blocking=True)
                 for column in (old_values, returns, weights)
             ]
-            trained = here[2] != 0
-            terms = value_loss_terms(values, *here[:2], mask=trained, clip_range=self._clip_range)
+            trained = inputs[2] != 0
+            terms = value_loss_terms(values, *inputs[:2], mask=trained, clip_range=self._clip_range)
             for name, numbers in terms.statistics.items():
                 metrics.add_tokens(VALUE_STATISTIC.of(name), numbers, trained, count=num_trained)
-            return weighted_sum(terms.terms, here[2])
+            return weighted_sum(terms.terms, inputs[2])
 
         with self.updating():
             value = self.engine.accumulate(data, loss)
         report = self.engine.step()
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
-        seen: dict[str, Reduction] = {
+        all_metrics: dict[str, Reduction] = {
             LOSS.of("loss"): Mean(value, share),
             LOSS.of("vf_loss"): Mean(value, share),
             EXPLAINED_VARIANCE: explained_variance(old_values, returns, weights != 0),
             **metrics.read(),
         }
-        return Update.of("critic", report, seen)
+        return Update.of("critic", report, all_metrics)

@@ -1,4 +1,4 @@
-"""Episodes: one sample with everything that became of it, and the rows that are trained on."""
+"""Episodes: one sample with its trajectory and outcome, and the rows that are trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class EpisodeFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """One sample with everything that became of it."""
+    """One sample with its trajectory, text and outcome."""
 
     prompt: Prompt
     sample_index: int
@@ -33,7 +33,7 @@ class Episode:
     outcome: Outcome | None = None
     """None when there was nothing to score."""
     failure: str = ""
-    """Why there is no trajectory."""
+    """Reason for a missing trajectory."""
 
     @property
     def id(self) -> str:
@@ -53,7 +53,7 @@ class Episode:
     def sequences(self) -> tuple[Trajectory, ...]:
         """Its training sequences that have a sampled token, in order."""
         every = (*self.earlier, *(() if self.trajectory is None else (self.trajectory,)))
-        return tuple(one for one in every if any(one.sampled))
+        return tuple(sequence for sequence in every if any(sequence.sampled))
 
 
 def row_id(episode_id: str, number: int, count: int) -> str:
@@ -64,25 +64,25 @@ def row_id(episode_id: str, number: int, count: int) -> str:
 def token_scores(
     sequences: Sequence[Trajectory], reward: float, *, turn_weight: float = 1.0
 ) -> list[list[float]]:
-    """Per sequence and response token, what it is trained with; each sequence's scores add up to what it is worth.
+    """Token-level scores of each sequence; a sequence's scores add up to its reward.
 
     Args:
         sequences: of one episode, in order.
         reward: of the episode, after weights and penalties.
         turn_weight: of the rewards of single answers, the weight that `reward` has already.
     """
-    made: list[list[float]] = []
+    all_scores: list[list[float]] = []
     for sequence in sequences:
         scores = [0.0] * len(sequence.response_ids)
-        for place, value in sequence.turn_rewards:
-            if place < len(scores):  # not one that was cut off
-                scores[place] += turn_weight * value
-        own = sum(scores)
-        scores[-1] += reward - own
-        made.append(scores)
+        for index, value in sequence.turn_rewards:
+            if index < len(scores):  # not one that was cut off
+                scores[index] += turn_weight * value
+        sequence_score = sum(scores)
+        scores[-1] += reward - sequence_score
+        all_scores.append(scores)
         if sequence.stands_alone:
-            reward -= own
-    return made
+            reward -= sequence_score
+    return all_scores
 
 
 def episode_rows(
@@ -97,7 +97,7 @@ def episode_rows(
     single answers on the last token of each, the rest on the last response token); uid, id and episode_id beside
     them. Without episodes, the same columns with no row.
     """
-    trajectories = [one for episode in episodes for one in episode.sequences]
+    trajectories = [sequence for episode in episodes for sequence in episode.sequences]
     counts = [len(episode.sequences) for episode in episodes]
     assert len(counts) == len(rewards), "one reward per episode"
     assert all(counts), "episodes without a sampled token were left out before"

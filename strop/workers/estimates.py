@@ -87,8 +87,8 @@ def _estimator_columns(
     tensors: Mapping[str, Tensor], algorithm: AlgorithmConfig, *, added: Tensor, rows: list[int] | slice
 ) -> dict[str, Tensor]:
     """Columns of these rows that the estimator takes; `added` [B, R] is what rewards have beyond the scores."""
-    taken = adv_estimator_columns(algorithm.adv_estimator) | OFFERED
-    inputs = {name: padded(tensors, name)[rows] for name in taken if name in tensors}
+    names = adv_estimator_columns(algorithm.adv_estimator) | OFFERED
+    inputs = {name: padded(tensors, name)[rows] for name in names if name in tensors}
     if "turn_rewards" in inputs:  # a penalty or a reward model's word is of the answer it is on
         inputs["turn_rewards"] = inputs["turn_rewards"] + added[rows].sum(dim=-1)
     return inputs

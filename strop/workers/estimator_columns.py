@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 def own_rewards(sequences: Sequence[Trajectory], reward: float, *, turn_weight: float = 1.0) -> list[float]:
-    """What each training sequence of an episode earned by itself; where they stand alone, they add up to its reward.
+    """Reward that each training sequence of an episode earned by itself; where they stand alone, they add up to its
+    reward.
 
     What is no answer's own (a penalty on length, a change by algorithm.reward_shaping) is the last one's.
 
@@ -26,18 +27,18 @@ def own_rewards(sequences: Sequence[Trajectory], reward: float, *, turn_weight: 
         reward: of the episode, after weights and penalties.
         turn_weight: of the rewards of single answers, the weight that `reward` has already.
     """
-    made = []
+    rewards = []
     for number, sequence in enumerate(sequences):
-        own = sum(
+        sequence_reward = sum(
             turn_weight * value
-            for place, value in sequence.turn_rewards
-            if place < len(sequence.response_ids)  # not one that was cut off
+            for index, value in sequence.turn_rewards
+            if index < len(sequence.response_ids)  # not one that was cut off
         )
         is_followed = sequence.stands_alone and number < len(sequences) - 1
-        made.append(own if is_followed else reward)
+        rewards.append(sequence_reward if is_followed else reward)
         if sequence.stands_alone:
-            reward -= own
-    return made
+            reward -= sequence_reward
+    return rewards
 
 
 def step_columns(
@@ -49,21 +50,25 @@ def step_columns(
         episodes, rewards, turn_weight: as of `episode_rows`; all samples of a prompt are among them.
         similarity: see `strop.algorithms.advantages.anchor_groups.anchor_ids`.
     """
-    sequences = [one for episode in episodes for one in episode.sequences]
+    sequences = [sequence for episode in episodes for sequence in episode.sequences]
     anchors = anchor_ids(
-        [one.anchor for one in sequences], [one.uid for one in sequences], similarity=similarity
+        [sequence.anchor for sequence in sequences],
+        [sequence.uid for sequence in sequences],
+        similarity=similarity,
     )
     turns = [number for episode in episodes for number in range(len(episode.sequences))]
-    own = [
+    answer_rewards = [
         value
         for episode, reward in zip(episodes, rewards, strict=True)
         for value in own_rewards(episode.sequences, reward, turn_weight=turn_weight)
     ]
     return DataProto.from_dict(
         {
-            "sample_index": torch.tensor([one.sample_index for one in sequences], dtype=torch.int64),
+            "sample_index": torch.tensor(
+                [sequence.sample_index for sequence in sequences], dtype=torch.int64
+            ),
             "turn_index": torch.tensor(turns, dtype=torch.int64),
-            "turn_rewards": torch.tensor(own, dtype=torch.float64),
+            "turn_rewards": torch.tensor(answer_rewards, dtype=torch.float64),
             "anchor_ids": torch.tensor(anchors, dtype=torch.int64),
         }
     )
@@ -71,7 +76,7 @@ def step_columns(
 
 def part_columns(episodes: Sequence[Episode], keys: Sequence[str]) -> DataProto:
     """Column reward_parts [B, K], for the rows of `episode_rows`; errors as of `reward_parts`."""
-    parts = torch.tensor([reward_parts(one, keys) for one in episodes])
+    parts = torch.tensor([reward_parts(episode, keys) for episode in episodes])
     column = parts.reshape(len(episodes), len(keys))  # also without samples
     return DataProto.from_dict({"reward_parts": column})
 
@@ -87,17 +92,17 @@ def reward_parts(episode: Episode, keys: Sequence[str]) -> list[float]:
         return [0.0 if outcome is None or outcome.fallback_score is None else outcome.fallback_score] * len(
             keys
         )
-    found: dict[str, float | str | bool] = {**outcome.parts, "score": outcome.score}
+    values: dict[str, float | str | bool] = {**outcome.parts, "score": outcome.score}
     for key in keys:
-        if key not in found or isinstance(found[key], str):
+        if key not in values or isinstance(values[key], str):
             raise ValueError(
                 f"algorithm.reward_keys names {key!r}, but the reward function gave sample {episode.id} no such "
-                f"number: it returned {', '.join(sorted(found))}. Return it for every sample"
+                f"number: it returned {', '.join(sorted(values))}. Return it for every sample"
             )
-    numbers = [finite(found[key]) for key in keys]
+    numbers = [finite(values[key]) for key in keys]
     if None in numbers:
         logger.warning(
             "sample %s: a part of algorithm.reward_keys is no finite number (%s), so 0 stands in its place",
-            episode.id, ", ".join(f"{key}: {found[key]}" for key in keys),
+            episode.id, ", ".join(f"{key}: {values[key]}" for key in keys),
         )  # fmt: skip
     return [number or 0.0 for number in numbers]

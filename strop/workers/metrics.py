@@ -168,7 +168,7 @@ def agent_loop_metrics(seconds: Sequence[Mapping[str, float]], lengths: Sequence
     names = ("generate_sequences", "tool_calls", "compute_score")
     metrics: Metrics = {}
     for name in names:
-        metrics |= spread(AGENT_TIME, [one.get(name, 0.0) for one in seconds], name)
+        metrics |= spread(AGENT_TIME, [timings.get(name, 0.0) for timings in seconds], name)
     slowest = max(range(len(seconds)), key=lambda i: sum(seconds[i].get(name, 0.0) for name in names))
     for name in names:
         metrics[SLOWEST.of(name)] = seconds[slowest].get(name, 0.0)
@@ -179,10 +179,10 @@ def agent_loop_metrics(seconds: Sequence[Mapping[str, float]], lengths: Sequence
 
 def agent_number_metrics(numbers: Sequence[Mapping[str, float]]) -> Metrics:
     """AGENT_NUMBER, for each of their names."""
-    names = sorted({name for one in numbers for name in one})
+    names = sorted({name for counts in numbers for name in counts})
     metrics: Metrics = {}
     for name in names:
-        metrics |= spread(AGENT_NUMBER, [one[name] for one in numbers if name in one], name)
+        metrics |= spread(AGENT_NUMBER, [counts[name] for counts in numbers if name in counts], name)
     return metrics
 
 
@@ -239,16 +239,17 @@ def reward_part_metrics(sources: Sequence[str], parts: Sequence[Mapping[str, flo
 
 def reward_usage_metrics(usage: Sequence[Mapping[str, float]]) -> Metrics:
     """REWARD_USAGE: what scoring used up, by `service/usage`, added over samples."""
-    names = sorted({name for one in usage for name in one})
+    names = sorted({name for counts in usage for name in counts})
     return {
-        REWARD_USAGE.of(*name.split("/", 1)): math.fsum(one.get(name, 0.0) for one in usage) for name in names
+        REWARD_USAGE.of(*name.split("/", 1)): math.fsum(counts.get(name, 0.0) for counts in usage)
+        for name in names
     }
 
 
-def _lengths(what: str, lengths: Tensor, limit: int) -> Metrics:
+def _lengths(label: str, lengths: Tensor, limit: int) -> Metrics:
     if not lengths.numel():
         return {}
     return {
-        **spread(LENGTH, lengths, what),
-        LENGTH.of(what, "clip_ratio"): float((lengths >= limit).double().mean()),
+        **spread(LENGTH, lengths, label),
+        LENGTH.of(label, "clip_ratio"): float((lengths >= limit).double().mean()),
     }

@@ -67,7 +67,7 @@ class ModelWorker(Worker):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learning:
+class TrainingInit:
     """Start of a model that learns: device, length of the run, and the state that it continues from."""
 
     device: str
@@ -97,9 +97,9 @@ class TrainedWorker(ModelWorker):
     def usage(self) -> Any:
         """Work and memory of this rank since the previous call."""
         updates, total = self._in_updates, self.engine.operations
-        done = None if total is None else total - self._seen
+        operations = None if total is None else total - self._seen
         self._in_updates, self._seen = 0.0, total or 0.0
-        return usage_of(self.engine.model, done=done, updates=updates)
+        return usage_of(self.engine.model, done=operations, updates=updates)
 
     def _learn(
         self,
@@ -107,7 +107,7 @@ class TrainedWorker(ModelWorker):
         model: ModelConfig,
         engine: EngineConfig,
         optim: OptimizerConfig,
-        learning: Learning,
+        learning: TrainingInit,
         *,
         role: str,
     ) -> Parallel:

@@ -1,4 +1,4 @@
-"""What is measured on the rows of a step: how far trainer and rollout are apart, and answers in shared states."""
+"""Metrics of the rows of a step: distance of trainer and rollout, and answers in shared states."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHARED_STATES = Metric(
 )
 
 
-def of_batch(rows: DataProto, algorithm: AlgorithmConfig) -> Metrics:
+def batch_off_policy_metrics(rows: DataProto, algorithm: AlgorithmConfig) -> Metrics:
     """DIVERGENCE and PERPLEXITY over sampled tokens; SHARED_STATES where answers are compared; and REWARD_KL."""
     tensors = rows.tensors()
     valid = columns.flat(tensors["response_mask"]).bool()

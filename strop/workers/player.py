@@ -1,6 +1,6 @@
-"""Playing prompts: every sample through its agent and its scorers, all at the same time.
+"""Episode runner: every sample of a prompt through its agent and its scorers, all at the same time.
 
-One player for whatever plays: training, validation, evaluation, the preflight and `strop generate`. It holds what
+One class for all callers: training, validation, evaluation, the preflight and `strop generate`. It holds what
 belongs together in one process: the engine's client, agents with all they need, and the scorers.
 
 Concurrency: one asyncio loop. A sample is scored as soon as it ends, while others still generate; the samples of a
@@ -33,7 +33,7 @@ from strop.rewards.required import with_parts
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling
-from strop.utils.activity import item
+from strop.utils.activity import waiting_on
 from strop.utils.chat_template.answers import answer_text
 from strop.utils.sanitize import described, encodable, storable_text, usable
 from strop.utils.sanitize.values import MAX_NUMBER
@@ -44,27 +44,27 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Times:
-    """When an episode was played, in seconds since the epoch, and what happened in it; None where nobody looked."""
+class _EpisodeTiming:
+    """Start and end of an episode, in seconds since the epoch, and its spans; None without observers."""
 
     spans: list[Span] | None = None
     start_s: float = 0.0
     end_s: float = 0.0
 
 
-PlayEpisode = Callable[[Prompt, int, Sampling], Awaitable[tuple[Trajectory, ...]]]
-"""Gives the sequences of a sample of this number, played once."""
+RunEpisode = Callable[[Prompt, int, Sampling], Awaitable[tuple[Trajectory, ...]]]
+"""Runs the episode of a prompt's sample with this number once; gives its training sequences."""
 
 
 class EpisodeObserver(Protocol):
-    """Hears of every episode, with what happened in it; it raises nothing and waits for nothing."""
+    """Callbacks for every episode, with its spans; they raise nothing and wait for nothing."""
 
-    def begin(self) -> None:
-        """Prompts are about to be played."""
+    def start(self) -> None:
+        """Called before the first episode; a further call does nothing new."""
         ...
 
-    def ended(self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float) -> None:
-        """One episode has ended, between these seconds since the epoch."""
+    def on_episode_end(self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float) -> None:
+        """Called after an episode, with its start and end in seconds since the epoch."""
         ...
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Scorers(Protocol):
 
     @property
     def config(self) -> RewardConfig:
-        """Of the reward."""
+        """Settings of the reward."""
         ...
 
     @property
@@ -88,7 +88,7 @@ class Scorers(Protocol):
     async def score(
         self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
     ) -> Outcome:
-        """As RewardPool.score."""
+        """Score one sample, as RewardPool.score."""
         ...
 
     async def compare(
@@ -97,12 +97,12 @@ class Scorers(Protocol):
         answers: Sequence[tuple[str, Outcome]],
         trajectories: Sequence[Trajectory] = (),
     ) -> list[Outcome]:
-        """As RewardPool.compare."""
+        """Score the samples of a prompt together, as RewardPool.compare."""
         ...
 
 
-class Player:
-    """Plays prompts with one client and one pool of scorers; `close` ends what its agents need."""
+class EpisodeRunner:
+    """Runs episodes of prompts with one client and one pool of scorers; `close` ends what its agents need."""
 
     def __init__(
         self,
@@ -124,14 +124,13 @@ class Player:
         Args:
             client: generates.
             tokenizer: of the model.
-            scorers: they run while something is played, and stay the caller's to close; None: nothing is scored.
+            scorers: they run while episodes run, and stay the caller's to close; None: nothing is scored.
             seed: of the run.
             setup: agents; None for single turns.
-            observers: hear of every episode; the player closes them.
-            max_episodes: that play at the same time, so that no time of an episode is spent waiting for its turn; None:
-                all do.
+            observers: called for every episode; the runner closes them.
+            max_episodes: at the same time, so that no time of an episode is spent waiting for its turn; None: all.
             recording: gives the samples of training visits in place of agents and scorers; None: they are played.
-            workers: processes that play the episodes; None: they are played in this one. The player closes them.
+            workers: processes that play the episodes; None: they are played in this one. The runner closes them.
             reward_keys: parts of the reward without which a sample of a training visit could not be scored.
             scores_text_alone: a reward model scores as well, which is shown no images: samples with any could not be
                 scored.
@@ -144,13 +143,13 @@ class Player:
         self._setup = setup or AgentSetup(AgentConfig(), tokenizer)
         self._recording, self._workers = recording, workers
         self._scores_text_alone = scores_text_alone
-        here = partial(play_episode, client=client, seed=seed, setup=self._setup)
-        self._sequences: PlayEpisode = here if workers is None else workers.play
-        self._places = contextlib.nullcontext() if max_episodes is None else asyncio.Semaphore(max_episodes)
+        run_here = partial(play_episode, client=client, seed=seed, setup=self._setup)
+        self._run_agent: RunEpisode = run_here if workers is None else workers.play
+        self._slots = contextlib.nullcontext() if max_episodes is None else asyncio.Semaphore(max_episodes)
         if scorers is not None and setup is not None and workers is None:
             setup.start(scorers.config)
 
-    async def play(
+    async def run(
         self,
         prompts: Sequence[Prompt],
         *,
@@ -170,11 +169,11 @@ class Player:
             RewardError: the scorers cannot go on.
             ValueError, RuntimeError: the agents cannot be loaded in processes of their own.
         """
-        await self.begin()
+        await self.start()
         async with _tasks() as tasks:
             groups = [
                 tasks.create_task(
-                    self.group(
+                    self.run_group(
                         prompt,
                         samples_per_prompt=samples_per_prompt,
                         sampling=sampling,
@@ -185,18 +184,18 @@ class Player:
             ]
         return [episode for group in groups for episode in group.result()]
 
-    async def begin(self) -> None:
-        """Be ready for `group`.
+    async def start(self) -> None:
+        """Start the processes and observers that `run_group` needs.
 
         Raises:
-            ValueError, RuntimeError: as `play`.
+            ValueError, RuntimeError: as `run`.
         """
         if self._workers is not None:
             await self._workers.start()
         for observer in self._observers:
-            observer.begin()
+            observer.start()
 
-    async def group(
+    async def run_group(
         self,
         prompt: Prompt,
         *,
@@ -204,46 +203,53 @@ class Player:
         sampling: Sampling,
         on_episode: Callable[[Episode], None] = lambda episode: None,
     ) -> tuple[Episode, ...]:
-        """The samples of one prompt, by number; arguments and errors are those of `play`, after `begin`."""
+        """The samples of one prompt, by number; arguments and errors are those of `run`, after `start`."""
         scorers = self._scorers
         is_recorded = self._recording is not None and is_visit(prompt.uid)
         compares = scorers is not None and scorers.compares and not is_recorded
 
-        async def sample(index: int) -> tuple[Episode, _Times]:
-            episode, times = await self._observed(prompt, index, sampling, keeps_failure=True, in_group=True)
+        async def sample(index: int) -> tuple[Episode, _EpisodeTiming]:
+            episode, times = await self._run_observed(
+                prompt, index, sampling, keeps_failure=True, in_group=True
+            )
             if not compares:
-                self._tell(episode, times)
+                self._notify_observers(episode, times)
             on_episode(episode)
             return episode, times
 
         async with _tasks() as tasks:
             samples = [tasks.create_task(sample(index)) for index in range(samples_per_prompt)]
-        episodes = tuple(one.result()[0] for one in samples)
+        episodes = tuple(task.result()[0] for task in samples)
         if scorers is None or not compares:
             return episodes
         start = time.perf_counter()
-        episodes = await self._compared(scorers, prompt, episodes)
+        episodes = await self._compare(scorers, prompt, episodes)
         seconds = time.perf_counter() - start
-        for episode, (_, times) in zip(episodes, (one.result() for one in samples), strict=True):
+        for episode, (_, times) in zip(episodes, (task.result() for task in samples), strict=True):
             if (outcome := episode.outcome) is not None:
                 facts = {"outcome": outcome.kind, "score": outcome.score}
                 add_span(times.spans, "reward", "comparison", seconds, **facts)
-            self._tell(episode, replace(times, end_s=time.time()))
+            self._notify_observers(episode, replace(times, end_s=time.time()))
         return episodes
 
-    async def _compared(
+    async def _compare(
         self, scorers: Scorers, prompt: Prompt, episodes: Sequence[Episode]
     ) -> tuple[Episode, ...]:
-        """The episodes of a prompt, with what is found by looking at their answers together."""
-        outcomes = [(one.text, one.outcome) for one in episodes if one.outcome is not None]
+        """The episodes of a prompt with the outcomes of scorers that compare its answers."""
+        outcomes = [(episode.text, episode.outcome) for episode in episodes if episode.outcome is not None]
         trajectories = [
-            one.trajectory for one in episodes if one.outcome is not None and one.trajectory is not None
+            episode.trajectory
+            for episode in episodes
+            if episode.outcome is not None and episode.trajectory is not None
         ]
         compared = await scorers.compare(prompt, outcomes, trajectories)
-        made = iter([self._with_parts(prompt, outcome) for outcome in compared])
-        return tuple(one if one.outcome is None else replace(one, outcome=next(made)) for one in episodes)
+        with_parts = iter([self._with_parts(prompt, outcome) for outcome in compared])
+        return tuple(
+            episode if episode.outcome is None else replace(episode, outcome=next(with_parts))
+            for episode in episodes
+        )
 
-    async def episode(
+    async def run_episode(
         self,
         prompt: Prompt,
         sample_index: int,
@@ -255,50 +261,50 @@ class Player:
 
         Args:
             prompt, sample_index: whose sample it is.
-            sampling: as in `play`.
+            sampling: as in `run`.
             keeps_failure: an agent that fails gives an episode that says why, and raises nothing.
 
         Raises:
             EpisodeTimeout, RolloutTimeout, ValueError and whatever an agent raises: the episode failed.
             RewardError: the scorers cannot go on.
         """
-        episode, times = await self._observed(
+        episode, times = await self._run_observed(
             prompt, sample_index, sampling, keeps_failure=keeps_failure, in_group=False
         )
-        self._tell(episode, times)
+        self._notify_observers(episode, times)
         return episode
 
-    def _tell(self, episode: Episode, times: _Times) -> None:
+    def _notify_observers(self, episode: Episode, times: _EpisodeTiming) -> None:
         if times.spans is not None:
             for observer in self._observers:
-                observer.ended(episode, times.spans, times.start_s, times.end_s)
+                observer.on_episode_end(episode, times.spans, times.start_s, times.end_s)
 
-    async def _observed(
+    async def _run_observed(
         self, prompt: Prompt, sample_index: int, sampling: Sampling, *, keeps_failure: bool, in_group: bool
-    ) -> tuple[Episode, _Times]:
-        """As `episode`, with what happened in it. In a group, what looks at all answers together speaks later."""
+    ) -> tuple[Episode, _EpisodeTiming]:
+        """As `run_episode`, with its timing. In a group, scorers that compare answers are called later."""
         if self._recording is not None and is_visit(prompt.uid):
             recorded: Episode = self._recording.episode(prompt, sample_index)
             if recorded.outcome is not None:
                 recorded = replace(recorded, outcome=self._with_parts(prompt, recorded.outcome))
-            return recorded, _Times()
+            return recorded, _EpisodeTiming()
         spans, start, failure = list[Span](), time.time(), None
         sequences: tuple[Trajectory, ...] = ()
         token = SPANS.set(spans if self._observers else None)
         try:
-            with item(f"{prompt.uid}/{sample_index}") as now:
+            with waiting_on(f"{prompt.uid}/{sample_index}") as set_stage:
                 try:
-                    async with self._places:
-                        now("played")
-                        sequences = await self._sequences(prompt, sample_index, sampling)
+                    async with self._slots:
+                        set_stage("played")
+                        sequences = await self._run_agent(prompt, sample_index, sampling)
                 except Exception as error:
                     if not keeps_failure:
                         raise
                     logger.exception("episode %s/%d failed", prompt.uid, sample_index)
                     failure = str(error) if isinstance(error, EpisodeFailed) else described(error)
                 if sequences:
-                    now("scored")
-                    episode = await self._scored(prompt, sequences, in_group=in_group)
+                    set_stage("scored")
+                    episode = await self._score_episode(prompt, sequences, in_group=in_group)
                 elif failure is None:
                     nothing = Trajectory(
                         uid=prompt.uid, sample_index=sample_index, prompt_ids=prompt.token_ids
@@ -311,16 +317,20 @@ class Player:
                     )
         finally:
             SPANS.reset(token)
-        return episode, _Times(spans=spans, start_s=start, end_s=time.time())
+        return episode, _EpisodeTiming(spans=spans, start_s=start, end_s=time.time())
 
-    async def _scored(self, prompt: Prompt, sequences: tuple[Trajectory, ...], *, in_group: bool) -> Episode:
+    async def _score_episode(
+        self, prompt: Prompt, sequences: tuple[Trajectory, ...], *, in_group: bool
+    ) -> Episode:
         trajectory = sequences[-1]
-        text = encodable("".join(answer_text(self._tokenizer, one.response_ids) for one in sequences))
+        text = encodable(
+            "".join(answer_text(self._tokenizer, sequence.response_ids) for sequence in sequences)
+        )
         outcome = None
-        if self._scores_text_alone and any(one.media for one in sequences):
-            outcome = self._unseen()
+        if self._scores_text_alone and any(sequence.media for sequence in sequences):
+            outcome = self._media_error()
         elif trajectory.reward_score is not None:
-            outcome = self._with_parts(prompt, _given(trajectory))
+            outcome = self._with_parts(prompt, _agent_outcome(trajectory))
         elif trajectory.stop_reason != "aborted" and self._scorers is not None:
             start = time.perf_counter()
             outcome = await self._score(self._scorers, prompt, trajectory, text, in_group=in_group)
@@ -337,8 +347,8 @@ class Player:
             outcome=outcome,
         )
 
-    def _unseen(self) -> Outcome:
-        """Of a sample with images that a tool gave, where something scores that is not shown them."""
+    def _media_error(self) -> Outcome:
+        """Outcome of a sample with images of a tool, where a scorer is not shown them."""
         reward = None if self._scorers is None else self._scorers.config
         is_fixed = reward is not None and reward.on_failure.error == "fixed"
         return Outcome(
@@ -389,7 +399,7 @@ async def _tasks() -> AsyncIterator[asyncio.TaskGroup]:
         raise errors.exceptions[0] from None
 
 
-def make_player(
+def make_episode_runner(
     client: GenerateClient,
     media: Any,
     scorers: Scorers | None,
@@ -401,30 +411,30 @@ def make_player(
     recording: Any = None,
     reward_keys: Sequence[str] = (),
     scores_text_alone: bool = False,
-) -> Player:
-    """The player of engines of this process.
+) -> EpisodeRunner:
+    """The episode runner of engines of this process.
 
     Args:
         client: of the engines.
         media: how prompts with images are read; None where the engines are given text alone.
-        scorers: as for Player.
+        scorers: as for EpisodeRunner.
         model: of the policy.
-        setup: agents; how they read images is seen to.
-        rollout: what hears of episodes.
+        setup: agents; its reader of images is set here.
+        rollout: its trace settings.
         seed: of the run.
-        recording, reward_keys, scores_text_alone: as for Player.
+        recording, reward_keys, scores_text_alone: as for EpisodeRunner.
 
     Raises:
         ValueError: something that agents or observers need cannot be had here.
     """
     setup.images = None if media is None else media.image_encoder()
-    return Player(
+    return EpisodeRunner(
         client,
         setup.tokenizer,
         scorers,
         seed=seed,
         setup=setup,
-        observers=observers_of(rollout, setup.tokenizer),
+        observers=episode_observers(rollout, setup.tokenizer),
         recording=recording,
         reward_keys=reward_keys,
         scores_text_alone=scores_text_alone,
@@ -438,7 +448,7 @@ def agent_workers(
     """The processes that agent.num_workers asks for, not started; None for 0.
 
     Args:
-        setup, client, scorers, seed: as for Player.
+        setup, client, scorers, seed: as for EpisodeRunner.
         model: with the tokenizer.
 
     Raises:
@@ -457,13 +467,13 @@ def agent_workers(
 
 
 def check_observers(rollout: RolloutConfig) -> None:
-    """Refuse observers that cannot work here, before a model is loaded; ValueError as from `observers_of`."""
-    for observer in observers_of(rollout, None):
+    """Refuse observers that cannot work here, before a model is loaded; ValueError as from `episode_observers`."""
+    for observer in episode_observers(rollout, None):
         observer.close()
 
 
-def observers_of(rollout: RolloutConfig, tokenizer: Any) -> list[EpisodeObserver]:
-    """What listens to episodes: traces, where rollout.trace asks for them.
+def episode_observers(rollout: RolloutConfig, tokenizer: Any) -> list[EpisodeObserver]:
+    """Observers of episodes: traces, where rollout.trace asks for them.
 
     Raises:
         ValueError: the sentence says what of the settings cannot be had here.
@@ -474,13 +484,13 @@ def observers_of(rollout: RolloutConfig, tokenizer: Any) -> list[EpisodeObserver
     return [] if observer is None else [observer]
 
 
-def _given(trajectory: Trajectory) -> Outcome:
+def _agent_outcome(trajectory: Trajectory) -> Outcome:
     """The outcome of an episode whose agent scored it itself."""
     score, parts = usable(trajectory.reward_score), trajectory.extra.get("reward_parts", {})
     if score is None or not isinstance(parts, Mapping):
-        found = (
+        given = (
             f"the score {storable_text(trajectory.reward_score):.80} and parts of type {type(parts).__name__}"
         )
-        sentence = f"the agent gave {found}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
+        sentence = f"the agent gave {given}; a score is a number up to {MAX_NUMBER:g}, parts are a dictionary"
         return Outcome(kind="error", error=sentence)
     return Outcome(kind="score", score=score, parts=with_binary_acc(score, parts))

@@ -12,7 +12,7 @@ from strop.engines.model import load_model
 from strop.engines.tokens import Tokens
 from strop.engines.value_models import load_value_model
 from strop.protocol import DataProto
-from strop.workers.models import Learning, TrainedWorker
+from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.rows import Update, flat_mask
 
 
@@ -27,7 +27,7 @@ class PreferenceWorker(TrainedWorker):
         model: ModelConfig,
         engine: EngineConfig,
         optim: OptimizerConfig,
-        learning: Learning,
+        learning: TrainingInit,
         *,
         scores: bool,
     ) -> None:
@@ -46,8 +46,8 @@ class PreferenceWorker(TrainedWorker):
             data: columns prompts [B, P~]; responses and loss_mask [B, R~].
         """
         mask, lengths = flat_mask(data.tensors())
-        found = self.engine.map_tokens(data, lambda tokens: {"numbers": self._numbers(tokens)})
-        numbers = torch.where(mask, found["numbers"].double().cpu(), 0.0)
+        outputs = self.engine.map_tokens(data, lambda tokens: {"numbers": self._numbers(tokens)})
+        numbers = torch.where(mask, outputs["numbers"].double().cpu(), 0.0)
         row = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         sums = torch.zeros(len(lengths), dtype=torch.float64).index_add(0, row, numbers)
         return DataProto.from_dict({"numbers": sums})

@@ -17,7 +17,7 @@ from strop.engines.tokens import Tokens
 from strop.engines.training import Engine
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric
-from strop.workers.models import Learning, TrainedWorker
+from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.role_configs import PrmConfig
 from strop.workers.rows import Update, flat_mask, response_columns
 
@@ -36,7 +36,7 @@ class PrmWorker(TrainedWorker):
     with its own rows, also with none.
     """
 
-    def __init__(self, model: ModelConfig, prm: PrmConfig, learning: Learning) -> None:
+    def __init__(self, model: ModelConfig, prm: PrmConfig, learning: TrainingInit) -> None:
         """Load the model twice: one copy learns, one stays as it is.
 
         Args:
@@ -68,8 +68,8 @@ class PrmWorker(TrainedWorker):
 
         def rewards(tokens: Tokens) -> dict[str, Tensor]:
             now = tokens.log_probs(temperature=1.0)[0]
-            there = before[tokens.index].to(now, non_blocking=True)
-            return {"process_rewards": process_rewards(now, there, beta=self._prm.beta)}
+            reference = before[tokens.index].to(now, non_blocking=True)
+            return {"process_rewards": process_rewards(now, reference, beta=self._prm.beta)}
 
         return self.token_columns(data, rewards)
 
@@ -98,18 +98,18 @@ class PrmWorker(TrainedWorker):
         row_of = row_numbers(row_lengths)  # [N]
         counted = valid_tokens_per_row(mask, row_lengths) > 0  # [B]
         outcomes = _outcomes(tensors["token_level_scores"], self._prm.right_above)
-        seen: list[Tensor] = []
+        statistics: list[Tensor] = []
 
         def loss(tokens: Tokens) -> Tensor:
             now = tokens.log_probs(temperature=1.0)[0]
             rows, sequences = torch.unique(row_of[tokens.index], return_inverse=True)  # [S], [M]
-            here = [column[tokens.index].to(now.device, non_blocking=True) for column in (before, mask)]
-            rewards = process_rewards(now, here[0].to(now), beta=self._prm.beta)
+            inputs = [column[tokens.index].to(now.device, non_blocking=True) for column in (before, mask)]
+            rewards = process_rewards(now, inputs[0].to(now), beta=self._prm.beta)
             targets = outcomes[rows].to(now)
-            terms, scores = outcome_terms(rewards, here[1], sequences.to(now.device), targets)
+            terms, scores = outcome_terms(rewards, inputs[1], sequences.to(now.device), targets)
             weights = (counted[rows].to(terms.dtype) / totals.num_samples).to(terms.device)
             is_right = (scores > 0) == (targets > 0)
-            seen.append(
+            statistics.append(
                 torch.stack([is_right.to(terms), scores.detach()])[:, counted[rows].to(scores.device)]
             )
             return (terms * weights).sum()
@@ -118,7 +118,11 @@ class PrmWorker(TrainedWorker):
         report = self.engine.step()
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up to that of the optimizer batch
         metrics: dict[str, Mean] = {PRM.of("loss"): Mean(value, share)}
-        numbers = torch.cat([part.double().cpu() for part in seen], dim=1) if seen else torch.zeros(2, 0)
+        numbers = (
+            torch.cat([part.double().cpu() for part in statistics], dim=1)
+            if statistics
+            else torch.zeros(2, 0)
+        )
         if count := numbers.shape[1]:
             acc, score = (numbers.sum(dim=1)).tolist()
             metrics |= {PRM.of("acc"): Mean(acc, count), PRM.of("score_mean"): Mean(score, count)}

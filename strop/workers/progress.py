@@ -1,4 +1,4 @@
-"""How many samples of a call have ended, while it lasts: rollout workers write it into the run's logs, and it is shown.
+"""Progress of a rollout call: workers write the number of ended samples into the run's logs, and it is shown.
 
 A call of a worker says nothing before its end, whatever runtime carries it; a file can be read meanwhile.
 
@@ -27,13 +27,13 @@ class Tally:
         self._file = None if logs is None else logs / f"rollout-{rank:05d}{SUFFIX}"
         self._ended = self._scored = 0
 
-    def begin(self) -> None:
-        """Nothing has ended of the call that begins."""
+    def reset(self) -> None:
+        """Reset the count at the start of a call."""
         self._ended = self._scored = 0
         self._write()
 
     def add(self, episode: Episode) -> None:
-        """It has ended."""
+        """Count an episode that has ended."""
         self._ended += 1
         self._scored += episode.outcome is not None
         self._write()
@@ -57,18 +57,18 @@ def ended_and_scored(logs: Path) -> tuple[int, int]:
     return ended, scored
 
 
-class PlayWatch:
-    """Looks at the samples that are being played, from time to time."""
+class RolloutProgress:
+    """Shows the progress of a rollout call from time to time."""
 
     def __init__(self, logs: Path | None) -> None:
         """`logs` is the folder in which the workers note them; None: nothing is shown."""
         self._logs = logs
         self.show: Callable[[str], None] | None = None
-        """Takes a sentence, once there is somebody to show it to."""
+        """Takes a sentence; None until there is a display."""
 
     @contextlib.contextmanager
-    def playing(self, num_samples: int) -> Iterator[None]:
-        """While so many samples are played and scored."""
+    def watch(self, num_samples: int) -> Iterator[None]:
+        """Show the progress while so many samples are played and scored."""
         if self._logs is None or self.show is None:
             yield
             return

@@ -42,13 +42,15 @@ class Recording:
     def episode(self, prompt: Prompt, sample_index: int) -> Episode:
         """The sample of this prompt with this number; a failed one where it cannot be had, which says why."""
         try:
-            return self.found(prompt, sample_index)
+            return self.read_episode(prompt, sample_index)
         except (RunError, KeyError, TypeError, ValueError) as error:
-            said = str(error) if isinstance(error, RunError) else f"damaged: {type(error).__name__}: {error}"
-            failure = f"its recording in {self.folder} cannot be used: {said}"
+            message = (
+                str(error) if isinstance(error, RunError) else f"damaged: {type(error).__name__}: {error}"
+            )
+            failure = f"its recording in {self.folder} cannot be used: {message}"
             return Episode(prompt=prompt, sample_index=sample_index, trajectory=None, failure=failure)
 
-    def found(self, prompt: Prompt, sample_index: int) -> Episode:
+    def read_episode(self, prompt: Prompt, sample_index: int) -> Episode:
         """As `episode`.
 
         Raises:
@@ -68,10 +70,10 @@ class Recording:
                 trajectory=None,
                 failure=str(row.get("error") or "it failed"),
             )
-        own = row.get("row_prompt_ids") or first["prompt_ids"]
+        prompt_ids = row.get("row_prompt_ids") or first["prompt_ids"]
         is_known = row.get("row_prompt_ids") is not None or prompt.agent_name not in AGENTS_IN_A_WORLD
         if (
-            is_known and tuple(own) != prompt.token_ids
+            is_known and tuple(prompt_ids) != prompt.token_ids
         ):  # older recordings of worlds have what those showed alone
             raise RunError(
                 f"{prompt.uid} has {len(prompt.token_ids)} prompt tokens, and others in {self.folder}: it was recorded "
@@ -85,8 +87,8 @@ class Recording:
                 prompt.uid, sample_index, row, num_turns=turns, timings=row.get("timings")
             ),
             earlier=tuple(
-                _trajectory(prompt.uid, sample_index, one, num_turns=turns)
-                for one in row.get("earlier_sequences") or ()
+                _trajectory(prompt.uid, sample_index, earlier, num_turns=turns)
+                for earlier in row.get("earlier_sequences") or ()
             ),
             text=str(row.get("response") or ""),
             outcome=self._outcome(row),

@@ -1,4 +1,4 @@
-"""What the controller learns of an episode: everything but its tokens, so a step costs it O(samples)."""
+"""Reports of episodes for the controller: everything but the tokens, so a step costs it O(samples)."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ class SequenceSize(NamedTuple):
     num_sampled_tokens: int
 
 
-class Decided(NamedTuple):
-    """What the controller decided about one sample."""
+class SampleDecision(NamedTuple):
+    """Decision of the controller about one sample: fate and advantage."""
 
     advantage: float | None
     """Mean over its sampled tokens; None when it was not trained on."""
     fate: str
     """Empty for samples of a validation, which no step could train on."""
     reason: str
-    """Of the fate; see `strop.run.Fate`."""
+    """Reason of the fate; see `strop.run.Fate`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeReport:
-    """One sample without its tokens."""
+    """Report of one sample, without its tokens."""
 
     uid: str
     """Id of the prompt's visit; the group of the sample."""
     sample_index: int
     data_source: str
-    """Of the prompt."""
+    """Data source of the prompt."""
     num_prompt_tokens: int
     num_response_tokens: int = 0
     """Tokens after the prompt, sampled or given, of all training sequences."""
@@ -61,15 +61,15 @@ class EpisodeReport:
     versions: tuple[int, int] = (0, 0)
     """Oldest and newest policy version that sampled a token."""
     stop_reason: str = ""
-    """Why it ended; empty when the agent failed."""
+    """Reason of its end; empty when the agent failed."""
     outcome: Outcome | None = None
     """None when there was nothing to score."""
     failure: str = ""
-    """Why there is no trajectory; empty when there is one."""
+    """Reason for a missing trajectory; empty when there is one."""
     timings: Mapping[str, float] = field(default_factory=dict)
     """Seconds per activity of the agent."""
     numbers: Mapping[str, float] = field(default_factory=dict)
-    """What the agent counted."""
+    """Numbers that the agent counted."""
     sequences: tuple[SequenceSize, ...] = ()
     """Its training sequences, where there are several."""
     row: str = ""
@@ -119,7 +119,7 @@ class EpisodeReport:
 
     @property
     def score(self) -> float | None:
-        """What the scorer gave; None when it gave nothing."""
+        """Score of the scorer; None when it gave nothing."""
         return None if self.outcome is None else self.outcome.score
 
     @property
@@ -127,18 +127,19 @@ class EpisodeReport:
         """The scorer's `acc` where it gave a number, else its score; None when not scored."""
         if self.outcome is None or self.outcome.score is None:
             return None
-        given = finite(self.outcome.parts.get("acc"))
-        return self.outcome.score if given is None else given
+        acc = finite(self.outcome.parts.get("acc"))
+        return self.outcome.score if acc is None else acc
 
     @property
     def passes(self) -> bool | None:
-        """By its `acc`; False where it could not be scored, None where nothing decides whether it passes."""
+        """True when the sample passes, by its `acc`; False where it could not be scored, None where nothing decides
+        whether it passes."""
         if self.outcome is None or self.outcome.score is None:
             return False
         return passes(self.outcome.score, self.outcome.parts)
 
     def reward(self) -> float | None:
-        """What the sample is trained with; None when it is left out of training.
+        """Reward that the sample is trained with; None when it is left out of training.
 
         That is its score, or what the policy for samples that could not be scored has put in its place.
         """
@@ -148,11 +149,11 @@ class EpisodeReport:
 
 
 def is_decided(reports: Iterable[EpisodeReport]) -> bool:
-    """Whether these samples have a pass rate: of each that is scored, something decides whether it passes."""
+    """True when these samples have a pass rate: something decides of each that is scored if it passes."""
     return all(report.passes is not None for report in reports)
 
 
-def report_of(episode: Episode) -> EpisodeReport:
+def episode_report(episode: Episode) -> EpisodeReport:
     """The report of an episode."""
     prompt, trajectory = episode.prompt, episode.trajectory
     if trajectory is None:
@@ -164,17 +165,22 @@ def report_of(episode: Episode) -> EpisodeReport:
             failure=episode.failure or "the agent failed",
         )
     every = (*episode.earlier, trajectory)
-    versions = [v for one in every for v, chosen in zip(one.versions, one.sampled, strict=True) if chosen]
+    versions = [
+        version
+        for sequence in every
+        for version, is_sampled in zip(sequence.versions, sequence.sampled, strict=True)
+        if is_sampled
+    ]
     sequences = tuple(
-        SequenceSize(len(one.prompt_ids), len(one.response_ids), sum(one.sampled))
-        for one in episode.sequences
+        SequenceSize(len(sequence.prompt_ids), len(sequence.response_ids), sum(sequence.sampled))
+        for sequence in episode.sequences
     )
     return EpisodeReport(
         uid=prompt.uid,
         sample_index=episode.sample_index,
         data_source=prompt.data_source,
         num_prompt_tokens=len(every[0].prompt_ids),
-        num_response_tokens=sum(len(one.response_ids) for one in every),
+        num_response_tokens=sum(len(sequence.response_ids) for sequence in every),
         num_sampled_tokens=len(versions),
         num_turns=trajectory.num_turns,
         versions=(min(versions, default=0), max(versions, default=0)),
@@ -187,7 +193,7 @@ def report_of(episode: Episode) -> EpisodeReport:
 
 
 def training_rewards(reports: Sequence[EpisodeReport], *, weight: float) -> dict[str, float]:
-    """By sample id, what each sample is trained with before shaping changes it: its weighted score.
+    """Reward of each sample before shaping, by its id: its weighted score.
 
     Samples that are left out of training are not in it.
     """
@@ -224,7 +230,7 @@ def check_versions(reports: Sequence[EpisodeReport], version: int, *, is_correct
     """
     if is_corrected:
         return
-    stale = [one for one in reports if one.num_sampled_tokens and one.versions[0] < version]
+    stale = [report for report in reports if report.num_sampled_tokens and report.versions[0] < version]
     if stale:
         raise StaleSamples(
             f"{len(stale)} of {len(reports)} samples are older than the policy: {stale[0].id} was sampled by version "

@@ -95,10 +95,10 @@ class RewardModelWorker(ModelWorker):
 
     def _encoded(self, messages: Any, answer: str, row: int) -> list[int]:
         """Token ids of one conversation."""
-        shown = self._control.as_plain_text(
+        plain = self._control.as_plain_text(
             answer
         )  # it ends its turn where the template says so, and nowhere else
-        conversation = (*messages, {"role": "assistant", "content": shown})
+        conversation = (*messages, {"role": "assistant", "content": plain})
         chat = Chat(messages=conversation, where=f"row {row} of a batch for the reward model")
         return encode(self._tokenizer, render(self._tokenizer, chat, add_generation_prompt=False))
 

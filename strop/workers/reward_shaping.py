@@ -17,15 +17,15 @@ from strop.workers.reports import EpisodeReport
 def sample_groups(reports: Sequence[EpisodeReport]) -> list[SampleGroup]:
     """The samples that are trained on by prompt, in the order of first appearance; a prompt without any has an empty
     group."""
-    held: dict[str, list[EpisodeReport]] = {}
+    by_uid: dict[str, list[EpisodeReport]] = {}
     source: dict[str, str] = {}
     for report in reports:
-        usable = held.setdefault(report.uid, [])
+        usable = by_uid.setdefault(report.uid, [])
         source[report.uid] = report.data_source
         if report.reward() is not None:
             usable.append(report)
     groups = []
-    for uid, samples in held.items():
+    for uid, samples in by_uid.items():
         rewards = [sample.reward() or 0.0 for sample in samples]
         groups.append(
             SampleGroup(

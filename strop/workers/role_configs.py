@@ -19,7 +19,7 @@ class TeacherConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Compute precision, as that of the policy (model.dtype)."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """How its forward passes are cut."""
+    """Batching of its forward passes."""
 
 
 @section("critic")
@@ -34,7 +34,7 @@ class CriticConfig:
     optim: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
     """Optimizer of the critic."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """How the critic's forward and backward passes are cut."""
+    """Batching of the critic's forward and backward passes."""
     samples_per_update: PositiveInt | Literal["all"] = "all"
     """Samples per optimizer step; all: one step on the whole batch."""
     epochs: PositiveInt = 1
@@ -59,7 +59,7 @@ class PrmConfig:
     optim: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-6))
     """Optimizer of the process reward model."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """How its forward and backward passes are cut."""
+    """Batching of its forward and backward passes."""
     samples_per_update: PositiveInt | Literal["all"] = "all"
     """Most samples of an optimizer step; all: one step on the whole batch."""
 
@@ -74,7 +74,7 @@ class RewardModelConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     """Compute precision, as that of the policy (model.dtype)."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """How its forward passes are cut."""
+    """Batching of its forward passes."""
     chat_template: str = ""
     """File with the Jinja chat template that turns a conversation into the text it reads; empty: the template of
     its own tokenizer."""
@@ -82,7 +82,7 @@ class RewardModelConfig:
     """Longest conversation it reads, in its own tokens; not set: as long as its positions and
     engine.max_tokens_per_device allow."""
     truncation: Literal["left", "right", "error"] = "left"
-    """What becomes of a longer one: `left` drops its beginning, `right` its end, where the score is read; both
+    """Treatment of a longer one: `left` drops its beginning, `right` its end, where the score is read; both
     are counted in reward_model/truncated. `error` ends the run."""
 
     def __post_init__(self) -> None:

@@ -20,7 +20,7 @@ PROCESS_REWARD = Metric(
 REWARD_MODEL_TRUNCATED = Metric("reward_model/truncated", "samples", "that it did not read to the end")
 
 
-def of_batch(rows: DataProto, _: AlgorithmConfig) -> Metrics:
+def role_metrics(rows: DataProto, _: AlgorithmConfig) -> Metrics:
     """The metrics above, of what there is."""
     tensors, metrics = rows.tensors(), Metrics()
     if "rm_scores" in tensors:

@@ -57,7 +57,7 @@ class Update:
     metrics: Mapping[str, Reduction]
     """Empty where no token was left to take it with."""
     skipped: str = ""
-    """Why no step was taken, the same on every rank; empty when one was."""
+    """Reason for a skipped step, the same on every rank; empty when it was taken."""
     trained: frozenset[str] = frozenset()
     """Ids of the samples of it, where it was taken: what the controller adds."""
 

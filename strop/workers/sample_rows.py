@@ -9,37 +9,41 @@ from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.utils.json_lines import encode, plain
 from strop.workers.episodes import Episode
-from strop.workers.reports import Decided
+from strop.workers.reports import SampleDecision
 
 
 def saved_rows(episodes: DataProto, tokenizer: Any, *, keeps_row: bool) -> list[dict[str, Any]]:
     """Rows of the sample store; arguments as of `RolloutWorker.write_samples`."""
     texts: dict[tuple[str, tuple[int, ...]], str] = {}
     rows = []
-    told = episodes.non_tensor_batch
+    objects = episodes.non_tensor_batch
     numbers = {
         {"log_probs": "old_log_probs"}.get(name, name): columns.rows(values)
         for name, values in episodes.tensors().items()
     }
-    for place, (episode, decided, has_numbers) in enumerate(
-        zip(told["episode"], told["decided"], told["has_numbers"], strict=True)
+    for index, (episode, decided, has_numbers) in enumerate(
+        zip(objects["episode"], objects["decided"], objects["has_numbers"], strict=True)
     ):
         prompt, first = episode.prompt, episode.first
         is_of_row = first is None or first.prompt_ids == prompt.token_ids
-        seen = prompt.token_ids if is_of_row else first.prompt_ids
-        key = (prompt.uid, seen)
+        prompt_ids = prompt.token_ids if is_of_row else first.prompt_ids
+        key = (prompt.uid, prompt_ids)
         if key not in texts:
-            media = prompt.media if is_of_row else [one for one in first.media if one.span[1] <= len(seen)]
-            texts[key] = shown_text(tokenizer, seen, media)
+            media = (
+                prompt.media
+                if is_of_row
+                else [part for part in first.media if part.span[1] <= len(prompt_ids)]
+            )
+            texts[key] = shown_text(tokenizer, prompt_ids, media)
         row = sample_row(episode, decided, prompt_text=texts[key], keeps_row=keeps_row)
         if has_numbers:
-            row |= {name: values[place].tolist() for name, values in numbers.items()}
+            row |= {name: values[index].tolist() for name, values in numbers.items()}
         rows.append(row)
     return rows
 
 
 def sample_row(
-    episode: Episode, decided: Decided, *, prompt_text: str, keeps_row: bool = False
+    episode: Episode, decided: SampleDecision, *, prompt_text: str, keeps_row: bool = False
 ) -> dict[str, Any]:
     """One sample as a row of the sample store.
 
@@ -76,7 +80,7 @@ def sample_row(
         if trajectory.extra or trajectory.numbers:
             row["agent_facts"] = {**trajectory.numbers, **trajectory.extra}
         if episode.earlier:
-            row["earlier_sequences"] = [_sequence(one) for one in episode.earlier]
+            row["earlier_sequences"] = [_sequence(sequence) for sequence in episode.earlier]
     if outcome is not None:
         row |= {
             "score": outcome.score,
@@ -92,12 +96,12 @@ def sample_row(
 def _row_text(prompt: Prompt) -> str:
     """Messages, extra_info and further columns of a prompt, as a reward worker would get them; what cannot be sent to
     one becomes text."""
-    found = {
+    fields = {
         "messages": plain(prompt.messages),
         "extra_info": {name: plain(value) for name, value in prompt.extra_info.items()},
         "columns": {name: plain(value) for name, value in prompt.columns.items()},
     }
-    return encode([found]).decode("ascii").strip()
+    return encode([fields]).decode("ascii").strip()
 
 
 def _sequence(trajectory: Trajectory) -> dict[str, Any]:
@@ -111,7 +115,7 @@ def _sequence(trajectory: Trajectory) -> dict[str, Any]:
         "stop_reason": trajectory.stop_reason,
     }
     if trajectory.turn_rewards:
-        row["turn_rewards"] = [[place, value] for place, value in trajectory.turn_rewards]
+        row["turn_rewards"] = [[index, value] for index, value in trajectory.turn_rewards]
     if trajectory.stands_alone:
         row["stands_alone"] = True
     if trajectory.anchor:

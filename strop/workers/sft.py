@@ -15,7 +15,7 @@ from strop.engines.tokens import Tokens
 from strop.protocol import DataProto, columns
 from strop.utils.metrics import Mean, Metric
 from strop.utils.tensor_metrics import TensorMetrics
-from strop.workers.models import Learning, TrainedWorker
+from strop.workers.models import TrainedWorker, TrainingInit
 from strop.workers.rows import Update, flat_mask
 
 LOSS = Metric(
@@ -39,7 +39,7 @@ class SupervisedWorker(TrainedWorker):
         model: ModelConfig,
         engine: EngineConfig,
         optim: OptimizerConfig,
-        learning: Learning,
+        learning: TrainingInit,
         distillation: SftDistillationConfig | None = None,
     ) -> None:
         super().__init__()
@@ -60,20 +60,20 @@ class SupervisedWorker(TrainedWorker):
         mask, row_lengths = flat_mask(data.tensors())
         weights = Aggregation(mode="token-mean").weights(mask, totals, row_lengths)
         share = 1 if self.dp_rank == 0 else 0  # losses of the ranks add up
-        seen = TensorMetrics()
+        metrics = TensorMetrics()
         top = [columns.flat(data.tensors()[name]) for name in TEACHER] if self._distillation.is_on else []
 
         def loss(tokens: Tokens) -> Tensor:
             if self._distillation.is_on:
                 ids, log_probs = (column[tokens.index] for column in top)
-                return self._distance(tokens, ids, log_probs, weights, mask, seen, share)
+                return self._distance(tokens, ids, log_probs, weights, mask, metrics, share)
             log_probs, _ = tokens.log_probs(temperature=1.0)
-            here = weights[tokens.index].to(log_probs, non_blocking=True)
-            return -weighted_sum(log_probs, here)
+            token_weights = weights[tokens.index].to(log_probs, non_blocking=True)
+            return -weighted_sum(log_probs, token_weights)
 
         value = self.engine.accumulate(data, loss)
         report = self.engine.step()
-        return Update.of("train", report, {LOSS: Mean(value, share), **seen.read()})
+        return Update.of("train", report, {LOSS: Mean(value, share), **metrics.read()})
 
     def _distance(
         self,
@@ -82,13 +82,13 @@ class SupervisedWorker(TrainedWorker):
         teacher_log_probs: Tensor,
         weights: Tensor,
         mask: Tensor,
-        seen: TensorMetrics,
+        metrics: TensorMetrics,
         share: int,
     ) -> Tensor:
         """The part of the loss that these tokens have with a teacher; `weights` and `mask` [N] are of all tokens."""
         settings = self._distillation
         log_probs, _, at = tokens.log_probs_at(teacher_ids, temperature=1.0)
-        here = weights[tokens.index].to(log_probs, non_blocking=True)
+        token_weights = weights[tokens.index].to(log_probs, non_blocking=True)
         trained = mask[tokens.index].to(log_probs.device)
         taught = topk_forward_kl(
             at.log_probs,
@@ -96,11 +96,11 @@ class SupervisedWorker(TrainedWorker):
             with_tail=settings.with_tail,
             is_likely=at.is_likely,
         )
-        distance = weighted_sum(taught.terms, here)
-        seen.add_mean(DISTILLATION_LOSS, distance, share)
+        distance = weighted_sum(taught.terms, token_weights)
+        metrics.add_mean(DISTILLATION_LOSS, distance, share)
         for name, values in taught.statistics.items():
-            seen.add_tokens(DISTILLATION_STATISTIC.of(name), values, trained, count=int(mask.sum()))
-        return settings.coef * distance - settings.nll_coef * weighted_sum(log_probs, here)
+            metrics.add_tokens(DISTILLATION_STATISTIC.of(name), values, trained, count=int(mask.sum()))
+        return settings.coef * distance - settings.nll_coef * weighted_sum(log_probs, token_weights)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, data: DataProto) -> DataProto:

@@ -1,4 +1,4 @@
-"""How much older than the policy that learns from them the samples of a step are."""
+"""Staleness of the samples of a step: versions between the sampling policy and the trained one."""
 
 from __future__ import annotations
 

@@ -21,13 +21,13 @@ from strop.protocol import DataProto, columns
 from strop.protocol.columns import padded
 from strop.protocol.schema import STAGES, stage_columns
 from strop.run import digest
-from strop.workers.off_policy_metrics import of_batch as recipe_metrics
-from strop.workers.role_metrics import of_batch as role_metrics
+from strop.workers.off_policy_metrics import batch_off_policy_metrics
+from strop.workers.role_metrics import role_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSummary:
-    """A trained batch without its rows."""
+    """Summary of a trained batch."""
 
     advantages: dict[str, float]
     """Sample id -> mean advantage over its sampled tokens."""
@@ -58,7 +58,7 @@ def summarize(rows: DataProto, algorithm: AlgorithmConfig) -> BatchSummary:
         metrics={
             **_metrics(tensors, rewards, list(rows.non_tensor_batch["uid"])),
             **_own_metrics(rows, algorithm),
-            **recipe_metrics(rows, algorithm),
+            **batch_off_policy_metrics(rows, algorithm),
             **role_metrics(rows, algorithm),
         },
         digests={

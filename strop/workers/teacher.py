@@ -106,12 +106,12 @@ def check_teacher(policy: ModelConfig, path: str, *, key: str = "teacher.path") 
     different = sorted((number, token) for token, number in ours.items() if theirs.get(token) != number)
     if different:
         number, token = different[0]
-        who = "teacher" if key == "teacher.path" else "model"
-        there = f"the number {theirs[token]}" if token in theirs else "not there"
+        subject = "teacher" if key == "teacher.path" else "model"
+        status = f"the number {theirs[token]}" if token in theirs else "not there"
         raise ValueError(
             f"{key} {path!r} has another vocabulary than the policy: {len(different)} of "
-            f"{len(ours)} tokens differ, for example {token!r}, which is number {number} in the policy and {there} in "
-            f"the {who}; log-probs are compared token by token, so use a {who} with the policy's tokenizer"
+            f"{len(ours)} tokens differ, for example {token!r}, which is number {number} in the policy and {status} in "
+            f"the {subject}; log-probs are compared token by token, so use a {subject} with the policy's tokenizer"
         )
 
 

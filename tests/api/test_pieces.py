@@ -83,11 +83,11 @@ def test_advantages_of_the_caller_stand_at_every_token_of_their_sample(settings:
         samples = pieces.play(prompts, samples_per_prompt=2)
         assert samples.groups() == [[0, 1], [2, 3], [4, 5]]
         assert [report.uid for report in samples.reports[::2]] == [prompt.uid for prompt in prompts]
-        texts = samples.experience.rows.get().tensors()["responses"].unbind()
+        texts = samples.batch.rows.get().tensors()["responses"].unbind()
         letters = [pieces.tokenizer.decode(text, skip_special_tokens=True)[:1] or " " for text in texts]
         assert samples.rewards.tolist() == pytest.approx([ord(letter) % 8 / 10 for letter in letters])
         given = samples.with_advantages(torch.arange(6.0))
-        column = given.experience.rows.get().tensors()["advantages"].unbind()
+        column = given.batch.rows.get().tensors()["advantages"].unbind()
         assert [row.tolist() for row in column] == [[float(i)] * len(texts[i]) for i in range(6)]
         with pytest.raises(ValueError, match=r"shape \[5\] .* one finite number for each of 6 samples"):
             samples.with_advantages(torch.zeros(5))

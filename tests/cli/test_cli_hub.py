@@ -147,17 +147,17 @@ from pathlib import Path
 from strop.cli.main import main
 from strop.trainer import loop
 
-made = loop.make_roles
+made = loop.make_worker_groups
 kept = Path(sys.argv.pop(1))
 
 
-def make_roles(*arguments, **options):
+def make_worker_groups(*arguments, **options):
     if kept.name:  # what the machine of the controller has, those of the ranks have not
         shutil.rmtree(kept)
     return made(*arguments, **options)
 
 
-loop.make_roles = make_roles
+loop.make_worker_groups = make_worker_groups
 sys.exit(main(sys.argv[1:]))
 """
 

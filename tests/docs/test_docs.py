@@ -458,7 +458,7 @@ def bad_prospects() -> Iterator[str]:
     monitor = HealthMonitor()
     told = [one.message for _ in range(3) for one in monitor.observe({"actor/lr": 0.0})]
     # The sentence of a rule is completed in one place.
-    assert 'f"step {step}: {found.message}"' in (ROOT / "strop/trainer/loop.py").read_text()
+    assert 'f"step {step}: {finding.message}"' in (ROOT / "strop/trainer/loop.py").read_text()
     yield f"step 3: {told[0]}"
 
 

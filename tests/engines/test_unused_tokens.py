@@ -29,7 +29,7 @@ from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trainer.role_export import export_role
 from strop.workers.config import ReferenceConfig
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.reference import ReferenceWorker
 from strop.workers.role_configs import TeacherConfig
 from strop.workers.sft import SupervisedWorker
@@ -154,7 +154,7 @@ def test_a_teacher_names_only_tokens_that_the_policy_can_produce(padded: Path) -
 
 def test_fine_tuning_makes_such_rows_less_likely(padded: Path) -> None:
     worker = SupervisedWorker(
-        config_of(padded), EngineConfig(), OptimizerConfig(lr=1e-3), Learning(device="cpu", num_updates=1)
+        config_of(padded), EngineConfig(), OptimizerConfig(lr=1e-3), TrainingInit(device="cpu", num_updates=1)
     )
     ids = [5, 6, 7, 8]
     found = scored(worker.engine.model, [ids], 1.0)

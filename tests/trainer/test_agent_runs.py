@@ -117,7 +117,7 @@ def samples(folder: Path, step: int = 1) -> list[dict[str, Any]]:
 def check_exact(done: Done) -> None:
     """What was trained is what was sampled: the trainer's log-probs of the rows are those of the engine."""
     for record in done.records:
-        tensors = record.batch.tensors()
+        tensors = record.fetched.tensors()
         mask = columns.flat(tensors["response_mask"]).bool()
         name = "log_probs" if "log_probs" in tensors else "old_log_probs"
         difference = columns.flat(tensors[name]) - columns.flat(tensors["rollout_log_probs"])
@@ -212,12 +212,12 @@ def test_rewritten_history_makes_several_rows_of_one_sample(
     check_records(done.folder, num_steps=2)
     for step, record in enumerate(done.records, start=1):
         rows = samples(done.folder, step)
-        ids = list(record.batch.non_tensor_batch["id"])
-        episodes = list(record.batch.non_tensor_batch["episode_id"])
+        ids = list(record.fetched.non_tensor_batch["id"])
+        episodes = list(record.fetched.non_tensor_batch["episode_id"])
         assert len(rows) == len(set(episodes)) == 16
         assert len(ids) == len(set(ids)) == 16 + sum(len(row["earlier_sequences"] or ()) for row in rows) > 16
-        advantages = columns.rows(record.batch.tensors()["advantages"])
-        masks = columns.rows(record.batch.tensors()["response_mask"])
+        advantages = columns.rows(record.fetched.tensors()["advantages"])
+        masks = columns.rows(record.fetched.tensors()["response_mask"])
         by_episode: dict[str, set[float]] = {}
         for name, values, mask in zip(episodes, advantages, masks, strict=True):
             by_episode.setdefault(name, set()).update(values[mask.bool()].tolist())

@@ -30,7 +30,7 @@ QUICK, QUICK_LOSSES = ("gdpo", "tir_optimal_token_baseline"), ("clip_cov",)
 
 
 def column(done: Done, name: str, step: int = 1) -> torch.Tensor:
-    batch = done.records[step - 1].batch
+    batch = done.records[step - 1].fetched
     assert batch is not None
     return batch.tensors()[name]
 
@@ -74,7 +74,7 @@ def test_every_loss_trains_a_policy(project: Project, tmp_path: Path, name: str)
 def test_remax_compares_with_the_greedy_answer(project: Project, tmp_path: Path) -> None:
     done = train_in(tmp_path / "run", project.config(*SHORT, "algorithm.adv_estimator=remax"))
     baselines = column(done, "reward_baselines")
-    uids = list(done.records[0].batch.non_tensor_batch["uid"])  # type: ignore[union-attr]
+    uids = list(done.records[0].fetched.non_tensor_batch["uid"])  # type: ignore[union-attr]
     assert {
         uid: len({float(b) for b, u in zip(baselines, uids, strict=True) if u == uid}) for uid in uids
     } == (dict.fromkeys(uids, 1))
@@ -191,7 +191,7 @@ def test_rejected_samples_are_not_trained_and_say_why(project: Project, tmp_path
     with RunFolder.open(done.folder, read_only=True) as run:
         rows = run.samples.read(1)
     nothing_left = [not row.any() for row in columns.rows(column(done, "loss_mask"))]
-    ids = list(done.records[0].batch.non_tensor_batch["id"])  # type: ignore[union-attr]
+    ids = list(done.records[0].fetched.non_tensor_batch["id"])  # type: ignore[union-attr]
     rejected = {name for name, is_empty in zip(ids, nothing_left, strict=True) if is_empty}
     assert rejected
     assert {row["id"] for row in rows if row["fate"] == "filtered"} == rejected
@@ -219,7 +219,7 @@ def test_a_step_goes_on_until_it_has_its_groups(project: Project, tmp_path: Path
     assert max(rounds) > 1
     for record, numbers in zip(done.records, done.steps, strict=True):
         assert record.learned is not None
-        uids = [report.uid for report in record.learned.experience.reports]
+        uids = [report.uid for report in record.learned.batch.reports]
         assert len(set(uids)) == 4, "a constant batch"
         assert len(uids) == 8
         evicted = numbers["training/filter_groups/evicted_samples"]
@@ -249,7 +249,7 @@ def test_a_larger_round_is_enough_and_what_is_beyond_is_left_out(project: Projec
     check_records(done.folder, num_steps=2)
     for record, numbers in zip(done.records, done.steps, strict=True):
         assert record.learned is not None
-        kept = [report.uid for report in record.learned.experience.reports]
+        kept = [report.uid for report in record.learned.batch.reports]
         assert len(set(kept)) == 4
         assert numbers["training/filter_groups/rounds"] == 1
         assert numbers["training/filter_groups/discarded_surplus_samples"] > 0
@@ -389,7 +389,7 @@ def test_long_answers_lose_what_the_buffer_says(project: Project, tmp_path: Path
     done = train_in(tmp_path / "run", config)
     seen = 0
     for report, scores in zip(
-        done.records[0].learned.experience.reports,  # type: ignore[union-attr]
+        done.records[0].learned.batch.reports,  # type: ignore[union-attr]
         columns.rows(column(done, "token_level_scores")),
         strict=True,
     ):

@@ -16,7 +16,7 @@ from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.sft.trainer import fine_tune
 from strop.trainer.start import start_run
-from strop.trainer.worker_groups import check_models, playing_of, role_specs
+from strop.trainer.worker_groups import check_models, role_specs, rollout_settings
 
 CONSTANT = '''\
 """A reward that tells nothing apart, and the truth beside it."""
@@ -176,7 +176,7 @@ ON = ("algorithm.distillation.kind=reverse_kl", "teacher.path=there")
 def test_a_teacher_is_a_role_with_a_place_of_its_own_choice() -> None:
     apart = ("resources.runtime=ray", "resources.apart={teacher: 4}", "teacher.engine.sequence_parallel=2")
     settings = config(*ON, *apart)
-    specs = role_specs(settings, playing_of(settings), num_steps=1)
+    specs = role_specs(settings, rollout_settings(settings), num_steps=1)
     assert list(specs) == ["actor", "teacher", "rollout"]
     assert specs["teacher"].mesh == Mesh(dp=2, sp=2)
 

@@ -12,9 +12,9 @@ from strop.controller import Mesh, Partition
 from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome
-from strop.trainer.rollout_batch import Experience, optimizer_batches
+from strop.trainer.rollout_batch import RolloutBatch, optimizer_batches
 from strop.workers.episodes import Episode, episode_rows
-from strop.workers.reports import report_of
+from strop.workers.reports import episode_report
 
 
 def episode(
@@ -50,13 +50,13 @@ def rows_of(*rewards: float) -> DataProto:
     return episode_rows(EPISODES, rewards, temperature=0.7)
 
 
-def experience(episodes: Sequence[Episode] = EPISODES) -> Experience:
-    reports = [report_of(one) for one in episodes]
+def experience(episodes: Sequence[Episode] = EPISODES) -> RolloutBatch:
+    reports = [episode_report(one) for one in episodes]
     rewards = [report.reward() for report in reports]
     kept = [(one, reward) for one, reward in zip(episodes, rewards, strict=True) if reward is not None]
     rows = episode_rows([one for one, _ in kept], [reward for _, reward in kept], temperature=0.7)
     kept_reports = [row for report in reports if report.reward() is not None for row in report.rows()]
-    return Experience(
+    return RolloutBatch(
         rows=rows,
         reports=tuple(kept_reports),
         column_names=frozenset(rows.tensors()),

@@ -67,7 +67,7 @@ def test_a_run_trains_on_the_advantages_that_the_reference_gives_its_samples(
         [names.index(row["uid"]) for row, _ in turns],
         [[1]] * len(turns), True, 0.95, 1.0,
     )  # fmt: skip
-    batch = done.records[0].batch
+    batch = done.records[0].fetched
     assert batch is not None
     found = torch.stack([row[0] for row in columns.rows(batch.tensors()["advantages"])])
     # In the order of the samples: rows of an episode stand together.

@@ -19,7 +19,7 @@ from strop.controller import CallTimeout, WorkerFailed
 from strop.controller.ray.errors import Failure, RankFailed
 from strop.run import RunFolder
 from strop.trainer.config import Config
-from strop.trainer.fault_tolerance.healing import Healing
+from strop.trainer.fault_tolerance.healing import Recovery
 from strop.trainer.loop import train
 from strop.trainer.start import start_run
 
@@ -30,21 +30,21 @@ def lost(**fields: object) -> WorkerFailed:
     return RankFailed(Failure(role="actor", rank=0, node="here", pid=7, method="update", **fields))  # type: ignore[arg-type]
 
 
-def healing_of(project: Project, folder: Path, *settings: str) -> tuple[Healing, RunFolder, list[str]]:
+def recovery_of(project: Project, folder: Path, *settings: str) -> tuple[Recovery, RunFolder, list[str]]:
     said: list[str] = []
     config = project.config(*settings)
     run = start_run(folder, config, command=["strop", "train"]).run
-    return Healing(config, run, step=0, say=said.append), run, said
+    return Recovery(config, run, step=0, say=said.append), run, said
 
 
 def test_a_run_begins_again_so_often_and_then_ends(project: Project, tmp_path: Path) -> None:
-    healing, run, said = healing_of(project, tmp_path / "run", "run.max_restarts=2")
+    recovery, run, said = recovery_of(project, tmp_path / "run", "run.max_restarts=2")
     with run:
         died = lost(exit_signal="SIGKILL")
-        assert healing.rolled_back(died) is None, "from the beginning: nothing was saved"
-        assert healing.rolled_back(CallTimeout("rank 1 has not answered", method="x", missing=[1])) is None
+        assert recovery.roll_back(died) is None, "from the beginning: nothing was saved"
+        assert recovery.roll_back(CallTimeout("rank 1 has not answered", method="x", missing=[1])) is None
         with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
-            healing.rolled_back(died)
+            recovery.roll_back(died)
         assert [event["number"] for event in run.events.read("restarted")] == [1, 2]
     assert (
         "was killed by SIGKILL during update; the workers are made again (1 of run.max_restarts=2)" in said[0]
@@ -52,9 +52,9 @@ def test_a_run_begins_again_so_often_and_then_ends(project: Project, tmp_path: P
 
 
 def test_an_error_that_a_worker_raised_would_only_happen_again(project: Project, tmp_path: Path) -> None:
-    healing, run, _ = healing_of(project, tmp_path / "run")
+    recovery, run, _ = recovery_of(project, tmp_path / "run")
     with run, pytest.raises(WorkerFailed, match="raised ValueError"):
-        healing.rolled_back(lost(exception_type="ValueError", message="no"))
+        recovery.roll_back(lost(exception_type="ValueError", message="no"))
 
 
 def killed_while(

@@ -26,7 +26,7 @@ from strop.trainer.preflight.trial import run_preflight
 from strop.trainer.role_export import export_role
 from strop.trainer.setup import load_training_data, sampling_of
 from strop.trainer.worker_groups import check_models
-from strop.workers.rollout import Playing, RolloutWorker
+from strop.workers.rollout import RolloutSettings, RolloutWorker
 
 
 @pytest.fixture(scope="module")
@@ -209,14 +209,14 @@ def test_prompts_with_images_travel_to_processes_of_their_own(task: ImageTask, t
 def test_a_reward_model_of_text_is_not_asked_about_images(task: ImageTask) -> None:
     config = task.config()
     worker = RolloutWorker(
-        config.model, config.rollout, config.reward, Playing(device="cpu", seed=0, keeps_text=True)
+        config.model, config.rollout, config.reward, RolloutSettings(device="cpu", seed=0, keeps_text=True)
     )
     tokenizer = load_tokenizer(config.model)
     dataset = PromptDataset(image_rows(2), tokenizer, config.data, "val")
     prompts = [dataset.prompt(row, f"val-{row:06d}") for row in dataset.row_numbers]
     try:
         with pytest.raises(ValueError, match="prompts have images, which the reward model would not see"):
-            worker.play(
+            worker.run_episodes(
                 DataProto.from_dict({}, non_tensors={"prompt": prompts}),
                 1,
                 sampling_of(config, config.rollout, tokenizer),

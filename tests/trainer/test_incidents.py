@@ -19,7 +19,7 @@ from strop.cli.main import main
 from strop.config import save_config
 from strop.observability.viewer.postmortem import _tail, read_beats
 from strop.run.heartbeat import SUFFIX, heartbeat
-from strop.utils.activity import doing, item
+from strop.utils.activity import activity, waiting_on
 
 STUCK = """
 import os, time
@@ -41,7 +41,7 @@ def test_a_process_writes_what_it_does_and_waits_for(tmp_path: Path) -> None:
     with heartbeat(file):
         (start,) = read_beats(tmp_path)
         assert (start.pid, start.doing, start.num_items, start.item) == (os.getpid(), "", 0, "")
-        with doing("step 3"), doing("gen"), item("e0-1/0"), item("e0-1/1") as now:
+        with activity("step 3"), activity("gen"), waiting_on("e0-1/0"), waiting_on("e0-1/1") as now:
             now("scored")
             while (beat := read_beats(tmp_path)[0]).doing != "step 3, gen" or beat.item_s < 1.0:
                 time.sleep(0.05)

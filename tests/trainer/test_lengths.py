@@ -42,11 +42,11 @@ def rows(prompts: list[Prompt]) -> list[int]:
 
 def test_each_rank_begins_with_its_longest() -> None:
     lengths = Lengths()
-    lengths.note([report(0, 10), report(0, 30, 1), report(1, 50), report(2, 5), report(3, 40)])
+    lengths.record([report(0, 10), report(0, 30, 1), report(1, 50), report(2, 5), report(3, 40)])
     prompts = [prompt(row) for row in range(4)]
     assert rows(lengths.longest_first(prompts, ranks=1)) == [1, 3, 0, 2], "50, 40, mean of 10 and 30, 5"
     assert rows(lengths.longest_first(prompts, ranks=2)) == [1, 0, 3, 2], "50 and 20; 40 and 5"
-    lengths.note([report(1, 1)])
+    lengths.record([report(1, 1)])
     assert rows(lengths.longest_first(prompts, ranks=1)) == [3, 0, 2, 1], "the last visit counts"
 
 
@@ -55,7 +55,7 @@ def test_what_was_never_visited_counts_as_the_mean() -> None:
     assert rows(lengths.longest_first([prompt(2), prompt(1)], ranks=1)) == [2, 1], (
         "nothing is known: as they come"
     )
-    lengths.note([report(0, 10), report(1, 30)])
+    lengths.record([report(0, 10), report(1, 30)])
     assert rows(lengths.longest_first([prompt(0), prompt(5), prompt(1)], ranks=1)) == [1, 5, 0]
 
 
@@ -64,14 +64,14 @@ def test_what_was_never_visited_counts_as_the_mean() -> None:
 )
 def test_no_prompt_is_lost_or_doubled(known: dict[int, int], asked: set[int], ranks: int) -> None:
     lengths = Lengths()
-    lengths.note([report(row, tokens) for row, tokens in known.items()])
+    lengths.record([report(row, tokens) for row, tokens in known.items()])
     begun = rows(lengths.longest_first([prompt(row) for row in asked], ranks=ranks))
     assert sorted(begun) == sorted(asked)
 
 
 def test_a_checkpoint_keeps_them_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     one, two = Lengths(), Lengths()
-    one.note([report(0, 10), report(1, 30)])
+    one.record([report(0, 10), report(1, 30)])
     (tmp_path / Lengths.FILE).write_text(one.text())
     two.restore(tmp_path / Lengths.FILE)
     assert two.text() == one.text()

@@ -19,7 +19,7 @@ SHORT = [
 
 
 def process_rewards(done: Done, step: int) -> torch.Tensor:
-    batch = done.records[step - 1].batch
+    batch = done.records[step - 1].fetched
     assert batch is not None
     return columns.flat(batch.tensors()["process_rewards"])
 

@@ -39,7 +39,7 @@ PPO = [
 
 def log_prob_columns(done: Done, step: int) -> list[torch.Tensor]:
     """What the roles computed for the rows of a step."""
-    tensors = done.records[step - 1].batch.tensors()  # type: ignore[union-attr]
+    tensors = done.records[step - 1].fetched.tensors()  # type: ignore[union-attr]
     names = ("old_log_probs", "ref_log_prob", "values", "advantages", "returns", "token_level_rewards")
     return [columns.flat(tensors[name]) for name in names]
 

@@ -16,7 +16,7 @@ from strop.rewards.config import OnFailureConfig, RewardConfig
 from strop.rewards.outcome import Outcome
 from strop.rollout.types import Sampling
 from strop.run import RunError, RunFolder
-from strop.workers.player import Player
+from strop.workers.player import EpisodeRunner
 from strop.workers.replayed_samples import Recording, open_recording
 
 KL = ["algorithm.use_kl_loss=true", "algorithm.kl_loss_type=abs", "algorithm.kl_loss_coef=0.01"]
@@ -83,7 +83,7 @@ def test_samples_that_do_not_fit_are_refused_before_a_model_is_loaded(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("strop.trainer.loop.make_roles", never)
+    monkeypatch.setattr("strop.trainer.loop.make_worker_groups", never)
     recorded = f"trainer.skip_rollout='{on_policy.folder}'"
     with pytest.raises(RunError, match=sentence):
         train_in(tmp_path / "run", project.config(recorded, *settings))
@@ -162,15 +162,15 @@ def prompt_of(*token_ids: int, agent: str = "single_turn_agent") -> Prompt:
 def test_what_an_environment_showed_first_is_no_other_prompt(tmp_path: Path) -> None:
     seen = {**SEQUENCE, "prompt_ids": [1, 8, 9]}
     recording = recorded(tmp_path / "run", {**seen, "row_prompt_ids": [1]}, seen)
-    episode = recording.found(prompt_of(1, agent="env_agent"), 0)
+    episode = recording.read_episode(prompt_of(1, agent="env_agent"), 0)
     assert episode.trajectory is not None
     assert episode.trajectory.prompt_ids == (1, 8, 9)
     assert (
-        recording.found(prompt_of(1, agent="env_agent"), 1).trajectory is not None
+        recording.read_episode(prompt_of(1, agent="env_agent"), 1).trajectory is not None
     )  # as older versions wrote it
     for index in (0, 1):
         with pytest.raises(RunError, match="it was recorded with another tokenizer"):
-            recording.found(prompt_of(2), index)
+            recording.read_episode(prompt_of(2), index)
 
 
 @pytest.mark.parametrize(
@@ -197,10 +197,10 @@ def test_a_recorded_sample_without_a_needed_part_could_not_be_scored(tmp_path: P
     recording = recorded(tmp_path / "run", *rows)
     scorers: Any = SimpleNamespace(config=RewardConfig())
     client: Any = None
-    player = Player(client, None, scorers, seed=0, recording=recording, reward_keys=["style"])
+    player = EpisodeRunner(client, None, scorers, seed=0, recording=recording, reward_keys=["style"])
 
     def outcome(index: int) -> Outcome | None:
-        return asyncio.run(player.episode(prompt_of(1, 2), index, Sampling(key=0, max_tokens=4))).outcome
+        return asyncio.run(player.run_episode(prompt_of(1, 2), index, Sampling(key=0, max_tokens=4))).outcome
 
     good, lacking = outcome(0), outcome(1)
     assert good is not None

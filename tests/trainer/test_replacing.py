@@ -188,7 +188,7 @@ def check_books(done: Done, *, num_steps: int) -> None:
     check_records(done.folder, num_steps=num_steps)
     for record in done.records:
         assert record.learned is not None
-        assert len({report.uid for report in record.learned.experience.reports}) == 8
+        assert len({report.uid for report in record.learned.batch.reports}) == 8
     with RunFolder.open(done.folder, read_only=True) as run:
         counts = run.ledger.counts()
         settled = [event["fates"].get("filtered", {}) for event in run.events.read("settled")]
@@ -281,7 +281,7 @@ def test_what_teaches_beyond_a_step_is_left_out_in_the_order_of_its_begin(
         begun = [uid for event in run.events.read("issued") for uid in event["samples"]]
     assert len(begun) >= 24
     assert record.learned is not None
-    kept = {report.uid for report in record.learned.experience.reports}
+    kept = {report.uid for report in record.learned.batch.reports}
     last = max(begun.index(uid) for uid in kept)
     reasons = {uid: reason for _, _, reason, uid in fates(done.folder)}
     assert all(uid in kept or reasons[uid] == "equal rewards" for uid in begun[:last])
@@ -295,7 +295,7 @@ def test_at_its_limit_a_stream_trains_on_what_there_is_or_stops(
     rare = [*half, "rollout.max_staleness=1", "algorithm.filter_groups.max_rounds=1"]
     done = train_in(tmp_path / "run", project.config(*rare))
     check_records(done.folder, num_steps=4)
-    sizes = [len(record.learned.experience.reports) for record in done.records if record.learned is not None]
+    sizes = [len(record.learned.batch.reports) for record in done.records if record.learned is not None]
     assert 0 < min(sizes) < 16
     with RunFolder.open(done.folder, read_only=True) as run:
         assert run.ledger.counts()["issued"] <= (4 + 1) * 16

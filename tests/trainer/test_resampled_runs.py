@@ -43,13 +43,13 @@ def test_a_sample_that_was_drawn_twice_counts_twice_in_the_loss(project: Project
     done = train_in(tmp_path / "run", config)
     (record,) = done.records
     assert record.learned is not None
-    ids = [report.id for report in record.learned.experience.reports]
-    scores = torch.tensor([report.score for report in record.learned.experience.reports], dtype=torch.float64)
-    uids = [report.uid for report in record.learned.experience.reports]
+    ids = [report.id for report in record.learned.batch.reports]
+    scores = torch.tensor([report.score for report in record.learned.batch.reports], dtype=torch.float64)
+    uids = [report.uid for report in record.learned.batch.reports]
     drawn = drawn_rows(scores.float().double(), uids, config.algorithm, seed=0, step=1)
     assert {ids[row] for row in drawn} == record.learned.trained
     assert max(Counter(drawn).values()) > 1
-    tokens = torch.tensor([report.num_sampled_tokens for report in record.learned.experience.reports])
+    tokens = torch.tensor([report.num_sampled_tokens for report in record.learned.batch.reports])
     advantages = torch.tensor([record.learned.summary.advantages[name] for name in ids])
     expected = -(advantages * tokens)[drawn].sum() / tokens[drawn].sum()
     assert done.steps[0]["actor/pg_loss"] == pytest.approx(float(expected), abs=1e-5)

@@ -16,7 +16,7 @@ from strop.protocol import DataProto
 from strop.protocol.schema import COLUMNS, ColumnStage, made_by
 from strop.trainer.config import Config
 from strop.trainer.role_columns import add_columns
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.timing import Stages
 
 NUM_ROWS = 3
@@ -70,8 +70,8 @@ def roles(log: list[str], **missing: None) -> Any:
     return SimpleNamespace(**{**{name: role_group(log) for name in names}, **missing})
 
 
-def rows() -> Experience:
-    return Experience(
+def rows() -> RolloutBatch:
+    return RolloutBatch(
         rows=DataProto.from_dict(
             {}, non_tensors={name: [name] * NUM_ROWS for name in ("uid", "id", "episode_id")}
         ),

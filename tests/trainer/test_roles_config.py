@@ -11,7 +11,7 @@ from strop.config import ConfigError, load_config
 from strop.controller import Mesh, RoleSpec
 from strop.trainer.config import Config
 from strop.trainer.start import resume_run, start_run
-from strop.trainer.worker_groups import check_models, playing_of, role_specs
+from strop.trainer.worker_groups import check_models, role_specs, rollout_settings
 
 
 def config(*overrides: str) -> Config:
@@ -20,7 +20,7 @@ def config(*overrides: str) -> Config:
 
 def roles(*overrides: str) -> dict[str, RoleSpec]:  # type: ignore[type-arg]
     settings = config(*overrides)
-    return dict(role_specs(settings, playing_of(settings), num_steps=10))
+    return dict(role_specs(settings, rollout_settings(settings), num_steps=10))
 
 
 def test_grpo_has_an_actor_and_a_rollout() -> None:

@@ -54,7 +54,7 @@ def test_samples_that_cannot_be_scored_are_dropped(project: Project, tmp_path: P
         rows = rows_of(done.folder, record.step)
         failed = [row for row in rows if row["outcome"] == "error"]
         assert 0 < len(failed) < 16
-        assert len(record.batch) == 16 - len(failed)
+        assert len(record.fetched) == 16 - len(failed)
         assert numbers["reward/error"] == len(failed)
         for row in failed:
             assert (row["fate"], row["score"], row["advantage"]) == ("failed", None, None)
@@ -70,8 +70,8 @@ def test_samples_that_cannot_be_scored_can_count_as_zero(project: Project, tmp_p
         tmp_path / "run", picky(project, "trainer.max_steps=1", on_failure=OnFailureConfig(error="fixed"))
     )
     (record,) = done.records
-    assert len(record.batch) == 16
-    rewards = [float(row.sum()) for row in record.batch.tensors()["token_level_rewards"].unbind()]
+    assert len(record.fetched) == 16
+    rewards = [float(row.sum()) for row in record.fetched.tensors()["token_level_rewards"].unbind()]
     for row, reward in zip(rows_of(done.folder, 1), rewards, strict=True):
         assert row["fate"] == "trained"
         assert reward == pytest.approx(0.0 if row["outcome"] == "error" else row["score"])
@@ -97,7 +97,7 @@ def test_a_step_without_any_sample_is_no_crash(project: Project, tmp_path: Path)
         project.config("data.val_files=[]", "run.save_every=1"), name="only_right", max_failed_share=1.0
     )
     done = train_in(tmp_path / "run", config)
-    assert [record.batch for record in done.records] == [None] * 3
+    assert [record.fetched for record in done.records] == [None] * 3
     with RunFolder.open(done.folder, read_only=True) as run:
         assert run.ledger.counts()["failed"] == 48
         weights = {one.stages["weights"] for one in run.fingerprints.read()}
@@ -164,7 +164,7 @@ def test_given_tokens_are_not_trained(project: Project, tmp_path: Path) -> None:
     config = project.config(*with_agent(project, tmp_path, "polite"), "data.max_response_tokens=6")
     done = train_in(tmp_path / "run", config)
     for record, numbers in zip(done.records, done.steps, strict=True):
-        tensors = record.batch.tensors()
+        tensors = record.fetched.tensors()
         for name in ("response_mask", "advantages", "responses"):
             assert all(len(row) >= 4 for row in tensors[name].unbind())
         for mask, advantages in zip(

@@ -16,7 +16,7 @@ from strop.config import ConfigError
 from strop.run import RunFolder
 from strop.run.config import RunConfig
 from strop.trainer import loop
-from strop.trainer.early_stopping import Ending
+from strop.trainer.early_stopping import EarlyStopping
 from strop.trainer.fault_tolerance.limits import has_stalled, ranks_of
 from strop.trainer.fault_tolerance.machine import MACHINE_ENDS, MachineEnd
 from strop.trainer.fault_tolerance.signals import Terminated
@@ -256,21 +256,23 @@ def test_a_crash_after_the_last_validation_does_not_train_on(on_policy: Done, tm
     with RunFolder.create(tmp_path / "run", config={}, command=["strop"]) as run:
         for step, rate in enumerate([0.5, 0.25, 0.25]):
             run.events.append("validation", step, pass_rate=rate)
-        assert Ending(TrainerConfig(patience=2), run, num_steps=9).reason.startswith("trainer.patience=2")
-        assert Ending(TrainerConfig(patience=3), run, num_steps=9).reason == ""
+        assert EarlyStopping(TrainerConfig(patience=2), run, num_steps=9).reason.startswith(
+            "trainer.patience=2"
+        )
+        assert EarlyStopping(TrainerConfig(patience=3), run, num_steps=9).reason == ""
 
 
 def test_the_hours_of_all_continuations_count(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path / "run", config={}, command=["strop"]) as run:
         for step in (1, 2):
             run.events.append("step", step, seconds=1800.0)
-        ending = Ending(TrainerConfig(max_hours=1), run, num_steps=9)
-        assert ending.look(3)
+        ending = EarlyStopping(TrainerConfig(max_hours=1), run, num_steps=9)
+        assert ending.check(3)
         assert ending.reason == "trainer.max_hours=1: it has trained for 1 hours"
-        assert not Ending(TrainerConfig(max_hours=1.5), run, num_steps=9).look(3)
-        last = Ending(TrainerConfig(), run, num_steps=3)
-        assert not last.look(2)
-        assert last.look(3)
+        assert not EarlyStopping(TrainerConfig(max_hours=1.5), run, num_steps=9).check(3)
+        last = EarlyStopping(TrainerConfig(), run, num_steps=3)
+        assert not last.check(2)
+        assert last.check(3)
 
 
 @pytest.mark.parametrize("lacking", ["data.val_files=[]", "eval.every=0"])

@@ -182,11 +182,11 @@ def test_rewards_are_shaped_by_a_function_of_the_users_own(
         "reward.weight=3.0",
     )
     done = train_in(tmp_path / "run", config)
-    batch, learned = done.records[0].batch, done.records[0].learned
+    batch, learned = done.records[0].fetched, done.records[0].learned
     assert batch is not None
     assert learned is not None
     for report, scores in zip(
-        learned.experience.reports, columns.rows(batch.tensors()["token_level_scores"]), strict=True
+        learned.batch.reports, columns.rows(batch.tensors()["token_level_scores"]), strict=True
     ):
         expected = 3.0 * (report.score or 0.0) - 2 * report.num_response_tokens / 5
         assert float(scores.sum()) == pytest.approx(expected, abs=1e-6)
@@ -207,7 +207,7 @@ def test_an_estimator_of_verls_convention_asks_for_columns(
     done = train_in(tmp_path / "run", config)
     check_records(done.folder, num_steps=2)
     assert done.steps[0]["critic/grad_norm"] > 0
-    batch = done.records[0].batch
+    batch = done.records[0].fetched
     assert batch is not None
     tensors = batch.tensors()
     assert {"values", "reward_baselines", "sum_pi_squared", "ref_log_prob"} <= tensors.keys()

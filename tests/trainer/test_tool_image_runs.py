@@ -22,7 +22,7 @@ from strop.protocol import DataProto, columns
 from strop.run import RunFolder
 from strop.trainer.config import Config
 from strop.trainer.setup import sampling_of
-from strop.workers.rollout import Playing, RolloutWorker
+from strop.workers.rollout import RolloutSettings, RolloutWorker
 
 IMAGE_ID = 105
 # A random model writes no tool calls, so an answer of an odd number of letters counts as one. What is seen depends on
@@ -103,7 +103,7 @@ def test_rollout_and_trainer_agree_about_images_of_tools(two_steps: Done) -> Non
         assert numbers["tool_call_counts/max"] > 0
         assert numbers["tool_errors/max"] == 0
         assert all(math.isfinite(value) for value in numbers.values())
-        tensors = record.batch.tensors()
+        tensors = record.fetched.tensors()
         is_image = columns.flat(tensors["responses"]) == IMAGE_ID
         assert int(is_image.sum()) > 0
         assert not (is_image & columns.flat(tensors["response_mask"]).bool()).any()
@@ -112,7 +112,7 @@ def test_rollout_and_trainer_agree_about_images_of_tools(two_steps: Done) -> Non
 
 
 def test_rows_carry_their_images_to_the_training_roles(two_steps: Done) -> None:
-    rows = two_steps.records[0].batch
+    rows = two_steps.records[0].fetched
     responses = columns.rows(rows.tensors()["responses"])
     prompts = columns.rows(rows.tensors()["prompts"])
     seen: dict[str, set[tuple[str, ...]]] = {}
@@ -173,7 +173,7 @@ def test_a_reward_model_of_text_is_not_asked_about_images_of_tools(
         config.model,
         config.rollout,
         config.reward,
-        Playing(agent=config.agent, device="cpu", seed=0, keeps_text=True),
+        RolloutSettings(agent=config.agent, device="cpu", seed=0, keeps_text=True),
     )
     monkeypatch.setattr(
         worker._receiving._receiver, "require_verified", lambda what: None
@@ -186,7 +186,7 @@ def test_a_reward_model_of_text_is_not_asked_about_images_of_tools(
     dataset = PromptDataset(rows, tokenizer, config.data, "val")
     prompts = [dataset.prompt(row, f"val-{row:06d}") for row in dataset.row_numbers]
     try:
-        played = worker.play(
+        played = worker.run_episodes(
             DataProto.from_dict({}, non_tensors={"prompt": prompts}),
             2,
             sampling_of(config, config.rollout, tokenizer),
@@ -201,7 +201,7 @@ def test_a_reward_model_of_text_is_not_asked_about_images_of_tools(
             else:
                 assert episode.outcome.kind == "score"
         rewards = {"reward": torch.zeros(len(episodes))}
-        worker.rows(DataProto.from_dict(rewards, non_tensors={"episode": episodes}))
+        worker.make_training_batch(DataProto.from_dict(rewards, non_tensors={"episode": episodes}))
     finally:
         worker.close()
 

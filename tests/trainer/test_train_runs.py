@@ -20,7 +20,7 @@ from strop.protocol import columns
 from strop.protocol.schema import COLUMNS
 from strop.run import RunFolder
 from strop.run.first_difference import compare
-from strop.trainer.policy_sync import PolicySync
+from strop.trainer.policy_sync import WeightSync
 from strop.utils.metrics import metric_values
 from strop.workers.progress import ended_and_scored
 from strop.workers.reports import StaleSamples
@@ -47,8 +47,8 @@ def test_rollout_and_trainer_agree_at_every_step(on_policy: Done) -> None:
     assert len(differences) == 3
     assert max(differences) <= 1e-4
     # The policy does move meanwhile, so log-probs of a step ago would not agree.
-    a, b = (columns.flat(record.batch.tensors()["ref_log_prob"]) for record in on_policy.records[1:])
-    c, d = (columns.flat(record.batch.tensors()["log_probs"]) for record in on_policy.records[1:])
+    a, b = (columns.flat(record.fetched.tensors()["ref_log_prob"]) for record in on_policy.records[1:])
+    c, d = (columns.flat(record.fetched.tensors()["log_probs"]) for record in on_policy.records[1:])
     assert min(float((a - c).abs().max()), float((b - d).abs().max())) > 1e-2
 
 
@@ -67,7 +67,7 @@ def test_samples_of_an_older_policy_are_refused_unless_they_are_corrected_for(
     project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Weights that never reach generation: from the second step on, samples are those of version 0.
-    monkeypatch.setattr(PolicySync, "update", lambda self, version: None)
+    monkeypatch.setattr(WeightSync, "update", lambda self, version: None)
     sentence = (
         r"16 of 16 samples are older than the policy: e0-\d+/0 was sampled by version 0, and version 1 is trained\. "
         r"The loss would take them for its own: set algorithm\.correction"
@@ -102,7 +102,7 @@ def test_with_the_rollouts_log_probs_the_first_update_starts_near_ratio_one(
         "trainer.max_steps=2",
     )
     for record in train_in(tmp_path / "run", config).records:
-        tensors = record.batch.tensors()
+        tensors = record.fetched.tensors()
         recorded = columns.flat(tensors["rollout_log_probs"])
         ours = columns.flat(tensors["log_probs" if samples_per_update == "all" else "old_log_probs"])
         assert not torch.equal(ours, recorded), "the trainer's are measured all the same"
@@ -116,7 +116,7 @@ def test_samples_are_stored_with_the_numbers_of_their_own_tokens(on_policy: Done
         stored = {row["id"]: row for row in run.samples.read(2)}
         assert all(row["advantages"] is None for row in run.samples.read(0, split="val"))
         assert {row["fate"] for row in run.samples.read(0, split="val")} == {None}
-    batch = on_policy.records[1].batch
+    batch = on_policy.records[1].fetched
     tensors = {name: columns.rows(values) for name, values in batch.tensors().items()}
     assert len(stored) == len(batch) == 16
     for place, name in enumerate(batch.non_tensor_batch["episode_id"]):
@@ -230,7 +230,7 @@ def test_metrics_have_the_names_of_verl(on_policy: Done) -> None:
 
 
 def test_training_batches_have_the_columns_of_verl(on_policy: Done) -> None:
-    batch = on_policy.records[0].batch
+    batch = on_policy.records[0].fetched
     names = {
         "prompts", "responses", "response_mask", "rollout_log_probs", "token_level_scores", "token_level_rewards",
         "advantages", "returns", "ref_log_prob",
@@ -240,7 +240,7 @@ def test_training_batches_have_the_columns_of_verl(on_policy: Done) -> None:
 
 
 def test_advantages_of_a_group_have_mean_zero_and_follow_the_rewards(on_policy: Done) -> None:
-    batch = on_policy.records[0].batch
+    batch = on_policy.records[0].fetched
     rewards = torch.stack([row.sum() for row in columns.rows(batch.tensors()["token_level_rewards"])])
     advantages = torch.stack([row[0] for row in columns.rows(batch.tensors()["advantages"])])
     for group in range(4):
@@ -258,7 +258,7 @@ def test_what_the_model_wrote_is_kept(on_policy: Done) -> None:
     assert len(rows) == 16
     assert len(answers) == 16
     record = on_policy.records[1]
-    responses = columns.rows(record.batch.tensors()["responses"])
+    responses = columns.rows(record.fetched.tensors()["responses"])
     for row, report, response in zip(rows, record.reports, responses, strict=True):
         assert row["id"] == report.id
         assert row["response_ids"] == response.tolist()
@@ -385,11 +385,11 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
 
 def test_the_columns_of_a_step_are_those_of_the_table(on_policy: Done) -> None:
     for record in on_policy.records:
-        assert record.batch is not None
-        tensors = record.batch.tensors()
+        assert record.fetched is not None
+        tensors = record.fetched.tensors()
         assert {"prompts", "log_probs", "ref_log_prob", "advantages"} <= set(tensors)
         for name, tensor in tensors.items():
             declared = COLUMNS[name]
             assert tensor.dtype == declared.dtype, name
             assert columns.is_jagged(tensor) == ("~" in declared.axes), name
-        assert all(COLUMNS[name].dtype is None for name in record.batch.non_tensor_batch)
+        assert all(COLUMNS[name].dtype is None for name in record.fetched.non_tensor_batch)

@@ -25,7 +25,7 @@ from strop.protocol.trajectory import Prompt
 from strop.rewards import Outcome
 from strop.run import RunError
 from strop.workers.episodes import Episode
-from strop.workers.progress import PlayWatch, Tally
+from strop.workers.progress import RolloutProgress, Tally
 
 METRICS = {
     "critic/rewards/mean": 0.5314, "critic/score/mean": 9.0, "val-core/pass_rate": 0.75,
@@ -134,7 +134,7 @@ def test_what_workers_note_is_shown_while_samples_are_played(
 ) -> None:
     monkeypatch.setattr("strop.workers.progress.PERIOD_S", 0.01)
     shown: queue.SimpleQueue[str] = queue.SimpleQueue()
-    watch = PlayWatch(tmp_path)
+    progress = RolloutProgress(tmp_path)
     prompt = Prompt(uid="a", row=0, token_ids=(1,), messages=(), data_source="x", ground_truth=None)
     scored = Episode(
         prompt=prompt, sample_index=0, trajectory=None, outcome=Outcome(kind="score", score=1.0, parts={})
@@ -142,13 +142,13 @@ def test_what_workers_note_is_shown_while_samples_are_played(
     failed = Episode(prompt=prompt, sample_index=1, trajectory=None, failure="x")
     first, second = Tally(tmp_path, rank=0), Tally(tmp_path, rank=1)
     second.add(failed)  # of the call before
-    watch.show = shown.put
-    with watch.playing(8):
-        first.begin()
+    progress.show = shown.put
+    with progress.watch(8):
+        first.reset()
         assert shown.get(timeout=5) == "0 of 8 episodes done, 0 scored"
         first.add(scored)
         first.add(failed)
-        second.begin()
+        second.reset()
         second.add(scored)
         while (text := shown.get(timeout=5)) != "3 of 8 episodes done, 2 scored":
             assert text.startswith(("0 of", "1 of", "2 of"))

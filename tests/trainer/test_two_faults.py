@@ -15,7 +15,7 @@ from test_ahead_runs import trained
 from tiny_runs import check_records, train_in
 
 from strop.run import RunFolder
-from strop.trainer.remote_weight_sync import SentWeights
+from strop.trainer.remote_weight_sync import RemoteWeightSync
 
 pytestmark = pytest.mark.slow
 
@@ -52,16 +52,16 @@ def test_a_replica_is_lost_while_scoring_hangs_and_weights_arrive(
     root = f"{ROLLOUT / 'sglang_server'}:{ROLLOUT.parents[1]}"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{root}" exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    send, hit = SentWeights._send, list[int]()
+    send, hit = RemoteWeightSync._send, list[int]()
 
-    def disturbed(self: SentWeights) -> None:
+    def disturbed(self: RemoteWeightSync) -> None:
         if self.version == 2 and not hit:
             (tmp_path / "flag").touch()
             hit.append(servers()[0].pid)
             os.kill(hit[0], signal.SIGKILL)
         send(self)
 
-    monkeypatch.setattr(SentWeights, "_send", disturbed)
+    monkeypatch.setattr(RemoteWeightSync, "_send", disturbed)
     task = LearningTask(tmp_path / "task")
     (tmp_path / "reward.py").write_text(REWARD.format(flag=str(tmp_path / "flag")))
     own = [f"rollout.sglang.python={python}", f"reward.path='{tmp_path / 'reward.py'}'"]

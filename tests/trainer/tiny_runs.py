@@ -95,7 +95,7 @@ def make_project(folder: Path, model: Path, task: TaskFiles) -> Project:
 class SeenStep(StepRecord):
     """A step with its rows fetched, which the controller itself never does."""
 
-    batch: DataProto | None
+    fetched: DataProto | None
 
 
 class RecordingTrainer(Trainer):
@@ -107,8 +107,8 @@ class RecordingTrainer(Trainer):
 
     def step(self, step: int, stages: Stages) -> StepRecord:
         record = super().step(step, stages)
-        batch = None if record.learned is None else record.learned.experience.rows.get()
-        self.records.append(SeenStep(**vars(record), batch=batch))
+        rows = None if record.learned is None else record.learned.batch.rows.get()
+        self.records.append(SeenStep(**vars(record), fetched=rows))
         return record
 
 

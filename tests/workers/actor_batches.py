@@ -14,7 +14,7 @@ from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, Optimize
 from strop.protocol import DataProto, columns
 from strop.workers.actor import ActorWorker
 from strop.workers.config import ActorConfig
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 
 RESPONSE_LENGTHS = (3, 7, 1, 5, 6, 2, 4)
 PROMPT_OF_ROW = (0, 0, 1, 0, 2, 2, 1)
@@ -45,7 +45,7 @@ def make_actor(
             engine=EngineConfig(max_tokens_per_device=max_tokens, sequence_parallel=sequence_parallel),
         ),
         algorithm,
-        Learning(device=device, num_updates=10, checkpoint=checkpoint),
+        TrainingInit(device=device, num_updates=10, checkpoint=checkpoint),
     )
 
 

@@ -11,7 +11,7 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.protocol import DataProto, columns
 from strop.workers.critic import CriticWorker
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.role_configs import CriticConfig
 
 LR = 1e-2
@@ -39,7 +39,7 @@ def make_critic(
             engine=EngineConfig(max_tokens_per_device=max_tokens, sequence_parallel=sequence_parallel),
         ),
         algorithm,
-        Learning(device="cpu", num_updates=10, checkpoint=checkpoint),
+        TrainingInit(device="cpu", num_updates=10, checkpoint=checkpoint),
     )
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig, OptimizerConfig
 from strop.protocol import DataProto, columns
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.prm import PrmWorker
 from strop.workers.role_configs import PrmConfig
 
@@ -38,7 +38,7 @@ def make_prm(
             optim=OptimizerConfig(lr=LR, max_grad_norm=0.5),
             engine=EngineConfig(max_tokens_per_device=max_tokens, sequence_parallel=sequence_parallel),
         ),
-        Learning(device="cpu", num_updates=10, checkpoint=checkpoint),
+        TrainingInit(device="cpu", num_updates=10, checkpoint=checkpoint),
     )
 
 

@@ -30,7 +30,7 @@ from strop.workers.agent_pool import pool as agent_workers
 from strop.workers.agent_pool.pool import AgentWorkers, WorkerLost
 from strop.workers.agent_pool.wire import line, prompt_in, prompt_out, read_line, sequence_in, sequence_out
 from strop.workers.episodes import Episode
-from strop.workers.player import Player
+from strop.workers.player import EpisodeRunner
 
 AGENTS = """
 import asyncio, os, time
@@ -162,11 +162,11 @@ class Shared:
         self, prompts: Sequence[Prompt], *, observers: Sequence[Any] = (), here: bool = False
     ) -> list[Episode]:
         """Two episodes of each, in the workers, or in this process."""
-        player = Player(
+        player = EpisodeRunner(
             self.engine, self.tokenizer, None, seed=5, setup=self.setup, observers=observers,
             workers=None if here else self.workers,
         )  # fmt: skip
-        return self.runner.run(player.play(prompts, samples_per_prompt=2, sampling=SAMPLING))
+        return self.runner.run(player.run(prompts, samples_per_prompt=2, sampling=SAMPLING))
 
 
 @pytest.fixture(scope="module")
@@ -218,9 +218,11 @@ def test_what_happened_is_heard(shared: Shared) -> None:
     heard: list[tuple[Episode, list[Span]]] = []
 
     class Observer:
-        def begin(self) -> None: ...
+        def start(self) -> None: ...
 
-        def ended(self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float) -> None:
+        def on_episode_end(
+            self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float
+        ) -> None:
             heard.append((episode, list(spans)))
 
         def close(self) -> None: ...
@@ -319,9 +321,9 @@ def test_agents_that_cannot_be_loaded_there_end_the_run(loaded: Any, tmp_path: P
     loaded_here.config = AgentConfig(files=(str(path),), num_workers=1)
     path.write_text("raise ImportError('no such world')")
     workers = AgentWorkers(loaded_here, Engine(), model, reward=None, seed=0)
-    player = Player(Engine(), tokenizer, None, seed=0, setup=loaded_here, workers=workers)
+    player = EpisodeRunner(Engine(), tokenizer, None, seed=0, setup=loaded_here, workers=workers)
     with pytest.raises(ValueError, match="no such world"):
-        asyncio.run(player.play([asked("single_turn_agent")], samples_per_prompt=1, sampling=SAMPLING))
+        asyncio.run(player.run([asked("single_turn_agent")], samples_per_prompt=1, sampling=SAMPLING))
     player.close()
 
 

@@ -16,7 +16,7 @@ from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.reward_kl import kl_metrics
 from strop.protocol import DataProto, columns
 from strop.workers.estimates import compute_advantages
-from strop.workers.role_metrics import of_batch
+from strop.workers.role_metrics import role_metrics
 
 LENGTHS = (3, 1, 2, 4)
 UIDS = ("a", "b", "a", "b")
@@ -135,16 +135,16 @@ def test_kl_and_reward_model_shape_the_rewards() -> None:
     # Token means of the KL per row: (0.5 - 1) / 2, 0, (1 + 0.5) / 2, (0 + 2) / 2.
     metrics = kl_metrics(batch, algorithm)
     assert metrics["actor/reward_kl_penalty"] == pytest.approx((-0.25 + 0 + 0.75 + 1) / 4, abs=1e-12)
-    metrics = of_batch(batch, algorithm)
+    metrics = role_metrics(batch, algorithm)
     assert metrics["reward_model/score/mean"] == pytest.approx(0.625)
     assert (metrics["reward_model/score/max"], metrics["reward_model/score/min"]) == (2.0, -1.0)
 
 
 def test_truncated_conversations_are_counted() -> None:
     batch = light_batch(rm_scores=torch.zeros(4), rm_cut_tokens=torch.tensor([0, 3, 0, 1]))
-    assert of_batch(batch, AlgorithmConfig())["reward_model/truncated"] == 2.0
+    assert role_metrics(batch, AlgorithmConfig())["reward_model/truncated"] == 2.0
     plain = AlgorithmConfig()
-    assert kl_metrics(light_batch(), plain) == of_batch(light_batch(), plain) == {}
+    assert kl_metrics(light_batch(), plain) == role_metrics(light_batch(), plain) == {}
 
 
 def test_row_order_does_not_matter() -> None:

@@ -18,11 +18,11 @@ from strop.rollout.types import Sampling
 from strop.trainer.collectors.greedy_baselines import greedy_baselines
 from strop.trainer.config import Config
 from strop.trainer.loading import load
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.sample_selection import NOT_DRAWN, NOT_KEPT, chosen
 from strop.workers.episodes import Episode, episode_rows
 from strop.workers.estimator_columns import part_columns, reward_parts
-from strop.workers.reports import report_of
+from strop.workers.reports import episode_report
 
 
 def episode(uid: str, index: int, score: float | None, *, num_rows: int = 1, num_tokens: int = 1) -> Episode:
@@ -38,12 +38,12 @@ def episode(uid: str, index: int, score: float | None, *, num_rows: int = 1, num
     )
 
 
-def experience(episodes: Sequence[Episode], *, rejected: Sequence[int] = ()) -> Experience:
+def experience(episodes: Sequence[Episode], *, rejected: Sequence[int] = ()) -> RolloutBatch:
     """Rows of the episodes; of those rejected, a correction left no token."""
     scores = [one.outcome.score for one in episodes if one.outcome is not None]
-    reports = tuple(row for one in episodes for row in report_of(one).rows())
+    reports = tuple(row for one in episodes for row in episode_report(one).rows())
     rows = episode_rows(episodes, [score or 0.0 for score in scores], temperature=1.0)
-    return Experience(
+    return RolloutBatch(
         rows=rows,
         reports=reports,
         column_names=frozenset(rows.tensors()),
@@ -56,7 +56,7 @@ def config(*overrides: str) -> Config:
     return load(overrides=["model.path=model", "data.train_files=[train.jsonl]", *overrides])
 
 
-def ids(one: Experience) -> list[str]:
+def ids(one: RolloutBatch) -> list[str]:
     return [report.id for report in one.reports]
 
 
@@ -151,10 +151,10 @@ class Greedy:
     """Roles that play these episodes; `asked` says how."""
 
     def __init__(self, episodes: Sequence[Episode]) -> None:
-        self._reports = tuple(map(report_of, episodes))
+        self._reports = tuple(map(episode_report, episodes))
         self.asked: list[tuple[Sequence[Prompt], int, Sampling]] = []
 
-    def play(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Any:
+    def run_episodes(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> Any:
         self.asked.append((prompts, samples_per_prompt, sampling))
         return SimpleNamespace(reports=self._reports)
 
@@ -167,6 +167,6 @@ def test_baselines_are_the_greedy_answers_or_the_mean_of_those_that_could_be_sco
     column = greedy_baselines(settings, roles, prompts, sampling)
     assert roles.asked == [(prompts, 1, replace(sampling, temperature=0.0, top_p=1.0, top_k=0))]
     played = [episode("a", 0, 1.0), episode("b", 0, 0.0), episode("a", 1, 0.0), episode("b", 1, 0.25)]
-    made: DataProto = column([report_of(one) for one in played])
+    made: DataProto = column([episode_report(one) for one in played])
     # Greedy a: twice 0.5, less the whole penalty of 1. Of b the mean of 0 and twice 0.25.
     assert made.tensors()["reward_baselines"].tolist() == [0.0, 0.25, 0.0, 0.25]

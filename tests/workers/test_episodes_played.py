@@ -13,10 +13,10 @@ from strop.protocol.trajectory import Prompt, Trajectory
 from strop.rewards import Outcome, RewardConfig, RewardError
 from strop.rollout.types import Sampling, TokenOutput
 from strop.trainer.records import untrained_fate
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.workers.episodes import Episode
-from strop.workers.player import Player
-from strop.workers.reports import EpisodesFailed, check_failed_episodes, report_of
+from strop.workers.player import EpisodeRunner
+from strop.workers.reports import EpisodesFailed, check_failed_episodes, episode_report
 
 SAMPLING = Sampling(key=0, max_tokens=4)
 
@@ -64,8 +64,8 @@ def prompt(uid: str, agent_name: str = "single_turn_agent", token: int = 1) -> P
 
 
 def play(prompts: Sequence[Prompt], pool: Pool, *, samples_per_prompt: int = 3) -> list[Episode]:
-    player = Player(Client(), Tokenizer(), pool, seed=0)  # type: ignore[arg-type]
-    return asyncio.run(player.play(prompts, samples_per_prompt=samples_per_prompt, sampling=SAMPLING))
+    player = EpisodeRunner(Client(), Tokenizer(), pool, seed=0)  # type: ignore[arg-type]
+    return asyncio.run(player.run(prompts, samples_per_prompt=samples_per_prompt, sampling=SAMPLING))
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_episodes_come_in_the_order_of_the_prompts_whatever_ends_first() -> None
     episodes = play([prompt("a"), prompt("b")], pool)
     assert [episode.id for episode in episodes] == ["a/0", "a/1", "a/2", "b/0", "b/1", "b/2"]
     assert [episode.text for episode in episodes] == ["1", "2", "3"] * 2
-    assert [report_of(episode).score for episode in episodes] == [1.0] * 6
+    assert [episode_report(episode).score for episode in episodes] == [1.0] * 6
     assert pool.scored[0] == ("a/2", "3"), "the last sample ended first"
 
 
@@ -117,10 +117,10 @@ class SlowFirst(Client):
 def test_a_call_that_is_cancelled_ends_what_still_plays() -> None:
     async def run() -> int:
         client, quick_ended = SlowFirst(), asyncio.Event()
-        player = Player(client, Tokenizer(), Pool(), seed=0)  # type: ignore[arg-type]
+        player = EpisodeRunner(client, Tokenizer(), Pool(), seed=0)  # type: ignore[arg-type]
         prompts = [prompt("slow", token=1), prompt("quick", token=2)]
         playing = asyncio.create_task(
-            player.play(
+            player.run(
                 prompts, samples_per_prompt=2, sampling=SAMPLING, on_episode=lambda one: quick_ended.set()
             )
         )
@@ -139,7 +139,7 @@ def test_a_failed_agent_is_a_failed_episode_with_its_reason() -> None:
     episodes = play([prompt("a", "fails_first")], pool, samples_per_prompt=5)
     assert [episode.trajectory is None for episode in episodes] == [True, False, False, False, False]
     assert episodes[0].failure == "RuntimeError: not this one"
-    report = report_of(episodes[0])
+    report = episode_report(episodes[0])
     assert (report.score, report.accuracy, report.reward()) == (None, None, None)
     assert len(pool.scored) == 4
     fate = untrained_fate(report, skipped="")
@@ -152,19 +152,22 @@ def test_too_many_failed_agents_end_the_run_with_the_first_reason() -> None:
         EpisodesFailed, match="3 of 9 episodes failed; the first one, b/0: RuntimeError: the tool"
     ):
         check_failed_episodes(
-            [report_of(one) for one in play([prompt("a"), prompt("b", "always_fails"), prompt("c")], Pool())]
+            [
+                episode_report(one)
+                for one in play([prompt("a"), prompt("b", "always_fails"), prompt("c")], Pool())
+            ]
         )
 
 
 def test_episodes_are_a_value_that_later_calls_take() -> None:
     played = play([prompt("a"), prompt("b")], Pool(), samples_per_prompt=2)
-    columns = {"report": [report_of(one) for one in played], "episode": played}
+    columns = {"report": [episode_report(one) for one in played], "episode": played}
     made = DataProto.from_dict({}, non_tensors=columns)
     first, second = (
-        Experience(rows=part, reports=tuple(part.non_tensor_batch["report"]))
+        RolloutBatch(rows=part, reports=tuple(part.non_tensor_batch["report"]))
         for part in (made.slice(0, 2), made.slice(2, 4))
     )
-    both = Experience.concat([second, first])
+    both = RolloutBatch.concat([second, first])
     assert [one.id for one in both.reports] == ["b/0", "b/1", "a/0", "a/1"]
     chosen = both.take([3, 0])
     assert [one.id for one in chosen.reports] == ["a/1", "b/0"]
@@ -178,7 +181,7 @@ def test_an_aborted_episode_is_not_scored() -> None:
     pool = Pool()
     (episode,) = play([prompt("a", token=66)], pool, samples_per_prompt=1)
     assert pool.scored == []
-    report = report_of(episode)
+    report = episode_report(episode)
     assert report.score is None
     fate = untrained_fate(report, skipped="")
     assert (fate.name, fate.reason) == ("failed", "aborted")
@@ -196,7 +199,7 @@ def test_accuracy_is_the_scorers_number_or_its_score(parts: dict[str, float | st
     outcome = Outcome(kind="score", score=0.25, parts=parts)
     trajectory = Trajectory(uid="a", sample_index=0, prompt_ids=(1,)).finish("stop")
     episode = Episode(prompt=prompt("a"), sample_index=0, trajectory=trajectory, outcome=outcome)
-    assert report_of(episode).accuracy == accuracy
+    assert episode_report(episode).accuracy == accuracy
 
 
 def test_fates_of_samples_that_were_not_trained() -> None:
@@ -206,7 +209,7 @@ def test_fates_of_samples_that_were_not_trained() -> None:
 
     def fate_of(trajectory: Trajectory, outcome: Outcome, skipped: str = "") -> tuple[str, str]:
         episode = Episode(prompt=prompt("a"), sample_index=0, trajectory=trajectory, outcome=outcome)
-        fate = untrained_fate(report_of(episode), skipped=skipped)
+        fate = untrained_fate(episode_report(episode), skipped=skipped)
         return fate.name, fate.reason
 
     assert fate_of(trajectory, scored) == ("filtered", "no token of it was sampled")

@@ -19,7 +19,7 @@ from strop.workers.metrics import (
     throughput_metrics,
     timing_metrics,
 )
-from strop.workers.off_policy_metrics import of_batch, off_policy_metrics
+from strop.workers.off_policy_metrics import batch_off_policy_metrics, off_policy_metrics
 
 
 def test_critic_metrics_average_over_samples_and_over_valid_tokens() -> None:
@@ -222,7 +222,9 @@ def test_flat_and_padded_layouts_give_the_same_mismatch() -> None:
     assert flat == pytest.approx(padded, abs=1e-12)
     columns = {"log_probs": train, "rollout_log_probs": rollout, "response_mask": mask}
     rows = {name: from_padded(column, inside) for name, column in columns.items()}
-    made = of_batch(DataProto.from_dict(rows | {"responses": rows["response_mask"]}), AlgorithmConfig())
+    made = batch_off_policy_metrics(
+        DataProto.from_dict(rows | {"responses": rows["response_mask"]}), AlgorithmConfig()
+    )
     assert made | padded == pytest.approx(all_mismatch(train, rollout, mask), abs=1e-12)
 
 

@@ -28,8 +28,8 @@ from strop.rollout.config import RolloutConfig
 from strop.rollout.types import Sampling, TokenOutput
 from strop.run.samples import SampleStore
 from strop.sandbox import Limits, SandboxConfig, SandboxUnavailable
-from strop.workers.reports import Decided, EpisodeReport
-from strop.workers.rollout import Playing, RolloutWorker
+from strop.workers.reports import EpisodeReport, SampleDecision
+from strop.workers.rollout import RolloutSettings, RolloutWorker
 
 REWARD = '''
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -101,7 +101,7 @@ class Programs:
                 num_workers=1,
                 sandbox=sandbox or SandboxConfig(limits=LIMITS, max_concurrent=4),
             ),
-            Playing(
+            RolloutSettings(
                 agent=AgentConfig(tools=str(folder / "tools.yaml"), tool_format="hermes"),
                 device="cpu",
                 seed=0,
@@ -125,9 +125,9 @@ class Programs:
             for row, code in enumerate(programs)
         ]
         sampling = Sampling(key=0, max_tokens=3000, stop_token_ids=(self.tokenizer.eos_token_id,))
-        rows = self.worker.play(DataProto.from_dict({}, non_tensors={"prompt": prompts}), 1, sampling)
+        rows = self.worker.run_episodes(DataProto.from_dict({}, non_tensors={"prompt": prompts}), 1, sampling)
         reports = list(rows.non_tensor_batch["report"])
-        decided = [Decided(advantage=None, fate="scored", reason="") for _ in reports]
+        decided = [SampleDecision(advantage=None, fate="scored", reason="") for _ in reports]
         episodes = rows.union(
             DataProto.from_dict({}, non_tensors={"decided": decided, "has_numbers": [False] * len(decided)})
         )

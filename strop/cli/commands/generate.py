@@ -260,9 +260,9 @@ def _report(
     questions: Sequence[_Question], answers: Sequence[Episode], args: argparse.Namespace, config: Config
 ) -> None:
     """Every answer, `--samples` of them to each question in turn."""
-    from strop.workers.reports import report_of
+    from strop.workers.reports import episode_report
 
-    reports = [report_of(answer) for answer in answers]
+    reports = [episode_report(answer) for answer in answers]
     records = [
         {
             "row": number // args.samples,

@@ -10,7 +10,7 @@ from strop.algorithms.preference_loss_config import Loss
 from strop.cli.commands.sft import reads_of
 from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.run import MODEL_FOLDER, RunFolder
-from strop.trainer.sft.result import sft_result_of
+from strop.trainer.sft.result import sft_result
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.sanitize import as_number
 from strop.utils.terminal import print_json, print_plain, say
@@ -80,7 +80,7 @@ def carry_out(args: argparse.Namespace, *, losses: Collection[str]) -> int:
 
 def record_of(run: RunFolder) -> dict[str, Any]:
     """What the commands print as JSON; the accuracies are None without validation data, and with loss=kto."""
-    result = sft_result_of(run)
+    result = sft_result(run)
     validations = run.events.read("validation")
     first = validations[0] if validations and validations[0]["step"] == 0 else {}
     last = validations[-1] if validations else {}

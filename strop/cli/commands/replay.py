@@ -19,7 +19,7 @@ from strop.utils.shell_words import shell_word
 from strop.utils.terminal import UsageError, print_json, print_plain, say
 
 if TYPE_CHECKING:
-    from strop.trainer.replayed_run import Recorded
+    from strop.trainer.replayed_run import RecordedRun
     from strop.trainer.start import Start
 
 SUMMARY = "a recorded run once more, also on other resources, and whether it came out the same"
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if difference is None else 1
 
 
-def _begin(args: argparse.Namespace) -> tuple[Start, Recorded]:
+def _begin(args: argparse.Namespace) -> tuple[Start, RecordedRun]:
     from strop.trainer.replay_folder import replay_run
 
     folder = run_in(args.run_a)
@@ -97,7 +97,7 @@ def _begin(args: argparse.Namespace) -> tuple[Start, Recorded]:
 
 
 def _record(
-    recorded: Recorded, out: Path, difference: Difference | None, num_steps: int
+    recorded: RecordedRun, out: Path, difference: Difference | None, num_steps: int
 ) -> dict[str, object]:
     return {
         "run": recorded.run,

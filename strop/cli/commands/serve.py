@@ -87,13 +87,13 @@ def run(args: argparse.Namespace) -> int:
 
 async def _serve(config: Config, args: argparse.Namespace) -> None:
     from strop.agents.openai_server.server import Gateway
-    from strop.trainer.standalone import answering, generation
+    from strop.trainer.standalone import generation, model_backend
 
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    with answering(config).speaking(config):
+    with model_backend(config).configured(config):
         async with generation(config) as made:
             gateway = Gateway(any_session(config, made))
             async with gateway.serving(args.host, args.port) as address:

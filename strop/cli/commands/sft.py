@@ -7,7 +7,7 @@ import argparse
 from strop.cli.launching import add_run_arguments, begin, carrying_out
 from strop.cli.unused_keys import Reads
 from strop.run import MODEL_FOLDER
-from strop.trainer.sft.result import sft_result_of
+from strop.trainer.sft.result import sft_result
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.terminal import print_json, print_plain, say
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     start = begin(args, kind="sft", reads=READS)
     with carrying_out(start, kind="sft"):
         if start.is_finished:
-            result = sft_result_of(start.run)
+            result = sft_result(start.run)
         else:
             quiet_models()
             from strop.trainer.sft.trainer import fine_tune

@@ -41,12 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    from strop.trainer.early_stopping import result_of
+    from strop.trainer.early_stopping import train_result
 
     start = begin(args, kind="train")
     with carrying_out(start, kind="train"):
         if start.is_finished:
-            result = result_of(start.run)
+            result = train_result(start.run)
         else:
             quiet_models()
             from strop.trainer.loop import train

@@ -27,11 +27,12 @@ from strop.observability.trackers.setup import read_metrics
 from strop.run import RunError, RunFolder, is_run
 from strop.run.folder import CONFIG_FILE
 from strop.run.paths import with_absolute_paths
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.loading import load, read
 from strop.trainer.loop import train
 from strop.trainer.sft.trainer import fine_tune
-from strop.trainer.start import Say, Start, resume_run, start_run
+from strop.trainer.start import Start, resume_run, start_run
 from strop.utils import trust
 from strop.utils.shell_words import shell_word
 from strop.utils.terminal import plain, print_json, say
@@ -235,7 +236,7 @@ def _marked(answer: str, ground_truth: str) -> Text:
     return Text(f"{answer} {'✓' if is_right else '✗'}", style="green" if is_right else "red")
 
 
-def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say: Say) -> Start:
+def start_or_resume(folder: Path, config: Config, *, command: Sequence[str], say: Reporter) -> Start:
     """Start in an absent folder, continue in one that holds a run of this very configuration.
 
     Raises:

@@ -36,7 +36,7 @@ from strop.controller.store_server import Rendezvous, RendezvousServer
 from strop.controller.worker import Placement, Worker, close_all
 from strop.protocol import DataProto
 from strop.run.heartbeat import heartbeat
-from strop.utils.activity import doing
+from strop.utils.activity import activity
 from strop.utils.sanitize import remember_named
 
 T = TypeVar("T")
@@ -102,7 +102,7 @@ class WorkerProcess:
         os.environ["MASTER_PORT"] = str(placement.master_port)
 
         def run() -> None:
-            with doing("the start of a worker"):
+            with activity("the start of a worker"):
                 spec.make(placement, self._workers)
 
         return _respond(run)
@@ -122,7 +122,7 @@ class WorkerProcess:
                 self._workers[role]
             )
 
-        with doing(f"{role}.{order.method}"):
+        with activity(f"{role}.{order.method}"):
             return _respond(run)
 
     def close(self) -> CallResponse:

@@ -1,4 +1,4 @@
-"""What images of prompts do not go with."""
+"""Settings that do not go with images of prompts."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def check_run(config: Config) -> None:
 
 def check_engine(rollout: RolloutConfig, model: ModelConfig) -> None:
     """Refuse images for an engine that is given none, or none of such a model; raises a ValueError."""
-    own = rollout.own_processes
-    if rollout.engine != NATIVE and (own is None or not own.takes_media):
+    processes = rollout.own_processes
+    if rollout.engine != NATIVE and (processes is None or not processes.takes_media):
         raise ValueError(
             f"prompts have images, which rollout.engine={rollout.engine} is not given: use rollout.engine={NATIVE} or "
             f"vllm"
         )
-    if own is not None and media_reader(shape := read_shape(model), model.path) is None:
+    if processes is not None and media_reader(shape := read_shape(model), model.path) is None:
         raise ValueError(
             f"prompts have images, which rollout.engine={rollout.engine} is not given for {shape.model_type}: use "
             f"rollout.engine={NATIVE}"

@@ -37,7 +37,7 @@ def check_recording(config: Config, data: TrainingData, *, first_step: int) -> N
         rows = data.sampler.order(0)[: config.data.prompts_per_step]
         for row in rows:
             prompt = data.train.prompt(row, visit_uid(0, row))
-            recording.found(prompt, config.rollout.samples_per_prompt - 1)
+            recording.read_episode(prompt, config.rollout.samples_per_prompt - 1)
 
 
 def _check_sampling(config: Config) -> None:

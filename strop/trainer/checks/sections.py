@@ -1,4 +1,4 @@
-"""What settings of several sections ask of each other: each may be right, and yet they do not go together."""
+"""Rules across settings of several sections: each may be right, and yet they do not go together."""
 
 from __future__ import annotations
 
@@ -131,4 +131,4 @@ _CHECKS = (
     _check_roles,
     _check_ahead,
 )
-"""In the order in which they speak."""
+"""Checks in the order in which they run."""

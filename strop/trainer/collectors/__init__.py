@@ -8,11 +8,11 @@ greedy_baselines.py  Greedy baselines, which some estimators take (ReMax)
 group_filter.py      Dynamic sampling
 groups.py            Groups of steps to come, and those of them that a step drops
 lead.py              Groups in flight go on in later steps
-lengths.py           How long the answers to a prompt were at its earlier visits, and which prompts to begin with
+lengths.py           Lengths of answers at earlier visits of a prompt, and the order of prompts by them
 make.py              The collector of a run
 next_prompts.py      The next prompts of a run, entered in its ledger
 over_issue.py        Steps that start more prompts than they train, and do not wait for the slowest
-pacing.py            How far generation may run ahead of training, and which finished groups a step takes
+pacing.py            Staleness bound of generation ahead of training, and selection of finished groups
 refill.py            Groups that cannot teach, and those that are begun in their place
 replayed.py          The recorded order in which a run that is repeated took its groups (strop replay)
 """

@@ -19,13 +19,13 @@ from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.run import RunFolder
 from strop.run.replay_schedule import Spans
-from strop.trainer.collectors.calls import begin, calls, ended
+from strop.trainer.collectors.calls import calls, start_groups, take_completed
 from strop.trainer.collectors.groups import InFlightGroup
 from strop.trainer.config import Config
-from strop.trainer.policy_sync import MAX_HEALS
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.policy_sync import MAX_RECOVERIES
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.setup import TrainingData
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 from strop.utils.metrics import Metric
 from strop.workers.async_rollout.in_play import IN_PLAY, in_play_text, read_in_play
 from strop.workers.async_rollout.saved_group import SavedGroup
@@ -43,14 +43,14 @@ TRAINER_IDLE = Metric(
 
 
 class AsynchronousGroups:
-    """Groups of steps to come, in the rollout workers."""
+    """Table of the groups of later steps in the rollout workers."""
 
     def __init__(
         self,
         config: Config,
         run: RunFolder,
         data: TrainingData,
-        roles: Roles,
+        roles: WorkerGroups,
         sampling: Sampling,
         *,
         start_step: int,
@@ -64,11 +64,11 @@ class AsynchronousGroups:
         self._config, self._run, self._data, self._roles = config, run, data, roles
         self._sampling, self._start_step, self._spans = sampling, start_step, spans
         self.started: dict[str, InFlightGroup] = {}
-        """By uid, in the order of their start, groups of no step yet: in flight, completed or ready."""
-        self.completed: dict[str, Experience] = {}
-        """Those of them that have ended and that no step has looked at, first the one that ended first."""
-        self.ready: dict[str, Experience] = {}
-        """Those that a step has looked at, and that wait for this one or a later one, in that order."""
+        """Groups of no step yet (in flight, completed or ready) by uid, in the order of their start."""
+        self.completed: dict[str, RolloutBatch] = {}
+        """Completed groups that no step has looked at, first the one that ended first."""
+        self.ready: dict[str, RolloutBatch] = {}
+        """Groups that a step has looked at, and that wait for this one or a later one, in that order."""
         self.num_started = start_step * config.data.prompts_per_step
         """Groups of the run that were started and not given up, trained ones included."""
         self.is_apart = "rollout" in config.resources.apart
@@ -77,19 +77,19 @@ class AsynchronousGroups:
             str
         ] = []  # before an interruption, in order, until they are completed again
         self._ready_before: list[str] = []  # those of them that were ready
-        self._num_heals = 0
+        self._num_recoveries = 0
         self._busy_s, self._looked_s = 0.0, time.perf_counter()
 
     @property
     def versions(self) -> dict[str, int]:
-        """By uid, in the order of their start, the policy version at that time."""
+        """Policy version at the start of each group, by uid, in that order."""
         return {uid: group.version for uid, group in self.started.items()}
 
     # ------------------------------------------------------------------ checkpoints
 
     def state_files(self) -> dict[str, str]:
         """Files of a checkpoint, by name."""
-        by_rank = as_list(calls(self._roles).kept())
+        by_rank = as_list(calls(self._roles).saved_groups())
         saved = {uid: group for groups, _ in by_rank for uid, group in groups.items()}
         completed = [*self.ready, *self.completed, *(uid for _, uids in by_rank for uid in uids)]
         return {IN_PLAY: in_play_text(self.versions, saved, completed, looked_at=self.ready)}
@@ -110,13 +110,13 @@ class AsynchronousGroups:
         prompts = [self._data.train.prompt(parse_visit_uid(uid)[1], uid) for uid in uids]
         for prompt in prompts:
             self.add(prompt, saved[prompt.uid].version if prompt.uid in saved else self._start_step)
-        kept = {uid: group.kept for uid, group in saved.items()}
-        self.start(prompts, kept)
+        states = {uid: group.kept for uid, group in saved.items()}
+        self.start(prompts, states)
         places = {uid: group.place for uid, group in saved.items() if group.place is not None}
         self._completed_before = sorted(places, key=lambda uid: places[uid])
         self._ready_before = [uid for uid in self._completed_before if saved[uid].is_looked_at]
-        num_tokens = sum(len(note.token_ids) for group in kept.values() for note in group.requests.values())
-        num_scores = sum(len(group.scores) for group in kept.values())
+        num_tokens = sum(len(note.token_ids) for group in states.values() for note in group.requests.values())
+        num_scores = sum(len(group.scores) for group in states.values())
         had = f"{num_tokens} tokens and {num_scores} scores that they had"
         return [f"{len(uids)} prompts that were in play go on, with {had}"]
 
@@ -143,13 +143,13 @@ class AsynchronousGroups:
     def start(
         self, prompts: Sequence[Prompt], saved: Mapping[str, SavedGroup] = MappingProxyType({})
     ) -> None:
-        """Have the workers play these prompts; `saved` says by uid what some had before an interruption."""
+        """Start these prompts in the workers; `saved` has the state of some before an interruption, by uid."""
         count = self._config.rollout.samples_per_prompt
-        begin(self._roles, prompts, count, self._sampling, saved, self._spans)
+        start_groups(self._roles, prompts, count, self._sampling, saved, self._spans)
 
     def begin_step(self) -> None:
         """A step begins to wait for groups: engines that are lost are started again a few times in each."""
-        self._num_heals = 0
+        self._num_recoveries = 0
 
     def wait(self, due: Sequence[str], *, at_least: int) -> None:
         """Wait for groups, all of `due` among them; what was lost with an engine is started again.
@@ -159,12 +159,12 @@ class AsynchronousGroups:
         assert len(self.started) > len(self.ready), "what the step waits for is in flight"
         num_ranks = self._roles.rollout.world_size
         within_s = max(0.1, LOOK_S * num_ranks) if self.is_apart and num_ranks > 1 else None
-        arrived = by_prompt(ended(self._roles, due, at_least, within_s))
+        arrived = by_prompt(take_completed(self._roles, due, at_least, within_s))
         lost = [
             uid for uid, group in arrived.items() if any(report.engine_was_lost for report in group.reports)
         ]
-        if lost and self._num_heals < MAX_HEALS and self._roles.sync.heal():
-            self._num_heals += 1
+        if lost and self._num_recoveries < MAX_RECOVERIES and self._roles.sync.recover():
+            self._num_recoveries += 1
             self.start([self.started[uid].prompt for uid in lost])
             arrived = {uid: group for uid, group in arrived.items() if uid not in lost}
         first = [uid for uid in self._completed_before if uid in arrived]
@@ -177,9 +177,9 @@ class AsynchronousGroups:
         """Take the groups that have ended, without waiting."""
         self.completed |= by_prompt(self.no_samples())
 
-    def no_samples(self) -> Experience:
+    def no_samples(self) -> RolloutBatch:
         """The samples of groups that have ended and were not taken; none, as a rule."""
-        return ended(self._roles, [], 0)
+        return take_completed(self._roles, [], 0)
 
     def forget(self, uids: Sequence[str]) -> dict[str, Spans]:
         """The workers forget groups that a step has trained or dropped; by uid, which versions sampled them."""
@@ -209,7 +209,7 @@ class AsynchronousGroups:
         return {ROLLOUT_IDLE: min(max(idle, 0.0), 1.0), TRAINER_IDLE: waited_s / passed}
 
 
-def by_prompt(episodes: Experience) -> dict[str, Experience]:
+def by_prompt(episodes: RolloutBatch) -> dict[str, RolloutBatch]:
     """The samples of each prompt, which are together; first the prompt that comes first."""
     rows: dict[str, list[int]] = {}
     for row, report in enumerate(episodes.reports):

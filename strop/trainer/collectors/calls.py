@@ -11,43 +11,45 @@ from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.run.replay_schedule import Spans
-from strop.trainer.rollout_batch import Experience
-from strop.trainer.worker_groups import Roles
+from strop.trainer.rollout_batch import RolloutBatch
+from strop.trainer.worker_groups import WorkerGroups
 from strop.workers.async_rollout.saved_group import SavedGroup
-from strop.workers.async_rollout.worker import AheadWorker
+from strop.workers.async_rollout.worker import AsyncRolloutWorker
 
 
-def calls(roles: Roles) -> AheadWorker:
+def calls(roles: WorkerGroups) -> AsyncRolloutWorker:
     """The rollout workers of a run, whose role was made for this."""
-    return cast(WorkerGroup[AheadWorker], roles.rollout).call
+    return cast(WorkerGroup[AsyncRolloutWorker], roles.rollout).call
 
 
-def begin(
-    roles: Roles,
+def start_groups(
+    roles: WorkerGroups,
     prompts: Sequence[Prompt],
     samples_per_prompt: int,
     sampling: Sampling,
-    kept: Mapping[str, SavedGroup] = MappingProxyType({}),
+    saved: Mapping[str, SavedGroup] = MappingProxyType({}),
     spans: Mapping[str, Spans] = MappingProxyType({}),
 ) -> None:
-    """Begin every sample of these prompts; `ended` gives them when they have ended.
+    """Start every sample of these prompts; `take_completed` gives them when they have ended.
 
     Args:
         roles: of the run.
-        prompts, samples_per_prompt, sampling: as for `Roles.play`.
-        kept: by uid, what some of them had before the run was interrupted.
+        prompts, samples_per_prompt, sampling: as for `WorkerGroups.run_episodes`.
+        saved: by uid, what some of them had before the run was interrupted.
         spans: by uid, which versions have to sample what, where a run is made again.
     """
     columns = {
         "prompt": prompts,
-        "kept": [kept.get(prompt.uid, SavedGroup()) for prompt in prompts],
+        "saved": [saved.get(prompt.uid, SavedGroup()) for prompt in prompts],
         "spans": [spans.get(prompt.uid, {}) for prompt in prompts],
     }
     rows = DataProto.from_dict({}, non_tensors=columns)
-    calls(roles).begin(rows, samples_per_prompt, sampling)
+    calls(roles).start_groups(rows, samples_per_prompt, sampling)
 
 
-def ended(roles: Roles, due: Sequence[str], at_least: int, within_s: float | None = None) -> Experience:
+def take_completed(
+    roles: WorkerGroups, due: Sequence[str], at_least: int, within_s: float | None = None
+) -> RolloutBatch:
     """Samples of prompts that were begun and have ended, each given once; those of a prompt together.
 
     Args:
@@ -59,6 +61,6 @@ def ended(roles: Roles, due: Sequence[str], at_least: int, within_s: float | Non
     Raises:
         RewardError: the scorers cannot go on.
     """
-    played = calls(roles).ended(list(due), at_least, within_s)
+    played = calls(roles).take_completed(list(due), at_least, within_s)
     reports = played.select([], ["report"]).get().non_tensor_batch["report"]
-    return Experience(rows=played.select([], ["episode"]), reports=tuple(reports))
+    return RolloutBatch(rows=played.select([], ["episode"]), reports=tuple(reports))

@@ -31,9 +31,9 @@ from strop.trainer.collectors.refill import Refill
 from strop.trainer.collectors.replayed import RecordedOrder
 from strop.trainer.config import Config
 from strop.trainer.records import StepRecord
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 from strop.utils.metrics import Metric
 from strop.workers.reports import EpisodeReport
 from strop.workers.staleness_metrics import staleness_metrics
@@ -44,7 +44,8 @@ PROMPTS_AHEAD = Metric(
 
 
 class Pacing(Protocol):
-    """How many groups are started, which ones a step takes, and what becomes of the others."""
+    """Policy of groups in flight: the number that is started, the ones that a step takes, and the fate of the
+    others."""
 
     def restore(self, checkpoint: Path | None, groups: AsynchronousGroups) -> list[str]:
         """Go on with the groups of a checkpoint; sentences that say so."""
@@ -55,7 +56,7 @@ class Pacing(Protocol):
         ...
 
     def capacity(self, step: int, groups: AsynchronousGroups, dropped: DroppedGroups) -> int:
-        """How many prompts may be started now."""
+        """Number of prompts that may be started now."""
         ...
 
     def must_train(self, step: int, versions: Mapping[str, int]) -> frozenset[str]:
@@ -63,7 +64,7 @@ class Pacing(Protocol):
         ...
 
     def missing(self, step: int, versions: Mapping[str, int], ready: Collection[str]) -> int:
-        """How many more groups must be ready before `select` can have enough."""
+        """Number of further groups that must be ready before `select` can have enough."""
         ...
 
     def select(self, step: int, versions: Mapping[str, int], ready: Sequence[str]) -> tuple[str, ...] | None:
@@ -94,7 +95,7 @@ class Collector:
         self,
         config: Config,
         run: RunFolder,
-        roles: Roles,
+        roles: WorkerGroups,
         sampling: Sampling,
         *,
         prompts: NextPrompts,
@@ -167,18 +168,20 @@ class Collector:
         if config.needs("reward_baselines"):
             baselines = greedy_baselines(config, self._roles, prompts, self._sampling)
         order = None if self._lengths is None else self._prompts.order
-        episodes = self._roles.play(prompts, config.rollout.samples_per_prompt, self._sampling, first=order)
+        episodes = self._roles.run_episodes(
+            prompts, config.rollout.samples_per_prompt, self._sampling, order_by=order
+        )
         check_failures(config, episodes.reports)
-        experience = training_rows(config, self._roles, episodes, self._sampling)
-        if baselines is not None and experience.reports:
-            experience = experience.union(baselines(experience.reports), "reward_baselines")
+        batch = training_rows(config, self._roles, episodes, self._sampling)
+        if baselines is not None and batch.reports:
+            batch = batch.union(baselines(batch.reports), "reward_baselines")
         if self._lengths is not None:
-            self._lengths.note(episodes.reports)
+            self._lengths.record(episodes.reports)
         return StepRecord(
             step=step,
             prompts=tuple(prompts),
             episodes=episodes,
-            experience=experience,
+            batch=batch,
             collection_metrics=self._prompts.metrics(len(drawn.skipped)),
         )
 
@@ -201,10 +204,10 @@ class Collector:
                 f"({_counts(dropped)}): use data of another difficulty, raise algorithm.filter_groups.max_rounds, or "
                 f"set algorithm.filter_groups.at_limit=train"
             )
-        experience = Experience.concat([played.experience for played in rounds])
+        batch = RolloutBatch.concat([played.batch for played in rounds])
         if dropped:
-            kept = [row for row, report in enumerate(experience.reports) if report.uid not in dropped]
-            experience = experience.take(kept)
+            rows = [row for row, report in enumerate(batch.reports) if report.uid not in dropped]
+            batch = batch.take(rows)
         reports = [report for played in rounds for report in played.episodes.reports]
         skipped = {
             name: sum(played.collection_metrics[name] for played in rounds)
@@ -213,8 +216,8 @@ class Collector:
         return StepRecord(
             step=step,
             prompts=tuple(prompt for played in rounds for prompt in played.prompts),
-            episodes=Experience.concat([played.episodes for played in rounds]),
-            experience=experience,
+            episodes=RolloutBatch.concat([played.episodes for played in rounds]),
+            batch=batch,
             dropped=dropped,
             collection_metrics={**self._filter.metrics(dropped, reports, len(rounds)), **skipped},
         )
@@ -229,7 +232,7 @@ class Collector:
         dropped = DroppedGroups(num_before=refill.num_unfilled)
         looked_at: list[str] = []
         groups.begin_step()
-        with self._roles.playing(self._config.samples_per_step):
+        with self._roles.generating(self._config.samples_per_step):
             groups.complete_ready()
             if restarted := pacing.restart(step, groups):
                 groups.start(self._prompts.order(restarted))
@@ -243,12 +246,12 @@ class Collector:
             self._drop_too_old(step, groups, pacing, chosen, dropped)
             if self._recorded:  # what these weights sampled is sampled before others come
                 groups.take_completed()
-            kept = {uid: groups.ready.pop(uid) for uid in chosen}
-            parts = [*kept.values(), *dropped.episodes]
-            episodes = Experience.concat(parts) if parts else groups.no_samples()
+            selected = {uid: groups.ready.pop(uid) for uid in chosen}
+            parts = [*selected.values(), *dropped.episodes]
+            episodes = RolloutBatch.concat(parts) if parts else groups.no_samples()
             metrics = groups.idle_metrics(time.perf_counter() - asked_s)
         if self._lengths is not None:
-            self._lengths.note(episodes.reports)
+            self._lengths.record(episodes.reports)
         check_failures(self._config, episodes.reports)
         started = [*(groups.started.pop(uid) for uid in chosen), *dropped.started]
         spans = groups.forget([group.prompt.uid for group in started])
@@ -258,8 +261,10 @@ class Collector:
             request
         ) in groups.differing_requests():  # they asked for something else than before an interruption
             self._run.events.append("differing_request", step, request=request)
-        taken = episodes.take([row for row, report in enumerate(episodes.reports) if report.uid in kept])
-        metrics |= staleness_metrics(taken.reports, step - 1) | ages(started[: len(chosen)])
+        trained = episodes.take(
+            [row for row, report in enumerate(episodes.reports) if report.uid in selected]
+        )
+        metrics |= staleness_metrics(trained.reports, step - 1) | ages(started[: len(chosen)])
         metrics |= pacing.end_step(step, groups, dropped, num_trained=len(chosen))
         metrics |= {PROMPTS_AHEAD: float(len(groups.started)), **self._prompts.metrics(num_skipped)}
         if self._filter.is_on:
@@ -268,7 +273,7 @@ class Collector:
             step=step,
             prompts=tuple(group.prompt for group in started),
             episodes=episodes,
-            experience=training_rows(self._config, self._roles, taken, self._sampling),
+            batch=training_rows(self._config, self._roles, trained, self._sampling),
             dropped=dropped.reasons,
             collection_metrics=metrics,
         )

@@ -11,13 +11,13 @@ from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 from strop.workers.reports import EpisodeReport, training_rewards
 from strop.workers.reward_shaping import penalized
 
 
 def greedy_baselines(
-    config: Config, roles: Roles, prompts: Sequence[Prompt], sampling: Sampling
+    config: Config, roles: WorkerGroups, prompts: Sequence[Prompt], sampling: Sampling
 ) -> Callable[[Sequence[EpisodeReport]], DataProto]:
     """Play and score the greedy answers; what gives the column reward_baselines [B] of training rows.
 
@@ -34,17 +34,19 @@ def greedy_baselines(
         plain = training_rewards(reports, weight=config.reward.weight)
         return penalized(config.reward, reports, plain, sampling.max_tokens)
 
-    played = roles.play(prompts, 1, replace(sampling, temperature=0.0, top_p=1.0, top_k=0)).reports
+    played = roles.run_episodes(prompts, 1, replace(sampling, temperature=0.0, top_p=1.0, top_k=0)).reports
     rewards = measured(played)
     greedy = {report.uid: rewards.get(report.id) for report in played}
 
     def column(reports: Sequence[EpisodeReport]) -> DataProto:
         rewards = measured(reports)
-        own: dict[str, list[float]] = {}
+        scores: dict[str, list[float]] = {}
         for report in reports:
-            own.setdefault(report.uid, []).append(rewards[report.id])
-        means = {uid: sum(values) / len(values) for uid, values in own.items()}
-        values = [means[one.uid] if (known := greedy[one.uid]) is None else known for one in reports]
+            scores.setdefault(report.uid, []).append(rewards[report.id])
+        means = {uid: sum(values) / len(values) for uid, values in scores.items()}
+        values = [
+            means[report.uid] if (reward := greedy[report.uid]) is None else reward for report in reports
+        ]
         return DataProto.from_dict({"reward_baselines": torch.tensor(values)})
 
     return column

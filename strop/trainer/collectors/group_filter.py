@@ -18,12 +18,12 @@ SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED = (
     "harder than the band",
     "fewer than two samples were scored",
 )
-"""Why a group is left out."""
+"""Reason for leaving a group out."""
 CAUSES = (SOLVED, FAILED, EQUAL, EASY, HARD, UNSCORED)
 
 
 def left_out_for(group: SampleGroup, settings: FilterGroupsConfig) -> str:
-    """Why a group of samples is left out of training; empty where it is trained on.
+    """Reason for which a group of samples is left out of training; empty where it is trained on.
 
     It is left out where fewer than two samples were scored, where all its numbers are equal (solved where every sample
     passes, failed where none does, else equal), where their mean is outside the band [lowest_mean, highest_mean], or

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from strop.protocol.trajectory import Prompt
 from strop.trainer.collectors.dynamic_sampling import SURPLUS
-from strop.trainer.rollout_batch import Experience
+from strop.trainer.rollout_batch import RolloutBatch
 from strop.utils.metrics import Metric
 
 AGE = Metric("training/off_policy/age_s/{mean,max}", "s", "from the begin of a sample's prompt to its step")
@@ -30,8 +30,8 @@ class DroppedGroups:
     """Groups that a step does not train on, so far."""
 
     reasons: dict[str, str] = field(default_factory=dict)
-    """By uid."""
-    episodes: list[Experience] = field(default_factory=list)
+    """Groups by uid."""
+    episodes: list[RolloutBatch] = field(default_factory=list)
     started: list[InFlightGroup] = field(default_factory=list)
     num_before: int = 0
     """Groups that earlier steps dropped, and whose places are free since."""
@@ -47,7 +47,7 @@ class DroppedGroups:
         """Places that groups which cannot teach have left free."""
         return self.num_before + sum(reason != SURPLUS for reason in self.reasons.values())
 
-    def add(self, group: InFlightGroup, episodes: Experience, reason: str) -> None:
+    def add(self, group: InFlightGroup, episodes: RolloutBatch, reason: str) -> None:
         """Drop this group."""
         self.reasons[group.prompt.uid] = reason
         self.episodes.append(episodes)

@@ -17,7 +17,7 @@ from strop.trainer.collectors.refill import Refill
 
 
 class Lead:
-    """How many groups are started ahead of their step, and which ones a step takes."""
+    """Pacing of groups that are started ahead of their step, and selection of the ones that a step takes."""
 
     def __init__(self, bound: StalenessBound, refill: Refill) -> None:
         self._bound, self._refill = bound, refill
@@ -32,7 +32,7 @@ class Lead:
         return ()
 
     def capacity(self, step: int, groups: AsynchronousGroups, dropped: DroppedGroups) -> int:
-        """How many prompts may be started now."""
+        """Number of prompts that may be started now."""
         return self._bound.capacity(
             step,
             groups.num_started,

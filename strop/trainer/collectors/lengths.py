@@ -1,4 +1,4 @@
-"""How long the answers to a prompt were at its earlier visits, and which prompts to begin with: rollout.longest_first.
+"""Lengths of answers at earlier visits of a prompt, and the order of prompts by them: rollout.longest_first.
 
 Where more sequences wait than an engine decodes at once, a long one that begins last keeps the step waiting alone.
 Beginning with those that are expected to be long ends a step earlier (longest processing time first, Graham 1969).
@@ -26,12 +26,12 @@ class Lengths:
     def __init__(self) -> None:
         self._mean: dict[int, float] = {}
 
-    def note(self, reports: Iterable[EpisodeReport]) -> None:
+    def record(self, reports: Iterable[EpisodeReport]) -> None:
         """Remember how long these samples were."""
         tokens: dict[int, list[int]] = defaultdict(list)
         for report in reports:
             tokens[parse_visit_uid(report.uid)[1]].append(report.num_sampled_tokens)
-        self._mean |= {row: sum(own) / len(own) for row, own in tokens.items()}
+        self._mean |= {row: sum(lengths) / len(lengths) for row, lengths in tokens.items()}
 
     def longest_first(self, prompts: Sequence[Prompt], *, ranks: int) -> list[Prompt]:
         """The prompts in the order in which to begin them: dealt out to ranks, each with its longest ones first.
@@ -42,8 +42,8 @@ class Lengths:
             prompts: in any order.
             ranks: among whom they are divided, as evenly as possible and in order.
         """
-        known = [self._mean[prompt.row] for prompt in prompts if prompt.row in self._mean]
-        middle = sum(known) / len(known) if known else 0.0
+        means = [self._mean[prompt.row] for prompt in prompts if prompt.row in self._mean]
+        middle = sum(means) / len(means) if means else 0.0
         ordered = sorted(prompts, key=lambda prompt: -self._mean.get(prompt.row, middle))
         return [prompt for rank in range(ranks) for prompt in ordered[rank::ranks]]
 
@@ -52,7 +52,7 @@ class Lengths:
         return json.dumps({str(row): mean for row, mean in self._mean.items()})
 
     def restore(self, file: Path) -> None:
-        """What a checkpoint held; nothing where there is no such file.
+        """Restore the state of a checkpoint; nothing where there is no such file.
 
         Raises:
             CheckpointError: it is damaged.

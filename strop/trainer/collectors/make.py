@@ -21,14 +21,14 @@ from strop.trainer.collectors.refill import Refill
 from strop.trainer.collectors.replayed import RecordedOrder
 from strop.trainer.config import Config
 from strop.trainer.setup import TrainingData
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 
 
 def make_collector(
     config: Config,
     run: RunFolder,
     data: TrainingData,
-    roles: Roles,
+    roles: WorkerGroups,
     sampling: Sampling,
     *,
     start_step: int = 0,
@@ -73,11 +73,11 @@ def describe_collector(config: Config) -> list[str]:
     bound, algorithm = config.rollout.max_staleness, config.algorithm
     if not bound:
         return []
-    how = (
+    description = (
         "the loss takes its ratio to the policy that sampled (algorithm.old_log_probs=rollout)"
         if algorithm.old_log_probs == "rollout"
         else "algorithm.correction makes up for it"
     )
     versions = f"{math.ceil(bound)} version{'s' if bound > 1 else ''}"
-    lead = f"ahead: samples may be begun {versions} before the policy that learns from them; {how}"
+    lead = f"ahead: samples may be begun {versions} before the policy that learns from them; {description}"
     return [lead]

@@ -37,7 +37,11 @@ class NextPrompts:
         self._run.ledger.issue(step, [f"{uid}/{i}" for uid in uids for i in samples])
         self._run.ledger.settle(
             step,
-            {f"{uid}/{i}": Fate("filtered", why) for uid, why in drawn.skipped.items() for i in samples},
+            {
+                f"{uid}/{i}": Fate("filtered", reason)
+                for uid, reason in drawn.skipped.items()
+                for i in samples
+            },
         )
         return drawn
 

@@ -71,7 +71,7 @@ class OverIssue:
         return prompts
 
     def capacity(self, step: int, groups: AsynchronousGroups, dropped: DroppedGroups) -> int:
-        """How many prompts may be started now: a step with its surplus; a long round has none."""
+        """Number of prompts that may be started now: a step with its surplus; a long round has none."""
         surplus = 0 if self._is_long_round else self._surplus
         in_steps = groups.num_started - len(self._set_aside)
         return int(max(0, min(step * self._size + surplus - in_steps, self._num_all - groups.num_started)))
@@ -86,7 +86,7 @@ class OverIssue:
         return None if len(ready) < size else tuple(uid for uid in versions if uid in ready[:size])
 
     def missing(self, step: int, versions: Mapping[str, int], ready: Collection[str]) -> int:
-        """How many more groups must complete at least."""
+        """Least number of further groups that must complete."""
         return max(0, min(self._size, len(versions)) - len(ready))
 
     def too_old(self, step: int, versions: Mapping[str, int]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How far generation may run ahead of training, and which finished groups a step takes: rollout.max_staleness.
+"""Staleness bound of generation ahead of training, and selection of finished groups: rollout.max_staleness.
 
 A group is the samples of one prompt. Before step s the weights hold version s - 1. With a bound of K versions, a group
 that was begun at version v is trained at step v + K + 1 at the latest. Two rules keep the bound without throwing work
@@ -45,7 +45,7 @@ class StalenessBound:
         num_more: int = 0,
         num_beyond: int = 0,
     ) -> int:
-        """How many groups may be begun before this step.
+        """Number of groups that may be started before this step.
 
         So many are in play that the bound is reached if this share of them can teach; but never more than the bound
         allows where all can, and none is there yet.
@@ -69,14 +69,14 @@ class StalenessBound:
         return min(version + math.ceil(self.max_staleness) + 1, self.num_steps)
 
     def with_room(self, step: int, begun: Mapping[str, int]) -> dict[str, int]:
-        """Those groups that this step or a later one has room for, if all that were begun before them can teach; by
+        """Groups that this step or a later one has room for, if all that were begun before them can teach; by
         uid, the last step that may train it. Arguments are those of `must_train`."""
-        found: dict[str, int] = {}
+        room: dict[str, int] = {}
         for uid, version in begun.items():  # an earlier one has no later deadline
             last = self.last_step(version)
-            if len(found) < (last - step + 1) * self.groups_per_step:
-                found[uid] = last
-        return found
+            if len(room) < (last - step + 1) * self.groups_per_step:
+                room[uid] = last
+        return room
 
     def too_old(self, step: int, left: Mapping[str, int]) -> tuple[str, ...]:
         """The groups that are too old after this step.
@@ -108,20 +108,20 @@ class StalenessBound:
         last = self.with_room(step, begun)
         size = min(self.groups_per_step, len(last))
         finished = [uid for uid in finished if uid in last]
-        taken: list[str] = []
+        selected: list[str] = []
         for deadline in sorted(set(last.values())):
             bound = sum(other <= deadline for other in last.values())
             needed = bound - (deadline - step) * self.groups_per_step
-            among = [uid for uid in finished if last[uid] <= deadline and uid not in taken]
-            missing = max(0, needed - sum(last[uid] <= deadline for uid in taken))
+            among = [uid for uid in finished if last[uid] <= deadline and uid not in selected]
+            missing = max(0, needed - sum(last[uid] <= deadline for uid in selected))
             if len(among) < missing:
                 return None
-            taken += among[:missing]
-        taken += [uid for uid in finished if uid not in taken][: size - len(taken)]
-        return _in_order(taken, begun) if len(taken) == size else None
+            selected += among[:missing]
+        selected += [uid for uid in finished if uid not in selected][: size - len(selected)]
+        return _in_order(selected, begun) if len(selected) == size else None
 
     def missing(self, step: int, begun: Mapping[str, int], finished: Collection[str]) -> int:
-        """How many more groups must finish at least before `select` can have enough."""
+        """Least number of further groups that must finish before `select` can have enough."""
         return max(0, min(self.groups_per_step, len(begun)) - len(finished))
 
 

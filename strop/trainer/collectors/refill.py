@@ -16,11 +16,11 @@ from strop.trainer.collectors.dynamic_sampling import LOWEST_RATE
 
 FILE = "teaching_share.json"
 _KEPT = 0.5
-"""What a step's groups count in the step after it, as a share of what they counted in their own: policies change."""
+"""Weight of a step's groups in the next step, as a share of their weight in their own: policies change."""
 
 
 class Refill:
-    """How many groups are begun for those that cannot teach."""
+    """Number of groups to start for those that cannot teach."""
 
     def __init__(self, settings: FilterGroupsConfig, groups_per_step: int) -> None:
         """Args:
@@ -50,17 +50,17 @@ class Refill:
         self._num_teaching += teaches
 
     def end_step(self) -> None:
-        """What was seen until now counts less from now on."""
+        """Let the counts until now weigh less from now on."""
         self._num_seen *= _KEPT
         self._num_teaching *= _KEPT
 
     def state(self) -> str:
         """For a checkpoint."""
-        kept = {"seen": self._num_seen, "teaching": self._num_teaching, "unreplaced": self.num_unfilled}
-        return json.dumps(kept)
+        counts = {"seen": self._num_seen, "teaching": self._num_teaching, "unreplaced": self.num_unfilled}
+        return json.dumps(counts)
 
     def restore(self, file: Path) -> None:
-        """What a checkpoint held; nothing where there is no such file.
+        """Restore the state of a checkpoint; nothing where there is no such file.
 
         Raises:
             CheckpointError: it is damaged.
@@ -68,9 +68,9 @@ class Refill:
         if not file.is_file():
             return
         try:
-            found = json.loads(file.read_text())
-            self._num_seen, self._num_teaching = float(found["seen"]), float(found["teaching"])
-            self.num_unfilled = int(found["unreplaced"])
+            counts = json.loads(file.read_text())
+            self._num_seen, self._num_teaching = float(counts["seen"]), float(counts["teaching"])
+            self.num_unfilled = int(counts["unreplaced"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{file} is damaged ({type(error).__name__}: {error}); remove the checkpoint, and the run "

@@ -17,7 +17,7 @@ class RecordedOrder:
         self.spans: Mapping[str, Spans] = {
             uid: spans for step in steps.values() for uid, spans in step.spans.items()
         }
-        """By uid."""
+        """Recorded spans by uid."""
 
     def __bool__(self) -> bool:
         return bool(self._steps)

@@ -107,14 +107,14 @@ class BackgroundCheckpointer(Checkpointer):
         self._writing = self._sealing = None
         if sealing is None:
             self._finish_roles(pending)
-        self._tell(pending, pending.seal() if sealing is None else sealing.result())
+        self._record_sealed(pending, pending.seal() if sealing is None else sealing.result())
 
-    def settle(self) -> None:
+    def finish_background(self) -> None:
         """Let what runs in the background end, well or not: a seal of a run that failed, and copies."""
         if self._sealing is not None:
             with contextlib.suppress(CheckpointError):
                 self._sealing.result(SETTLE_S)
-        super().settle()
+        super().finish_background()
 
 
 def checkpointer(settings: RunConfig) -> type[Checkpointer]:

@@ -1,4 +1,4 @@
-"""How long a checkpoint takes to write.
+"""Watch over the time that a checkpoint takes to write.
 
 One that takes long is said, and one that takes too long ends the process: nothing interrupts a write that a disk or a
 file server does not answer, so a thread beside it looks at the time.
@@ -9,22 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.utils.background import every
 from strop.utils.shell_words import shell_word
 
 SLOW_S = 60.0
-"""From when on it is said that one is still being written, and how often, in seconds."""
+"""Seconds until the first warning that a checkpoint is still being written, and between the warnings."""
 EXIT_CODE = 1
-"""Of a process whose disk does not answer."""
+"""Exit code of a process whose disk does not answer."""
 
 
 @contextlib.contextmanager
-def watched(run: RunFolder, step: int, *, say: Callable[[str], None], limit_s: float) -> Iterator[None]:
-    """While the checkpoint of a step is being written; event `slow_disk` afterwards, if it took long.
+def watched(run: RunFolder, step: int, *, say: Reporter, limit_s: float) -> Iterator[None]:
+    """Context in which the checkpoint of a step is written; event `slow_disk` afterwards, if it took long.
 
     Args:
         run: written into.

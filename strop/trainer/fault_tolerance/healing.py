@@ -1,4 +1,4 @@
-"""A run whose worker processes die goes on by itself: with new processes, from its last checkpoint.
+"""Recovery from dead worker processes: the run goes on by itself with new ones, from its last checkpoint.
 
 Processes that train hold weights and optimizer in pieces, so what one of them had dies with it, and the others wait for
 it. All of them are ended and made again, in this job. What was generated for prompts of no step yet is in the
@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from strop.controller import CallTimeout, WorkerFailed
 from strop.run import Checkpoint, RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
-from strop.trainer.resume import Continuation, roll_back
-from strop.trainer.start import Say
+from strop.trainer.resume import Continuation
+from strop.trainer.resume import roll_back as roll_back_run
 
 
-class Healing:
-    """Counts how often a run has begun again without coming further."""
+class Recovery:
+    """Recovery of a run from its last checkpoint, limited by run.max_restarts attempts without progress."""
 
-    def __init__(self, config: Config, run: RunFolder, *, step: int, say: Say) -> None:
+    def __init__(self, config: Config, run: RunFolder, *, step: int, say: Reporter) -> None:
         """Args:
         config, run: of the run.
         step: that it begins or goes on at.
@@ -29,11 +30,11 @@ class Healing:
         self._num_in_a_row = 0
 
     @property
-    def is_mending(self) -> bool:
+    def is_recovering(self) -> bool:
         """The run has begun again and not come further yet."""
         return self._num_in_a_row > 0
 
-    def rolled_back(self, error: WorkerFailed | CallTimeout) -> Checkpoint | None:
+    def roll_back(self, error: WorkerFailed | CallTimeout) -> Checkpoint | None:
         """The run, rolled back to its last valid checkpoint, which is given; None: to its beginning.
 
         Raises:
@@ -50,7 +51,7 @@ class Healing:
         cause = str(error).partition("\n")[0]
         count = f"{self._num_in_a_row} of run.max_restarts={self._most}"
         self._say(f"{cause}; the workers are made again ({count})")
-        checkpoint, lines = roll_back(self._run, Continuation(config=self._config))
+        checkpoint, lines = roll_back_run(self._run, Continuation(config=self._config))
         step = 0 if checkpoint is None else checkpoint.step
         self._run.events.append("restarted", step, fsync=True, cause=cause, number=self._num_in_a_row)
         for line in lines:

@@ -18,5 +18,5 @@ def ranks_of(validations: Sequence[Mapping[str, Any]]) -> tuple[list[float], boo
 
 
 def has_stalled(numbers: Sequence[float], patience: int) -> bool:
-    """Whether none of the last `patience` validations was better than the best one before them."""
+    """True when none of the last `patience` validations was better than the best one before them."""
     return len(numbers) > patience and max(numbers[-patience:]) <= max(numbers[:-patience])

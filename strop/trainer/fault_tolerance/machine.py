@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from strop.run import RunFolder
 from strop.run.config import RunConfig
+from strop.trainer.callbacks import Reporter
 
 MACHINE_ENDS = (
     "SLURM_JOB_END_TIME", "MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP",
@@ -17,7 +18,7 @@ MACHINE_ENDS = (
 
 
 class MachineEnd:
-    """When the machine is taken away, and whether another step fits before."""
+    """Time at which the machine is taken away, and the longest step so far, which has to fit before."""
 
     def __init__(self, settings: RunConfig, environment: Mapping[str, str] = os.environ) -> None:
         """Read when that is.
@@ -28,11 +29,11 @@ class MachineEnd:
         self._margin_s, self._longest_s = settings.save_before, 0.0
         self._at: float | None = None
         self._why_unknown = ""
-        given = {name: environment[name] for name in MACHINE_ENDS if environment.get(name)}
-        if not given:
+        times = {name: environment[name] for name in MACHINE_ENDS if environment.get(name)}
+        if not times:
             self._why_unknown = f"none of {', '.join(MACHINE_ENDS)} is set"
             return
-        name, text = next(iter(given.items()))
+        name, text = next(iter(times.items()))
         try:
             at = float(text)
         except ValueError:
@@ -45,25 +46,25 @@ class MachineEnd:
         else:  # set for an earlier job, or the machine would be gone
             self._why_unknown = f"{name} is {text}, which is past"
 
-    def tell(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
-        """Say that run.save_before has no effect, where nothing says when the machine ends: a line and an event."""
+    def warn(self, run: RunFolder, step: int, say: Reporter) -> None:
+        """Warn that run.save_before has no effect, where nothing says when the machine ends: a line and an event."""
         if self._why_unknown:
-            told = (
+            message = (
                 f"run.save_before={self._margin_s:g} has no effect: nothing says when this machine is taken away, as "
                 f"{self._why_unknown} (seconds since 1970); a signal still saves and ends the run"
             )
-            say(told)
-            run.events.append("no_end_known", step, message=told)
+            say(message)
+            run.events.append("no_end_known", step, message=message)
 
     def passed(self, seconds: float) -> str:
         """A step with everything around it took so long; why no other one fits, or nothing."""
         self._longest_s = max(self._longest_s, seconds)
         if self._at is None:
             return ""
-        left = self._at - time.time()
-        if left >= self._longest_s + self._margin_s:
+        seconds_left = self._at - time.time()
+        if seconds_left >= self._longest_s + self._margin_s:
             return ""
         return (
-            f"the machine is taken away in {left:.0f} s, and another step may take {self._longest_s:.0f} s besides "
-            f"run.save_before={self._margin_s:g}"
+            f"the machine is taken away in {seconds_left:.0f} s, and another step may take {self._longest_s:.0f} s "
+            f"besides run.save_before={self._margin_s:g}"
         )

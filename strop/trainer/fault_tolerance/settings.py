@@ -1,4 +1,4 @@
-"""What a user sets about the end of a run, and about what it outlives."""
+"""Settings of the end of a run and of fault tolerance."""
 
 from __future__ import annotations
 

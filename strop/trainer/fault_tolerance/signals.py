@@ -1,5 +1,5 @@
-"""What asks a run to end: SIGTERM (a scheduler, `kill`), SIGHUP (a terminal that closes), SIGINT (Ctrl-C), SIGUSR1 (a
-scheduler's warning, such as `sbatch --signal=B:USR1@300`), and a machine that is about to be taken away.
+"""Signals that ask a run to end: SIGTERM (a scheduler, `kill`), SIGHUP (a terminal that closes), SIGINT (Ctrl-C),
+SIGUSR1 (a scheduler's warning, such as `sbatch --signal=B:USR1@300`), and a machine that is about to be taken away.
 
 The first signal lets the step that runs come to its end, for a limited time, and a checkpoint is written there, so that
 nothing is lost; outside of a step, or when the time is over, the run ends at once and goes on from its last checkpoint.
@@ -16,16 +16,16 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from strop.run import RunConfig, RunFolder
-from strop.trainer.callbacks import StopRequest
+from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.fault_tolerance.machine import MachineEnd
 
 WARNING = signal.SIGUSR1
-"""Of a scheduler that will end the job, and wants to start it again."""
+"""Signal of a scheduler that will end the job, and wants to start it again."""
 NUMBERS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, WARNING)
 
 
@@ -39,13 +39,12 @@ class Terminated(KeyboardInterrupt):
 
 
 class SignalRequest(StopRequest):
-    """Whether a signal has asked the run to end, or its machine is about to be taken away; without `listening`, no
-    signal can."""
+    """Stop request by a signal, or before the machine is taken away; signals count within `listening`."""
 
     def __init__(self) -> None:
         self._grace_s = RunConfig.grace_s
         self._machine: MachineEnd | None = None
-        self._why = ""
+        self._cause = ""
         self._started = 0.0
         self._is_in_step = False
         self._is_late = False
@@ -94,39 +93,38 @@ class SignalRequest(StopRequest):
 
     @property
     def is_in_step(self) -> bool:
-        """Whether a request waits for a step."""
+        """True while a request waits for a step."""
         return self._is_in_step
 
     @property
     def reason(self) -> str:  # type: ignore[override]  # nobody sets it
         """`Terminated: SIGTERM`; for the records."""
-        return f"{Terminated.__name__}: {self._why or signal.Signals(self.number).name}"
+        return f"{Terminated.__name__}: {self._cause or signal.Signals(self.number).name}"
 
-    def begin(self, settings: RunConfig) -> None:
+    def start(self, settings: RunConfig) -> None:
         """Take run.grace_s and run.save_before.
 
         Raises:
             ValueError: as `MachineEnd`.
         """
-        own = settings
-        self._grace_s = own.grace_s
-        self._machine = MachineEnd(own) if own.save_before else None
+        self._grace_s = settings.grace_s
+        self._machine = MachineEnd(settings) if settings.save_before else None
 
-    def tell(self, run: RunFolder, step: int, say: Callable[[str], None]) -> None:
-        """Say that run.save_before has no effect, where nothing says when the machine ends."""
+    def warn(self, run: RunFolder, step: int, say: Reporter) -> None:
+        """Warn that run.save_before has no effect, where nothing says when the machine ends."""
         if self._machine is not None:
-            self._machine.tell(run, step, say)
+            self._machine.warn(run, step, say)
 
-    def look(self, say: Callable[[str], None]) -> None:
-        """A request, as of a scheduler's warning, where no other step fits before the machine is taken away."""
+    def check_time(self, say: Reporter) -> None:
+        """Make a request, as of a scheduler's warning, where no other step fits before the machine is taken away."""
         if self.number or self._machine is None:
             return
-        self._why = self._machine.passed(time.monotonic() - self._started)
-        if self._why:
+        self._cause = self._machine.passed(time.monotonic() - self._started)
+        if self._cause:
             self.number = WARNING
-            say(f"the run is saved and ends: {self._why}")
+            say(f"the run is saved and ends: {self._cause}")
 
-    def settle(self) -> None:
+    def finish_step(self) -> None:
         """The step itself is done: a request waits for the checkpoint now, however long that takes."""
         self._end_timer()
 
@@ -147,13 +145,13 @@ class SignalRequest(StopRequest):
         self.number = number
         if not self._is_in_step:
             raise Terminated(number)
-        self._tell(number)
+        self._announce(number)
         self._timer = threading.Timer(self._grace_s, self._insist, (threading.get_ident(), number))
         self._timer.daemon = True
         self._timer.start()
 
-    def _tell(self, number: int) -> None:
-        """Say what is waited for; not through a stream, which the main thread may be in the middle of."""
+    def _announce(self, number: int) -> None:
+        """Print what the process waits for; not through a stream, which the main thread may be in the middle of."""
         text = (
             f"\n{signal.Signals(number).name}: this step comes to its end and is saved first, which may take "
             f"{self._grace_s:g} s; the same again ends the run at once\n"

@@ -6,7 +6,7 @@ import argparse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What a run may begin with."""
+    """Add the options that start a run from another one."""
     parser.add_argument(
         "--from",
         dest="origin",

@@ -28,8 +28,8 @@ CRITIC = "critic"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beginning:
-    """What a run begins with."""
+class InitFromRun:
+    """Initialization of a run from a checkpoint of another run."""
 
     run: Path
     """Folder of the other run."""
@@ -38,7 +38,7 @@ class Beginning:
     checkpoint: Checkpoint
     """Verified."""
     settings: Config | None
-    """Those of the other run, where the new one has them too; None where it has its own."""
+    """Settings of the other run, where the new one has them too; None where it has its own."""
     given: Collection[str] = ()
     """Full keys that the command line sets."""
     with_optimizer: bool = False
@@ -83,12 +83,12 @@ class Beginning:
             changed[CRITIC] = dataclasses.replace(critic, path=str(folder / START / CRITIC), lora=lora)
         return dataclasses.replace(config, **changed)
 
-    def taken_keys(self, config: Config) -> list[str]:
-        """Settings that name a model which is in the folder of the new run once `take_over` was called."""
+    def overridden_keys(self, config: Config) -> list[str]:
+        """Settings that name a model which is in the folder of the new run once `copy_files` was called."""
         return ["model.path", "critic.path"] if self._takes_critic(config) else ["model.path"]
 
-    def take_over(self, run: RunFolder, config: Config) -> Iterator[str]:
-        """Put what the new run begins with into its folder; lines for the person who watches.
+    def copy_files(self, run: RunFolder, config: Config) -> Iterator[str]:
+        """Copy the weights of the other run into the new one's folder; lines for the person who watches.
 
         Args:
             run: the new one.
@@ -100,29 +100,29 @@ class Beginning:
         """
         start = run.path / START
         _link_all(self.model_folder, start / MODEL_FOLDER)
-        taken = ["the weights"]
+        parts = ["the weights"]
         if self._takes_critic(config):
             assert self.settings is not None, "else the critic is not taken"
-            own = _section(self.settings, CRITIC)
+            critic = _section(self.settings, CRITIC)
             model = dataclasses.replace(
-                self.settings.model, path=own.path or self.settings.model.path, lora=own.lora
+                self.settings.model, path=critic.path or self.settings.model.path, lora=critic.lora
             )
             from strop.trainer.role_export import export_role  # torch: seconds
 
             export_role(self.checkpoint.path, start / CRITIC, model, role=CRITIC)
-            taken.append("the critic")
+            parts.append("the critic")
         if self.with_optimizer:
             for role in _trained(config):
                 _link_all(self.checkpoint.path / role, start / OPTIMIZER / role)
-            taken.append("the optimizer's state")
+            parts.append("the optimizer's state")
         step = self.checkpoint.step
         run.events.append(
-            "started_from", 0, fsync=True, run=str(self.run), id=self.info["id"], from_step=step, taken=taken
+            "started_from", 0, fsync=True, run=str(self.run), id=self.info["id"], from_step=step, taken=parts
         )
-        yield f"begins with {' and '.join(taken)} of step {step} of {self.run}"
+        yield f"begins with {' and '.join(parts)} of step {step} of {self.run}"
         if "prm" in config.roles:
             yield f"the process reward model begins anew, from {_section(config, 'prm').path or config.model.path}"
-        if CRITIC in config.roles and "the critic" not in taken:
+        if CRITIC in config.roles and "the critic" not in parts:
             yield f"the critic begins anew, from {_section(config, CRITIC).path or config.model.path}"
 
     def _takes_critic(self, config: Config) -> bool:

@@ -23,7 +23,7 @@ from strop.trainer.config import Config
 from strop.trainer.sft.trainer import SupervisedTrainer, make_sft_batch
 from strop.trainer.timing import Stages
 from strop.utils.metrics import Metric
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.preference import PreferenceWorker
 from strop.workers.rows import Update, merged_update
 
@@ -41,7 +41,7 @@ REFERENCE = "reference.safetensors"
 
 
 class PreferenceTrainer(SupervisedTrainer):
-    """One training on preferences."""
+    """Trainer on preferences."""
 
     name = "prefer"
     loss = PREFERENCE.of("loss")
@@ -62,16 +62,16 @@ class PreferenceTrainer(SupervisedTrainer):
     def _load(self, data: Any, files: Sequence[str], split: str) -> PreferenceDataset:
         rows = read_rows(files, self._config.data.cache_dir)
         dataset = PreferenceDataset(rows, self._tokenizer, data, loss=self._sft.loss, split=split)
-        self._tell(dataset, split)
+        self._report_data(dataset, split)
         return dataset
 
-    def _role(self, learning: Learning) -> RoleSpec[Any]:
+    def _role(self, learning: TrainingInit) -> RoleSpec[Any]:
         sft = self._sft
         scores = sft.loss == "reward"
         return role(PreferenceWorker, self._config.model, sft.engine, sft.optim, learning, scores=scores)
 
     def _begin(self) -> None:
-        """What the starting model says of all answers; a resume finds it in the run folder."""
+        """Compute the starting model's numbers for all answers; a resume finds them in the run folder."""
         splits = {"train": self._examples} | ({} if self._val is None else {"val": self._val})
         if self._sft.loss in WITHOUT_REFERENCE:
             self._reference = {name: torch.zeros(len(one), 2).double() for name, one in splits.items()}
@@ -109,13 +109,13 @@ class PreferenceTrainer(SupervisedTrainer):
         return torch.cat([part.tensors()["numbers"] for part in parts]).reshape(-1, 2)
 
     def _weighed(self, examples: Sequence[PreferenceExample], places: Sequence[int], split: str) -> Weighed:
-        lengths = [[float(sum(side.loss_mask)) for side in one.pair] for one in examples]
+        lengths = [[float(sum(side.loss_mask)) for side in example.pair] for example in examples]
         batch = Batch(
             numbers=self._numbers(examples),
             reference=self._reference[split][list(places)],
             lengths=torch.tensor(lengths, dtype=torch.float64),
-            margins=torch.tensor([one.margin for one in examples], dtype=torch.float64),
-            is_good=torch.tensor([one.is_good for one in examples]),
+            margins=torch.tensor([example.margin for example in examples], dtype=torch.float64),
+            is_good=torch.tensor([example.is_good for example in examples]),
         )
         return weigh(self._sft, batch)
 
@@ -123,7 +123,7 @@ class PreferenceTrainer(SupervisedTrainer):
         self, places: Sequence[int], stages: Stages
     ) -> tuple[DataProto, Update, Mapping[str, float]]:
         """Along the gradients of the numbers of both answers, as the loss weighs them."""
-        examples = [self._examples[place] for place in places]
+        examples = [self._examples[index] for index in places]
         num_sides = 1 if self._sft.loss == "kto" else 2  # answers to other prompts are not trained
         batch = preference_batch(examples, num_sides)
         with stages.stage("numbers"):
@@ -156,6 +156,6 @@ def _digest_of_rows(splits: Mapping[str, Sequence[PreferenceExample]]) -> str:
     parts: list[str | Sequence[int]] = []
     for name, examples in splits.items():
         parts.append(name)
-        for place in range(len(examples)):
-            parts += [side.token_ids for side in examples[place].pair]
+        for index in range(len(examples)):
+            parts += [side.token_ids for side in examples[index].pair]
     return digest(*parts)

@@ -1,4 +1,4 @@
-"""What the first prompts of a run show about its chat template, tokenizer and model."""
+"""Facts about chat template, tokenizer and model, from the first prompts of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from strop.utils.chat_template.answers import kept_special_tokens
 _ANSWER = "strop:answer"
 """Stands for an answer in a rendered chat: nothing that a template writes by itself."""
 _MARKER = re.compile(r"<\|[^\s<>|]{1,40}\|>|</?s>|<(?:start|end)_of_turn>|\[/?INST\]")
-"""How templates write what a tokenizer made for them knows as one token."""
+"""Spellings of templates that a tokenizer made for them has as one token."""
 
 
 def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> TokenFacts:
-    """What prompts, template and vocabulary show."""
+    """Facts about prompts, template and vocabulary."""
     ids = [list(prompt.token_ids) for prompt in prompts]
-    texts = [tokenizer.decode(one) for one in ids]
+    texts = [tokenizer.decode(token_ids) for token_ids in ids]
     opening = _opening(config, tokenizer, prompts[0])
     start = getattr(tokenizer, "bos_token_id", None)
     shape = read_shape(config.model)
@@ -33,10 +33,10 @@ def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> To
     return TokenFacts(
         num_prompts=len(prompts),
         num_changed=sum(
-            list(tokenizer.encode(text, add_special_tokens=False)) != one
-            for text, one in zip(texts, ids, strict=True)
+            list(tokenizer.encode(text, add_special_tokens=False)) != token_ids
+            for text, token_ids in zip(texts, ids, strict=True)
         ),
-        num_double_starts=sum(start is not None and one[:2] == [start, start] for one in ids),
+        num_double_starts=sum(start is not None and token_ids[:2] == [start, start] for token_ids in ids),
         num_without_opening=sum(opening.strip() not in text[-len(opening) - 200 :] for text in texts)
         if opening
         else 0,
@@ -47,12 +47,12 @@ def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> To
         num_embeddings=num_embeddings,
         kept=kept_special_tokens(tokenizer),
         num_unused=len(unused_token_ids(tokenizer, num_embeddings, config.model.path)),
-        largest_id=max(max(one) for one in ids),
+        largest_id=max(max(token_ids) for token_ids in ids),
     )
 
 
 def _opening(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
-    """What the template writes before an answer; None when it refuses these messages without their tools."""
+    """Text of the template before an answer; None when it refuses these messages without their tools."""
     options = config.data.chat_template_kwargs
     messages = prompt.messages[:-1] if continues(prompt.messages) else prompt.messages
     chat = Chat(messages=tuple(messages), where=prompt.uid, options=options)
@@ -76,7 +76,7 @@ def _answered(config: Config, tokenizer: Any, prompt: Prompt) -> str | None:
 
 
 def _end(config: Config, tokenizer: Any, answered: str) -> AnswerEnd:
-    """What the template writes after an answer, and whether generation stops there."""
+    """Text of the template after an answer, and if generation stops there."""
     text = answered.rpartition(_ANSWER)[2].lstrip()
     ids = tokenizer.encode(text, add_special_tokens=False)
     if not ids:
@@ -90,10 +90,10 @@ def _end(config: Config, tokenizer: Any, answered: str) -> AnswerEnd:
 
 def _spelled_out(tokenizer: Any, answered: str, prompt: Prompt) -> tuple[str, ...]:
     """Control markers of the template that this tokenizer writes in several ordinary tokens."""
-    said = str(prompt.messages)
+    text = str(prompt.messages)
     markers = dict.fromkeys(_MARKER.findall(answered))
     return tuple(
         marker
         for marker in markers
-        if marker not in said and len(tokenizer.encode(marker, add_special_tokens=False)) > 1
+        if marker not in text and len(tokenizer.encode(marker, add_special_tokens=False)) > 1
     )

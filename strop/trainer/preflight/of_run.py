@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from strop.run import RunFolder
+from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
 from strop.trainer.env_certificate import certify_environments
-from strop.trainer.preflight.trial import RunRefused, try_out
+from strop.trainer.preflight.trial import RunRefused, run_trial
 from strop.trainer.setup import TrainingData
-from strop.trainer.start import Say
-from strop.trainer.worker_groups import Roles
+from strop.trainer.worker_groups import WorkerGroups
 
 EVENT = "preflight"
 
 
-def try_run(
-    config: Config, data: TrainingData, roles: Roles, run: RunFolder, say: Say, *, force: bool
+def preflight_before_training(
+    config: Config, data: TrainingData, roles: WorkerGroups, run: RunFolder, say: Reporter, *, force: bool
 ) -> None:
     """Environments are inspected, and a few dozen samples of the first step played and scored; not where a start that
     came no further has done it.
@@ -33,24 +33,24 @@ def try_run(
         return
     certify_environments(config, data, run, say)
     say("preflight: a few dozen samples of the first step are played and scored")
-    found = try_out(config, data, roles)
-    for line in found.lines():
+    preflight = run_trial(config, data, roles)
+    for line in preflight.lines():
         say(line)
     obstructed = "forced" if force else "refused"
     run.events.append(
         EVENT,
         0,
         fsync=True,
-        verdict=obstructed if found.obstacles else "ready",
-        checks=[asdict(check) for check in found.checks],
-        num_prompts=found.num_prompts,
-        num_samples=found.num_samples,
-        seconds=found.seconds,
+        verdict=obstructed if preflight.obstacles else "ready",
+        checks=[asdict(check) for check in preflight.checks],
+        num_prompts=preflight.num_prompts,
+        num_samples=preflight.num_samples,
+        seconds=preflight.seconds,
     )
-    if found.obstacles and not force:
-        raise RunRefused(found.refusal())
-    if found.obstacles:
-        say(f"started by --force, against {', '.join(check.name for check in found.obstacles)}")
+    if preflight.obstacles and not force:
+        raise RunRefused(preflight.refusal())
+    if preflight.obstacles:
+        say(f"started by --force, against {', '.join(check.name for check in preflight.obstacles)}")
 
 
 def was_tried(run: RunFolder) -> bool:

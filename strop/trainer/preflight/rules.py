@@ -29,7 +29,7 @@ OTHER_WEIGHTS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """How far the trainer's log-probs of the sampled tokens are from those recorded while sampling."""
+    """Differences between the trainer's log-probs of the sampled tokens and the recorded ones of the engine."""
 
     num_tokens: int
     max_log_prob: float
@@ -44,7 +44,7 @@ class Agreement:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What was tried."""
+    """Samples and settings that a preflight examines."""
 
     tokens: TokenFacts | None
     """Prompts, template and vocabulary; None where somebody else's model answered, so that prompts, rewards and agents
@@ -134,7 +134,7 @@ def _cuts(probe: Probe) -> Check:
 
 
 def _scores(probe: Probe) -> Check:
-    """What a run would stop at in its first step, if more fails than it allows."""
+    """Check of failed and unscored samples: a run would stop in its first step where more fail than it allows."""
     failed = [report for report in probe.reports if not report.is_finished]
     unscored = [r for r in probe.reports if r.is_finished and r.outcome is not None and r.score is None]
     num_bad, num_samples = len(failed) + len(unscored), len(probe.reports)
@@ -171,7 +171,7 @@ def _rewards(probe: Probe) -> list[Check]:
 
 
 def _mean_reward(scored: Sequence[EpisodeReport]) -> Check:
-    """Where nothing decides which samples pass."""
+    """Check of mean rewards, where nothing decides which samples pass."""
     mean = sum(report.score or 0.0 for report in scored) / len(scored)
     return Check(
         name="difficulty",
@@ -230,9 +230,9 @@ def _outcomes(probe: Probe, passed: Mapping[str, Sequence[bool]]) -> tuple[int, 
     """Groups with equal rewards that every sample solves, and those that none solves."""
     solved = unsolved = 0
     for uid, group in _groups(probe).items():
-        if len(set(group)) == 1 and (own := passed.get(uid)):
-            solved += all(own)
-            unsolved += not any(own)
+        if len(set(group)) == 1 and (passes := passed.get(uid)):
+            solved += all(passes)
+            unsolved += not any(passes)
     return solved, unsolved
 
 
@@ -265,10 +265,10 @@ def _no_signal_advice(probe: Probe, solved: int, unsolved: int) -> str:
 
 def _loss_mask(probe: Probe) -> Check:
     played = [report for report in probe.reports if report.is_finished]
-    given = sum(report.num_response_tokens for report in played)
+    num_response_tokens = sum(report.num_response_tokens for report in played)
     trained = sum(report.num_sampled_tokens for report in played)
     empty = sum(report.num_sampled_tokens == 0 for report in played)
-    text = f"{trained} of {given} response tokens were sampled by the model and are trained"
+    text = f"{trained} of {num_response_tokens} response tokens were sampled by the model and are trained"
     if not empty:
         return Check(name="loss mask", text=text)
     level: Literal["warn", "stop"] = "warn" if empty < len(played) else "stop"
@@ -291,21 +291,21 @@ def _learning_rate(probe: Probe) -> list[Check]:
 
 
 def _agreement(probe: Probe) -> Check:
-    found = probe.agreement
-    if found is None:
+    agreement = probe.agreement
+    if agreement is None:
         return Check(name="engine", text="no sample could be compared with the trainer's log-probs")
     text = (
-        f"the engine's and the trainer's log-probs differ by at most {found.max_log_prob:.2g}, on average "
-        f"{found.mean_log_prob:.2g}, over {found.num_tokens} tokens"
+        f"the engine's and the trainer's log-probs differ by at most {agreement.max_log_prob:.2g}, on average "
+        f"{agreement.mean_log_prob:.2g}, over {agreement.num_tokens} tokens"
     )
-    if not found.mean_log_prob <= OTHER_WEIGHTS:  # also where it is no number
+    if not agreement.mean_log_prob <= OTHER_WEIGHTS:  # also where it is no number
         advice = (
             "rounding does not explain that: the two hold other weights, or one of them is broken; compare with "
             "model.dtype=float32"
         )
         return Check(name="engine", text=text, level="stop", advice=advice)
-    is_large = found.mean_prob > MAX_PROB_DIFFERENCE
-    is_large |= found.is_float32 and found.max_log_prob > MAX_LOG_PROB_DIFFERENCE
+    is_large = agreement.mean_prob > MAX_PROB_DIFFERENCE
+    is_large |= agreement.is_float32 and agreement.max_log_prob > MAX_LOG_PROB_DIFFERENCE
     if not is_large:
         return Check(name="engine", text=text)
     advice = "train with a correction, algorithm=tis, or with model.dtype=float32"

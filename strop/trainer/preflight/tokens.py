@@ -10,7 +10,7 @@ from strop.utils.verdict import Check
 
 @dataclass(frozen=True)
 class AnswerEnd:
-    """What the template writes after an answer."""
+    """Text of the template after an answer."""
 
     kind: Literal["stops", "runs on", "text", "nothing", "unknown"]
     """A token that stops generation; a special token that does not; ordinary text; nothing; the template could not be
@@ -21,7 +21,7 @@ class AnswerEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenFacts:
-    """What the prompts, the chat template and the vocabulary show."""
+    """Facts about prompts, chat template and vocabulary."""
 
     num_prompts: int
     num_changed: int
@@ -44,7 +44,7 @@ class TokenFacts:
     num_unused: int = 0
     """Rows of the embedding for which the tokenizer has no token."""
     largest_id: int
-    """Of all tokens of the prompts."""
+    """Largest token id of the prompts."""
 
 
 def examine_tokens(facts: TokenFacts) -> list[Check]:

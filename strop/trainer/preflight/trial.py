@@ -30,15 +30,21 @@ from strop.trainer.preflight.rules import Agreement, Probe, can_teach, examine
 from strop.trainer.preflight.tokens import TokenFacts, examine_tokens
 from strop.trainer.role_columns import add_columns
 from strop.trainer.setup import TrainingData, load_training_data, sampling_of
-from strop.trainer.standalone import answering, is_remote, play_alone
+from strop.trainer.standalone import is_remote, model_backend, run_standalone
 from strop.trainer.threads import set_threads
 from strop.trainer.timing import Stages
-from strop.trainer.worker_groups import Roles, check_models, make_roles, playing_of, start_runtime
+from strop.trainer.worker_groups import (
+    WorkerGroups,
+    check_models,
+    make_worker_groups,
+    rollout_settings,
+    start_runtime,
+)
 from strop.utils.chat_template.answers import answer_text
 from strop.utils.device import device_name
 from strop.utils.verdict import Check
 from strop.workers.episodes import Episode
-from strop.workers.reports import EpisodeReport, report_of
+from strop.workers.reports import EpisodeReport, episode_report
 from strop.workers.summary import answer_scores
 
 ROUND_SAMPLES, ROUND_PROMPTS, MAX_ROUNDS = 48, 4, 4
@@ -54,7 +60,7 @@ class RunRefused(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Preflight:
-    """What a preflight found."""
+    """Result of a preflight."""
 
     checks: list[Check]
     samples: list[dict[str, Any]]
@@ -88,7 +94,7 @@ class Preflight:
         return [*lines, f"{verdict}; {self.num_samples} samples in {self.seconds:.1f} s"]
 
     def refusal(self) -> str:
-        """Why a run does not start, in one sentence."""
+        """Reason for which a run does not start, in one sentence."""
         reasons = "; ".join(f"{check.name}: {check.text} - {check.advice}" for check in self.obstacles)
         return (
             f"this run would not learn, so it was not started. {reasons}. To start it all the same: --force "
@@ -107,20 +113,20 @@ def run_preflight(config: Config, *, num_prompts: int) -> Preflight:
         ValueError, FileNotFoundError: the sentence says what cannot be used.
     """
     if is_remote(config):
-        return _asked(config, num_prompts=num_prompts)
+        return _remote_preflight(config, num_prompts=num_prompts)
     set_threads(config.resources, config.model)
     data = load_training_data(config, reads_media=True)
     check_models(config)
     with start_runtime(config, log_dir=None) as runtime:
-        roles = make_roles(config, runtime, playing_of(config), num_steps=data.num_steps)
-        return try_out(config, data, roles, prompts_per_round=num_prompts, max_rounds=1)
+        roles = make_worker_groups(config, runtime, rollout_settings(config), num_steps=data.num_steps)
+        return run_trial(config, data, roles, prompts_per_round=num_prompts, max_rounds=1)
 
 
-def _asked(config: Config, *, num_prompts: int) -> Preflight:
+def _remote_preflight(config: Config, *, num_prompts: int) -> Preflight:
     """The first prompts of a run, answered by somebody else's model: do data, agents and rewards work?"""
-    remote, who = config.rollout.remote, answering(config)
-    with who.speaking(config) as spoken:
-        data = load_training_data(spoken, data=who.as_spoken(spoken.data, spoken))
+    remote, backend = config.rollout.remote, model_backend(config)
+    with backend.configured(config) as spoken:
+        data = load_training_data(spoken, data=backend.convert_limits(spoken.data, spoken))
         start = time.perf_counter()
         prompts = first_prompts(data, num_prompts)
         options = spoken.data.chat_template_kwargs
@@ -128,11 +134,11 @@ def _asked(config: Config, *, num_prompts: int) -> Preflight:
 
         async def play() -> list[Episode]:
             async with RewardPool(spoken.reward, tokenizer=spoken.model.path) as pool:
-                return await play_alone(spoken, setup, prompts, pool, how=spoken.rollout)
+                return await run_standalone(spoken, setup, prompts, pool, section=spoken.rollout)
 
         episodes = asyncio.run(play())
-    reports = [report_of(episode) for episode in episodes]
-    rewards = {one.id: (one.score,) for one in reports if one.score is not None}
+    reports = [episode_report(episode) for episode in episodes]
+    rewards = {report.id: (report.score,) for report in reports if report.score is not None}
     probe = Probe(
         tokens=None,
         reports=reports,
@@ -159,10 +165,10 @@ def _asked(config: Config, *, num_prompts: int) -> Preflight:
     )
 
 
-def try_out(
+def run_trial(
     config: Config,
     data: TrainingData,
-    roles: Roles,
+    roles: WorkerGroups,
     *,
     prompts_per_round: int | None = None,
     max_rounds: int = MAX_ROUNDS,
@@ -190,7 +196,7 @@ def try_out(
             f"data.max_prompt_tokens={config.data.max_prompt_tokens}; raise it"
         )
     facts = token_facts(config, data.tokenizer, prompts)
-    trial = _Trial(config, data, roles, facts)
+    trial = _PreflightTrial(config, data, roles, facts)
     checks = examine_tokens(facts)
     if all(check.level != "stop" for check in checks):
         for begin in range(0, len(prompts), per_round):
@@ -208,15 +214,15 @@ def try_out(
 
 
 def first_prompts(data: TrainingData, count: int) -> list[Prompt]:
-    """Those of the next visits, at most one visit per row; the sampler of the run keeps its position."""
+    """Prompts of the next visits, at most one visit per row; the sampler of the run keeps its position."""
     ahead = copy.deepcopy(data.sampler)
     return next_prompts(data.train, ahead, min(count, len(data.train.row_numbers))).prompts
 
 
-class _Trial:
-    """What was played so far, and what the algorithm would see of it."""
+class _PreflightTrial:
+    """Samples of the preflight so far, as the algorithm would see them."""
 
-    def __init__(self, config: Config, data: TrainingData, roles: Roles, facts: TokenFacts) -> None:
+    def __init__(self, config: Config, data: TrainingData, roles: WorkerGroups, facts: TokenFacts) -> None:
         self._config, self._roles, self._facts = config, roles, facts
         self._tokenizer = data.tokenizer
         self._sampling = sampling_of(config, config.rollout, data.tokenizer)
@@ -229,15 +235,15 @@ class _Trial:
     def play(self, prompts: Sequence[Prompt]) -> None:
         """One round: sample, score, and compare log-probs, as a step does."""
         config, roles = self._config, self._roles
-        episodes = roles.play(prompts, config.rollout.samples_per_prompt, self._sampling)
+        episodes = roles.run_episodes(prompts, config.rollout.samples_per_prompt, self._sampling)
         self.prompts += prompts
         self.reports += episodes.reports
-        experience = training_rows(config, roles, episodes, self._sampling)
-        if not experience.reports:
+        batch = training_rows(config, roles, episodes, self._sampling)
+        if not batch.reports:
             return
-        wanted = {"old_log_probs"} | ({"rm_scores"} if "reward_model" in config.roles else set())
-        experience = add_columns(experience, wanted, config, roles, Stages(roles))
-        self._take(experience.reports, experience.columns_for("preflight").get().tensors())
+        names = {"old_log_probs"} | ({"rm_scores"} if "reward_model" in config.roles else set())
+        batch = add_columns(batch, names, config, roles, Stages(roles))
+        self._take(batch.reports, batch.columns_for("preflight").get().tensors())
 
     def _take(self, reports: Sequence[EpisodeReport], tensors: Mapping[str, Tensor]) -> None:
         """Rewards, answers and log-probs of one round."""
@@ -317,13 +323,13 @@ def _is_float32(config: Config) -> bool:
 def _answer_line(sample: Mapping[str, Any]) -> str:
     """`e0-000012/3  score 1  'the answer is 7', read as '7', right is '7'`."""
     reward, score = sample["reward"], sample["score"] or 0.0
-    shown = f"{sample['id']}  " + ("no score" if sample["score"] is None else f"score {score:g}")
+    line = f"{sample['id']}  " + ("no score" if sample["score"] is None else f"score {score:g}")
     if reward is not None and not math.isclose(reward, score, abs_tol=1e-6):  # the reward is a float32
-        shown += f", reward {sample['reward']:.3g}"
-    shown += f"  {_shortened(sample['response'])}" if sample["response"] is not None else "  not kept"
+        line += f", reward {sample['reward']:.3g}"
+    line += f"  {_shortened(sample['response'])}" if sample["response"] is not None else "  not kept"
     if sample["pred"] is not None:
-        shown += f", read as {_shortened(sample['pred'])}"
-    return f"{shown}, right is {_shortened(sample['ground_truth'])}  {sample['error']}".rstrip()
+        line += f", read as {_shortened(sample['pred'])}"
+    return f"{line}, right is {_shortened(sample['ground_truth'])}  {sample['error']}".rstrip()
 
 
 def _shortened(value: object) -> str:

@@ -1,5 +1,5 @@
 """Supervised fine-tuning: the same run folder, checkpoints and promises as reinforcement learning, a simpler step.
 
-result.py   How a fine-tuning ended, as its records say
+result.py   Result of a fine-tuning run, from its records
 trainer.py  The steps of a fine-tuning, its records and its validation
 """

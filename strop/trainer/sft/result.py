@@ -1,4 +1,4 @@
-"""How a fine-tuning ended, as its records say."""
+"""Result of a fine-tuning run, from its records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from strop.utils.sanitize import as_number
 
 @dataclass(frozen=True, kw_only=True)
 class SftResult:
-    """How a fine-tuning ended."""
+    """Result of a fine-tuning run."""
 
     run: Path
     steps: int
@@ -27,8 +27,8 @@ class SftResult:
         return self.run / "checkpoints" / f"global_step_{self.steps}" / "model"
 
 
-def sft_result_of(run: RunFolder) -> SftResult:
-    """How a finished fine-tuning ended, from its records."""
+def sft_result(run: RunFolder) -> SftResult:
+    """Result of a finished fine-tuning run, from its records."""
     end = run.events.read("finished")[-1]
     val_loss = end.get("val_loss")
     return SftResult(

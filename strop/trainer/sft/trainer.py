@@ -29,15 +29,15 @@ from strop.observability.trackers.group import TrackerGroup, check_trackers
 from strop.observability.trackers.setup import TrackerSetup
 from strop.protocol import DataProto, columns
 from strop.run import Checkpoint, Fate, RunFolder, digest
-from strop.trainer.callbacks import StopRequest
+from strop.trainer.callbacks import Reporter, StopRequest
 from strop.trainer.checkpointing import is_due, restore_position
 from strop.trainer.checks.parallel import check_ranks
 from strop.trainer.config import Config
 from strop.trainer.environment import environment_of
 from strop.trainer.fault_tolerance.background import checkpointer
 from strop.trainer.fault_tolerance.signals import SignalRequest
-from strop.trainer.sft.result import SftResult, sft_result_of
-from strop.trainer.start import Say, optimizer_of
+from strop.trainer.sft.result import SftResult, sft_result
+from strop.trainer.start import optimizer_of
 from strop.trainer.threads import set_threads_of_run
 from strop.trainer.timing import Stages
 from strop.trainer.worker_groups import role_mesh, start_runtime
@@ -45,7 +45,7 @@ from strop.utils.device import device_name
 from strop.utils.gc_freeze import settled
 from strop.utils.metrics import Metric, metric_values
 from strop.workers.metrics import THROUGHPUT, TIMING
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.rows import GRAD_NORM, Update, flat_mask, merged_update
 from strop.workers.sft import LOSS, TEACHER, SupervisedWorker
 
@@ -55,7 +55,7 @@ VALIDATION_LOSS = Metric(
 
 
 class SupervisedTrainer:
-    """One fine-tuning; a subclass trains on rows of another kind."""
+    """Trainer of one fine-tuning run; a subclass trains on rows of another kind."""
 
     name = "sft"
     """Of the command and its section of the configuration."""
@@ -68,12 +68,12 @@ class SupervisedTrainer:
         run: RunFolder,
         *,
         checkpoint: Checkpoint | None,
-        say: Say,
+        say: Reporter,
         stop: StopRequest | None = None,
     ) -> None:
         self._config, self._run, self._say = config, run, say
         self._stop = stop or SignalRequest()
-        self._stop.begin(config.run)
+        self._stop.start(config.run)
         self._start_step = checkpoint.step if checkpoint is not None else 0
         threads = set_threads_of_run(config.resources, config.model, run, step=self._start_step)
         say(threads.line())
@@ -92,7 +92,9 @@ class SupervisedTrainer:
             )
         self._examples = self._load(sft.data, sft.data.train_files, "train")
         self._val = self._load(sft.data, sft.data.val_files, "val") if sft.data.val_files else None
-        if size > 1 and any(one is not None and one.has_media for one in (self._examples, self._val)):
+        if size > 1 and any(
+            examples is not None and examples.has_media for examples in (self._examples, self._val)
+        ):
             raise ValueError(
                 f"{self.name}.engine.sequence_parallel is {size}, but conversations have images, and it divides "
                 f"sequences over ranks, which images cannot be: use {self.name}.engine.sequence_parallel=1"
@@ -106,7 +108,7 @@ class SupervisedTrainer:
         self._num_steps = steps if sft.max_steps is None else min(steps, sft.max_steps)
         self._checkpoint = None if checkpoint is None else checkpoint.path
         self._optimizer = optimizer_of(run, checkpoint)
-        self._stop.tell(run, self._start_step, say)
+        self._stop.warn(run, self._start_step, say)
 
     def _check_positions(self) -> None:
         """Refuse conversations that are longer than the model is made for, before it is loaded."""
@@ -119,7 +121,7 @@ class SupervisedTrainer:
                 )
 
     def _order(self) -> PromptSampler:
-        """Which rows a step visits."""
+        """Rows that a step visits."""
         sft, seed = self._sft, self._config.trainer.seed
         chosen, num_epochs = None, sft.num_epochs
         if weights := self._source_weights():
@@ -144,16 +146,16 @@ class SupervisedTrainer:
         check_language_model(self._config.model)
 
     def _load(self, data: Any, files: Sequence[str], split: str) -> Any:
-        found = read_sft_rows(files, self._config.data.cache_dir)
-        dataset = SftDataset(found.rows, self._tokenizer, data, split=split, sources=found.sources)
-        self._tell(dataset, split)
+        rows = read_sft_rows(files, self._config.data.cache_dir)
+        dataset = SftDataset(rows.rows, self._tokenizer, data, split=split, sources=rows.sources)
+        self._report_data(dataset, split)
         _check_media_tokens(dataset, self._config.model)
         if self._sft.distillation.is_on and split == "train":
             self._say(f"a teacher's {checked_top_k(dataset)} most likely tokens in each place")
         return dataset
 
-    def _tell(self, dataset: Any, split: str) -> None:
-        """Say what was read, and how its answers end."""
+    def _report_data(self, dataset: Any, split: str) -> None:
+        """Report the data, and the end of its answers."""
         self._say(dataset.report())
         if split == "train" and (note := dataset.ends.note(named_ends(self._config.model, self._tokenizer))):
             self._say(note)
@@ -183,10 +185,10 @@ class SupervisedTrainer:
         seconds = time.perf_counter() - start
         losses = {"loss": self._last_loss("step"), "val_loss": self._last_loss("validation")}
         self._run.events.append("finished", self._num_steps, fsync=True, seconds=seconds, **losses)
-        return sft_result_of(self._run)
+        return sft_result(self._run)
 
     def _begin(self) -> None:
-        """What is to be done once with the model at the start, before the first step of this process."""
+        """Hook for work with the starting model, before the first step of this process."""
 
     def _run_step(self, step: int, trackers: TrackerGroup) -> None:
         """One step with its records and its checkpoint, which is also written where the run is asked to end."""
@@ -198,13 +200,13 @@ class SupervisedTrainer:
         if is_last or is_due(step, self._config.run.save_every):
             self._checkpointer.save(step, None, facts={}, is_last=is_last)
         self._checkpointer.poll()
-        self._stop.look(self._say)
+        self._stop.check_time(self._say)
         self._checkpointer.save_before_the_end(self._stop, step, facts={})
 
     def _start_worker(self, stack: ExitStack) -> None:
         config, sft = self._config, self._sft
         runtime = stack.enter_context(start_runtime(config, log_dir=self._run.path / "logs"))
-        learning = Learning(
+        learning = TrainingInit(
             device=device_name(config.resources.device),
             num_updates=self._num_steps,
             checkpoint=self._checkpoint,
@@ -223,10 +225,10 @@ class SupervisedTrainer:
             say=self._say,
             limit_s=config.resources.call_timeout_s,
         )
-        stack.callback(self._checkpointer.settle)
+        stack.callback(self._checkpointer.finish_background)
 
-    def _role(self, learning: Learning) -> RoleSpec[Any]:
-        """What is made on every rank."""
+    def _role(self, learning: TrainingInit) -> RoleSpec[Any]:
+        """Role that is made on every rank."""
         sft = self._sft
         return role(SupervisedWorker, self._config.model, sft.engine, sft.optim, learning, sft.distillation)
 
@@ -266,7 +268,7 @@ class SupervisedTrainer:
         self, places: Sequence[int], stages: Stages
     ) -> tuple[DataProto, Update, Mapping[str, float]]:
         """One optimizer step on the rows at these places: its batch, what came of it, and further metrics."""
-        examples = [self._examples[place] for place in places]
+        examples = [self._examples[index] for index in places]
         batch = make_sft_batch(examples, with_teacher=self._sft.distillation.is_on)
         with stages.stage("update"):
             update = merged_update(as_list(self._worker.call.update(batch, sft_totals(batch))))
@@ -274,8 +276,8 @@ class SupervisedTrainer:
 
     def _wants_first_validation(self) -> bool:
         """False also when a start that came no further than this left one behind."""
-        wanted = self._config.eval.before_train and self._start_step == 0
-        return wanted and not self._run.events.read("validation")
+        is_enabled = self._config.eval.before_train and self._start_step == 0
+        return is_enabled and not self._run.events.read("validation")
 
     def _validate(self, dataset: Any, step: int) -> dict[str, float]:
         """The mean loss per trained token of held-out rows, with its record."""
@@ -313,7 +315,7 @@ def _check_media_tokens(dataset: SftDataset, model: ModelConfig) -> None:
 
 
 def checked_top_k(dataset: SftDataset) -> int:
-    """How many tokens of the teacher there are in each place.
+    """Number of the teacher's tokens at each position.
 
     Raises:
         ValueError: there are none, or rows differ.
@@ -367,7 +369,7 @@ def make_sft_batch(examples: Sequence[SftExample], *, with_teacher: bool = False
 
 
 def sft_totals(batch: DataProto) -> BatchTotals:
-    """What the loss of an optimizer batch divides by."""
+    """Denominators of the loss of an optimizer batch."""
     return batch_totals(*flat_mask(batch.tensors()))
 
 
@@ -376,7 +378,7 @@ def fine_tune(
     run: RunFolder,
     *,
     checkpoint: Checkpoint | None = None,
-    say: Say,
+    say: Reporter,
     stop: StopRequest | None = None,
     trainer: type[SupervisedTrainer] = SupervisedTrainer,
 ) -> SftResult:

@@ -1,4 +1,4 @@
-"""What settings would run, import, start or contact."""
+"""Code, programs and addresses that settings would run, import, start or contact."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _of_data(config: Config) -> Iterator[Named]:
 
 
 def of_agents(agent: AgentConfig) -> Iterator[Named]:
-    """What agents would run, import, start or contact beside strop and its packages."""
+    """References of agents: code, programs and addresses beside strop and its packages."""
     for setting in dataclasses.fields(agent):
         if setting.default in ("", ()):
             value = getattr(agent, setting.name)
@@ -68,6 +68,6 @@ def of_agents(agent: AgentConfig) -> Iterator[Named]:
         yield from code_below(agent, "agent", name)
 
 
-def is_elsewhere(named: Named) -> bool:
+def is_elsewhere(reference: Named) -> bool:
     """A relative path: which file it means depends on the current directory."""
-    return bool(named.path) and not Path(named.path).expanduser().is_absolute()
+    return bool(reference.path) and not Path(reference.path).expanduser().is_absolute()

@@ -1,4 +1,4 @@
-"""Which settings are a user's own: those that strop wrote for that user on this machine, with exactly these bytes.
+"""Settings of a user's own: strop wrote them for that user on this machine, with exactly these bytes.
 
 strop keeps a hash of every `config.yaml` that it writes, with the directory it was started in, in a private folder of
 the user; a run folder can claim anything about itself, so nothing in it counts. Settings without such an entry are
@@ -27,14 +27,14 @@ def record(config: str) -> bool:
         folder = _state_folder()
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        here = str(Path.cwd())
-        if here in made_in(config):
+        working_folder = str(Path.cwd())
+        if working_folder in made_in(config):
             return True
         descriptor = os.open(folder / _name(config), flags, 0o600)
     except (OSError, RuntimeError):  # no home folder, or none that can be written
         return False
     try:
-        os.write(descriptor, (json.dumps(here) + "\n").encode())
+        os.write(descriptor, (json.dumps(working_folder) + "\n").encode())
     except OSError:
         return False
     finally:
@@ -54,8 +54,8 @@ def made_in(config: str) -> frozenset[str]:
     except (OSError, RuntimeError):
         return frozenset()
     with os.fdopen(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not (stat.S_ISREG(found.st_mode) and _is_private(found)):
+        status = os.fstat(descriptor)
+        if not (stat.S_ISREG(status.st_mode) and _is_private(status)):
             return frozenset()
         lines = file.read(_MAX_ENTRY_BYTES).split(b"\n")[:-1]
     folders = set()
@@ -65,9 +65,9 @@ def made_in(config: str) -> frozenset[str]:
     return frozenset(folders)
 
 
-def _is_private(found: os.stat_result) -> bool:
-    """Of this user, and nobody else may write it."""
-    return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+def _is_private(status: os.stat_result) -> bool:
+    """True when it belongs to this user, and nobody else may write it."""
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _name(config: str) -> str:

@@ -47,18 +47,20 @@ def load(
         UntrustedCode: the settings are received, and name something that the command needs.
     """
     folders = made_in(text)
-    given = [word.lstrip("+~").split("=", 1)[0] for word in overrides]
+    keys = [word.lstrip("+~").split("=", 1)[0] for word in overrides]
     if str(Path.cwd()) in folders:
         return loading.load(path, text=text, overrides=overrides, aliases=aliases)
-    trust.close(str(path), own=given)
+    trust.close(str(path), own=keys)
     config, origin_of = loading.load_and_tell(path, text=text, overrides=overrides, aliases=aliases)
-    named = [one for one in code_named(config) if origin_of(one.key) != _GIVEN]
+    references = [reference for reference in code_named(config) if origin_of(reference.key) != _GIVEN]
     if folders:  # of a run of the user's own, started elsewhere: a relative path may be another file here
-        named = [one for one in named if is_elsewhere(one) and Path(one.path).exists()]
-        if not named:
+        references = [
+            reference for reference in references if is_elsewhere(reference) and Path(reference.path).exists()
+        ]
+        if not references:
             trust.reopen()
             return loading.load(path, text=text, overrides=overrides, aliases=aliases)
-    needed = [one for one in named if one.key.startswith(tuple(needs))]
+    needed = [reference for reference in references if reference.key.startswith(tuple(needs))]
     if needed and folders:
         raise trust.UntrustedCode(
             f"{path} is of a run that you started in {' and '.join(sorted(folders))}, and names relative paths, which "
@@ -67,17 +69,17 @@ def load(
         )
     if needed:
         raise trust.UntrustedCode(trust.refusal(str(path), _listed(needed)))
-    if named:
-        why = "names relative paths, and was started elsewhere" if folders else "was received"
-        say(f"{path} {why}, so this is not run: {'; '.join(_listed(named))}")
+    if references:
+        reason = "names relative paths, and was started elsewhere" if folders else "was received"
+        say(f"{path} {reason}, so this is not run: {'; '.join(_listed(references))}")
     if origin_of("model.trust_remote_code") == _GIVEN:
         return config
     model = dataclasses.replace(config.model, trust_remote_code=False)
     return dataclasses.replace(config, model=model)
 
 
-def _listed(named: Sequence[Named]) -> list[str]:
-    return [f"{one.key}: {one.value}" for one in named]
+def _listed(references: Sequence[Named]) -> list[str]:
+    return [f"{reference.key}: {reference.value}" for reference in references]
 
 
 def note(text: str) -> None:
@@ -96,7 +98,7 @@ def note_again(text: str, *, before: str) -> None:
 
 
 def check_inputs(folder: Path, config: Config, text: str) -> None:
-    """What the run reads is here, before anything is rolled back: relative paths may be meant from elsewhere.
+    """Check that the run's inputs are here before anything is rolled back: relative paths may be meant from elsewhere.
 
     Args:
         folder, config: of the run.
@@ -107,15 +109,15 @@ def check_inputs(folder: Path, config: Config, text: str) -> None:
     """
     homes = [Path(home) for home in sorted(made_in(text))]
     elsewhere = dict(models_elsewhere(config))
-    named = [("model.path", config.model.path), ("reward.path", config.reward.path)]
-    named = [(key, path) for key, path in named if key not in elsewhere]
+    paths = [("model.path", config.model.path), ("reward.path", config.reward.path)]
+    paths = [(key, path) for key, path in paths if key not in elsewhere]
     for key, files in to_flat_dict(config).items():
         if key.endswith((".train_files", ".val_files")):
-            named += [(key, file) for file in files]
-    for key, path in named:
+            paths += [(key, file) for file in files]
+    for key, path in paths:
         if not path or Path(path).expanduser().exists():
             continue
-        home = next((one for one in homes if (one / path).exists()), None)
+        home = next((candidate for candidate in homes if (candidate / path).exists()), None)
         if home is not None:
             raise RunError(
                 f"{folder} reads {key}={path}, which is in {home}, where it was started, and not here: continue it "

@@ -1,4 +1,4 @@
-"""What runs in an agent worker: agents, tools and environments of many episodes on one asyncio loop.
+"""Agent worker process: agents, tools and environments of many episodes on one asyncio loop.
 
 The engine is in the process that started this one: tokens are asked for over a pair of sockets that has no address. The
 worker ends when the other end closes, however that happened, and takes with it what its tools have started.
@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 _END_S = 5.0
 """Time to end in good order once the other end is gone; then the process and what it has forked are killed."""
 _KINDS = {kind.__name__: kind for kind in (ValueError, RolloutTimeout, NoEngine)}
-"""What agents may want to tell apart; anything else that an engine raises is a RuntimeError here."""
+"""Exceptions that agents may want to tell apart; any other error of an engine is a RuntimeError here."""
 
 
 def main(number: int) -> None:
@@ -142,12 +142,12 @@ class _Worker:
                 prompt_in(prompt), sample_index, sampling_in(sampling),
                 client=self._client, seed=self._seed, setup=self._setup,
             )  # fmt: skip
-            said = [sequence_out(one) for one in sequences]
+            encoded = [sequence_out(sequence) for sequence in sequences]
         except Exception as error:
             logger.exception("an episode of %s failed", prompt.get("uid"))
             self._send("raised", number, described(error))
         else:
-            self._send("played", number, said, [span_out(span) for span in spans or ()])
+            self._send("played", number, encoded, [span_out(span) for span in spans or ()])
 
 
 class _Client:

@@ -97,7 +97,7 @@ class AgentWorkers:
         self._lock: asyncio.Lock | None = None
 
     async def start(self) -> None:
-        """Have as many workers as there should be; those that live stay.
+        """Start missing workers; those that live stay.
 
         Raises:
             ValueError: the agents cannot be loaded there; the sentence is that of `AgentSetup`.
@@ -130,7 +130,7 @@ class AgentWorkers:
         while len(losses) < MAX_LOSSES:
             if len(self._workers) < self._count or not all(worker.is_ready for worker in self._workers):
                 await self.start()
-            worker = min(self._workers, key=lambda one: one.num_episodes)
+            worker = min(self._workers, key=lambda candidate: candidate.num_episodes)
             try:
                 spans = SPANS.get()
                 sequences, heard = await worker.play(
@@ -176,7 +176,7 @@ def _launched() -> tuple[subprocess.Popen[bytes], socket.socket]:
 
 
 class _Worker:
-    """One process, and what it was asked."""
+    """One agent worker process with its running episodes."""
 
     def __init__(
         self,
@@ -223,11 +223,11 @@ class _Worker:
         self._writer.write(self._begin)
         try:
             async with asyncio.timeout(START_S):
-                said = await reader.readline()
+                answer_line = await reader.readline()
         except TimeoutError:
             self._lose(f"it did not load the agents within {START_S:g} s")
         else:
-            match read_line(said) if said else None:
+            match read_line(answer_line) if answer_line else None:
                 case ["ready"]:
                     self._tasks = [
                         asyncio.create_task(self._read(reader)),
@@ -287,8 +287,8 @@ class _Worker:
             case ["played", int(number), list(sequences), list(spans)]:
                 if number in self._episodes and not (episode := self._episodes[number])[0].done():
                     future, prompt, index = episode
-                    made = tuple(sequence_in(one, prompt, index) for one in sequences)
-                    future.set_result((made, [span_in(one) for one in spans]))
+                    decoded = tuple(sequence_in(fields, prompt, index) for fields in sequences)
+                    future.set_result((decoded, [span_in(fields) for fields in spans]))
             case ["raised", int(number), str(sentence)]:
                 if number in self._episodes and not (future := self._episodes[number][0]).done():
                     future.set_exception(EpisodeFailed(sentence))
@@ -303,9 +303,9 @@ class _Worker:
         def hear(token: int, log_prob: float, version: int) -> None:
             self._send("token", call, token, log_prob, version)
 
-        told = {"on_token": hear} if wants_tokens else {}
+        options = {"on_token": hear} if wants_tokens else {}
         try:
-            output = await self._client.generate(request_id, tuple(ids), sampling_in(sampling), **told)
+            output = await self._client.generate(request_id, tuple(ids), sampling_in(sampling), **options)
         except Exception as error:  # noqa: BLE001  (the agent that asked is told)
             self._send("refused", call, type(error).__name__, str(error))
         else:
@@ -321,14 +321,14 @@ class _Worker:
             elif self._episodes:
                 self._send("ping")
 
-    def _lose(self, why: str) -> None:
+    def _lose(self, reason: str) -> None:
         """Give it up: its episodes go elsewhere, and what they asked the engine for ends."""
         if self.lost:
             return
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.2)
         status = self._process.poll()
-        self.lost = why if status is None else f"{why} ({_ending(status)})"
+        self.lost = reason if status is None else f"{reason} ({_ending(status)})"
         self._kill()
         for future, _, _ in self._episodes.values():
             if not future.done():
@@ -339,7 +339,7 @@ class _Worker:
             self._writer.close()
 
     def hang_up(self) -> None:
-        """Let it end."""
+        """Let the process end."""
         self.lost = self.lost or "it was closed"
         for task in [*self._tasks, *self._calls.values()]:
             task.cancel()

@@ -1,4 +1,4 @@
-"""What passes between a process that generates and its agent workers: one JSON array a line, in both directions.
+"""Protocol between a rollout worker and its agent workers: one JSON array a line, in both directions.
 
 Nothing is unpickled: what a worker says is data that is checked here, whatever the model or a tool made of it.
 
@@ -79,9 +79,9 @@ def prompt_out(prompt: Prompt) -> dict[str, Any]:
         ) from None
 
 
-def prompt_in(said: Mapping[str, Any]) -> Prompt:
-    """What `prompt_out` was given."""
-    return Prompt(**{name: from_json(value) for name, value in said.items()})
+def prompt_in(fields: Mapping[str, Any]) -> Prompt:
+    """Decode the prompt of `prompt_out`."""
+    return Prompt(**{name: from_json(value) for name, value in fields.items()})
 
 
 def sampling_out(sampling: Sampling) -> dict[str, Any]:
@@ -89,9 +89,9 @@ def sampling_out(sampling: Sampling) -> dict[str, Any]:
     return dataclasses.asdict(sampling)
 
 
-def sampling_in(said: Mapping[str, Any]) -> Sampling:
-    """What `sampling_out` was given; ValueError as Sampling, TypeError for another form."""
-    return Sampling(**{**said, "stop_token_ids": tuple(said["stop_token_ids"])})
+def sampling_in(fields: Mapping[str, Any]) -> Sampling:
+    """Decode the options of `sampling_out`; ValueError as Sampling, TypeError for another form."""
+    return Sampling(**{**fields, "stop_token_ids": tuple(fields["stop_token_ids"])})
 
 
 def output_out(output: TokenOutput) -> list[Any]:
@@ -99,9 +99,9 @@ def output_out(output: TokenOutput) -> list[Any]:
     return [output.token_ids, output.log_probs, output.versions, output.stop_reason]
 
 
-def output_in(said: Sequence[Any]) -> TokenOutput:
-    """What `output_out` was given."""
-    ids, log_probs, versions, stop_reason = said
+def output_in(fields: Sequence[Any]) -> TokenOutput:
+    """Decode the output of `output_out`."""
+    ids, log_probs, versions, stop_reason = fields
     return TokenOutput(
         token_ids=tuple(ids), log_probs=tuple(log_probs), versions=tuple(versions), stop_reason=stop_reason
     )
@@ -117,23 +117,23 @@ def sequence_out(sequence: Trajectory) -> dict[str, Any]:
         raise ValueError(
             f"trajectory {sequence.id} has images, which agent workers do not hand on: set agent.num_workers=0"
         )
-    said = {name: list(getattr(sequence, name)) for name in _TOKEN_COLUMNS}
+    fields = {name: list(getattr(sequence, name)) for name in _TOKEN_COLUMNS}
     for field in dataclasses.fields(sequence):
-        if field.name not in _NOT_SENT and field.name not in said:
-            said[field.name] = _sayable(getattr(sequence, field.name), field.name)
-    return said
+        if field.name not in _NOT_SENT and field.name not in fields:
+            fields[field.name] = _sayable(getattr(sequence, field.name), field.name)
+    return fields
 
 
-def sequence_in(said: Mapping[str, Any], prompt: Prompt, sample_index: int) -> Trajectory:
-    """What `sequence_out` was given.
+def sequence_in(content: Mapping[str, Any], prompt: Prompt, sample_index: int) -> Trajectory:
+    """Decode the sequence of `sequence_out`.
 
     Raises:
         ValueError: it is no sequence of this sample.
         TypeError, KeyError: it has another form.
     """
-    fields = {name: from_json(value) for name, value in said.items() if name not in _TOKEN_COLUMNS}
+    fields = {name: from_json(value) for name, value in content.items() if name not in _TOKEN_COLUMNS}
     for name in _TOKEN_COLUMNS:
-        fields[name] = tuple(said[name])
+        fields[name] = tuple(content[name])
     sequence = Trajectory(**fields)
     if sequence.uid != prompt.uid or sequence.sample_index != sample_index or not sequence.is_finished:
         raise ValueError(f"trajectory {sequence.id} is no finished one of {prompt.uid}/{sample_index}")
@@ -146,9 +146,9 @@ def span_out(span: Span) -> list[Any]:
     return [span.kind, span.name, span.start_s, span.end_s, facts]
 
 
-def span_in(said: Sequence[Any]) -> Span:
-    """What `span_out` was given."""
-    kind, name, start_s, end_s, facts = said
+def span_in(fields: Sequence[Any]) -> Span:
+    """Decode the span of `span_out`."""
+    kind, name, start_s, end_s, facts = fields
     return Span(
         kind=kind,
         name=name,
@@ -158,11 +158,13 @@ def span_in(said: Sequence[Any]) -> Span:
     )
 
 
-def _sayable(value: Any, place: str) -> Any:
+def _sayable(value: Any, location: str) -> Any:
     """The value, or the parts of a mapping or a tuple, as JSON; `storable` where it is no plain data."""
     try:
-        return to_json(value, place)
+        return to_json(value, location)
     except (BatchError, RecursionError):
         if isinstance(value, Mapping):
-            return to_json({str(key): from_json(_sayable(one, place)) for key, one in value.items()}, place)
-        return to_json(storable(value), place)
+            return to_json(
+                {str(key): from_json(_sayable(item, location)) for key, item in value.items()}, location
+            )
+        return to_json(storable(value), location)

@@ -1,11 +1,11 @@
 """Rollout worker whose samples are played over several calls (rollout.max_staleness > 0).
 
 generation_cache.py   Cache of the answers of episodes that have not been trained
-in_flight.py          Groups of samples that are played over several calls of a rollout worker
+in_flight.py          Groups of samples in flight over several calls of a rollout worker
 in_play.py            The file of a checkpoint that holds what was generated for the prompts of no step yet, one a
                       line
 recorded_schedule.py  Requests that wait for the weights that sampled them before
-saved_group.py        What is known of a group that is in play, by which it can go on in another process
+saved_group.py        State of a group in flight, with which it goes on in another process
 score_cache.py        Scores of samples that have not been trained
-worker.py             Generation whose samples are played over several calls
+worker.py             Asynchronous rollout worker
 """

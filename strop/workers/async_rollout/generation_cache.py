@@ -27,7 +27,7 @@ from strop.workers.async_rollout.recorded_schedule import RecordedSchedule
 
 @dataclass(kw_only=True)
 class RequestState:
-    """One request of an episode, as far as it came."""
+    """State of one request of an episode."""
 
     asked: str
     """Digest of what was asked."""
@@ -39,7 +39,7 @@ class RequestState:
 
 
 RequestStates = dict[str, RequestState]
-"""Of one prompt, by the id of the request."""
+"""Requests of one prompt, by their id."""
 
 
 class GenerationCache:
@@ -56,32 +56,34 @@ class GenerationCache:
         self.differing: list[str] = []
         """Ids of the requests that were not those of an earlier process."""
 
-    def restore(self, uid: str, given: RequestStates | None = None) -> None:
-        """Keep the answers of this prompt from now on; `given` are those of an earlier process."""
+    def restore(self, uid: str, states: RequestStates | None = None) -> None:
+        """Keep the answers of this prompt from now on; `states` are those of an earlier process."""
         self._current[uid] = {}
-        if given:
-            self._earlier[uid] = dict(given)
+        if states:
+            self._earlier[uid] = dict(states)
 
     def forget(self, uids: Collection[str]) -> dict[str, Spans]:
-        """These prompts were trained; by uid of those that were played here, which versions sampled them."""
+        """Drop the answers of prompts that were trained; gives the versions that sampled them, by uid."""
         spans: dict[str, Spans] = {}
         for uid in uids:
-            kept = self._current.pop(uid, None)
+            requests = self._current.pop(uid, None)
             self._earlier.pop(uid, None)
-            if kept is not None:
+            if requests is not None:
                 spans[uid] = {
                     name.removeprefix(f"{uid}/"): versions_in_spans(state.versions)
-                    for name, state in kept.items()
+                    for name, state in requests.items()
                 }
         return spans
 
     async def states(self) -> dict[str, RequestStates]:
-        """By uid, copies of those of every prompt that is followed; with what was given and not asked for again yet."""
+        """Copies of the requests of every prompt that is kept, by uid, with restored ones that were not asked for
+        again."""
         return {
             uid: {
-                name: copy.deepcopy(state) for name, state in {**self._earlier.get(uid, {}), **kept}.items()
+                name: copy.deepcopy(state)
+                for name, state in {**self._earlier.get(uid, {}), **requests}.items()
             }
-            for uid, kept in self._current.items()
+            for uid, requests in self._current.items()
         }
 
     async def generate(
@@ -95,8 +97,8 @@ class GenerationCache:
         """As the client does; what the cache has is not generated again."""
         uid = request_id.partition("/")[0]
         if uid not in self._current:
-            told = {} if on_token is None else {"on_token": on_token}
-            return await self._client.generate(request_id, prompt_ids, sampling, **told)
+            options = {} if on_token is None else {"on_token": on_token}
+            return await self._client.generate(request_id, prompt_ids, sampling, **options)
         request = OpenRequest(request_id, prompt_ids, sampling, on_token)
         state = RequestState(
             asked=_digest(prompt_ids, sampling),
@@ -116,15 +118,15 @@ class GenerationCache:
             self._schedule.answered(request_id)
         return request.output(state.stop_reason)
 
-    def _old(self, uid: str, request_id: str, asked: str) -> RequestState | None:
+    def _old(self, uid: str, request_id: str, request_digest: str) -> RequestState | None:
         """The earlier state of this request; where it asks for something else, all of its sample is forgotten."""
-        given = self._earlier.get(uid, {})
-        old = given.pop(request_id, None)
-        if old is None or old.asked == asked:
+        earlier = self._earlier.get(uid, {})
+        old = earlier.pop(request_id, None)
+        if old is None or old.asked == request_digest:
             return old
         sample = request_id.rpartition("#")[0]
-        for name in [name for name in given if name.rpartition("#")[0] == sample]:
-            del given[name]
+        for name in [name for name in earlier if name.rpartition("#")[0] == sample]:
+            del earlier[name]
         self.differing.append(request_id)
         return None
 
@@ -150,5 +152,5 @@ class GenerationCache:
 
 
 def _digest(prompt_ids: Sequence[int], sampling: Sampling) -> str:
-    asked = [list(prompt_ids), sampling.key, sampling.position, sampling.max_tokens, sampling.temperature]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]
+    request = [list(prompt_ids), sampling.key, sampling.position, sampling.max_tokens, sampling.temperature]
+    return hashlib.sha256(json.dumps(request).encode()).hexdigest()[:32]

@@ -1,6 +1,6 @@
-"""Groups of samples that are played over several calls of a rollout worker.
+"""Groups of samples in flight over several calls of a rollout worker.
 
-A call begins groups; a later one waits until some have ended and takes them. What has not ended goes on in the call
+A call starts groups; a later one waits until some have ended and takes them. What has not ended goes on in the call
 after it, with other weights: each token says which version sampled it.
 """
 
@@ -14,20 +14,20 @@ from functools import partial
 from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.workers.episodes import Episode
-from strop.workers.player import Player
+from strop.workers.player import EpisodeRunner
 
 Group = tuple[Episode, ...]
 
 
 class GroupsInFlight:
-    """What was begun in a worker and not taken yet. Everything but `add` is called on the loop."""
+    """Groups that were started in a worker and not taken yet. Everything but `add` is called on the loop."""
 
-    def __init__(self, player: Player, on_episode: Callable[[Episode], None]) -> None:
+    def __init__(self, runner: EpisodeRunner, on_episode: Callable[[Episode], None]) -> None:
         """Args:
-        player: plays them.
-        on_episode: hears of each sample as it ends.
+        runner: runs their episodes.
+        on_episode: called with each sample as it ends.
         """
-        self._player, self._on_episode = player, on_episode
+        self._runner, self._on_episode = runner, on_episode
         self._pending: list[tuple[Prompt, int, Sampling]] = []
         self._in_flight: dict[str, asyncio.Task[Group]] = {}
         self._completed: dict[str, asyncio.Task[Group]] = {}
@@ -41,23 +41,23 @@ class GroupsInFlight:
         return not self._pending and not self._in_flight
 
     def completed_uids(self) -> list[str]:
-        """Those that have ended and were not taken, first the one that ended first."""
+        """Uids of groups that have ended and were not taken, first the one that ended first."""
         return list(self._completed)
 
     def add(self, prompts: Sequence[Prompt], samples_per_prompt: int, sampling: Sampling) -> None:
-        """These groups are begun by the next `start` or `take`."""
+        """These groups are started by the next `start` or `take`."""
         self._pending += [(prompt, samples_per_prompt, sampling) for prompt in prompts]
 
     async def start(self) -> None:
-        """Begin what was added."""
+        """Start the groups that were added."""
         if not self._pending:
             return
-        await self._player.begin()
+        await self._runner.start()
         if not self._in_flight:
             self._busy_since = asyncio.get_running_loop().time()
         pending, self._pending = self._pending, []
         for prompt, count, sampling in pending:
-            group = self._player.group(
+            group = self._runner.run_group(
                 prompt, samples_per_prompt=count, sampling=sampling, on_episode=self._on_episode
             )
             self._in_flight[prompt.uid] = task = asyncio.create_task(group)
@@ -92,7 +92,7 @@ class GroupsInFlight:
         return [task.result() for task in completed.values()]
 
     def _has(self, due: frozenset[str], at_least: int) -> bool:
-        """What `take` waits for is there, or an error."""
+        """True when `take` need not wait: its groups have ended, or one with an error."""
         if not self._in_flight or any(task.exception() for task in self._completed.values()):
             return True
         return len(self._completed) >= at_least and not self._in_flight.keys() & due

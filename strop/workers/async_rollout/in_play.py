@@ -18,11 +18,11 @@ IN_PLAY = "in_play.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class GroupState:
-    """One prompt."""
+    """Saved state of one prompt's group."""
 
     uid: str
     version: int
-    """Of the policy when it was begun."""
+    """Policy version at its start."""
     place: int | None
     """Its place among those that have ended, from 0 for the first; None: samples of it are on their way."""
     is_looked_at: bool = False
@@ -32,7 +32,7 @@ class GroupState:
 
 def in_play_text(
     versions: Mapping[str, int],
-    kept: Mapping[str, SavedGroup],
+    saved: Mapping[str, SavedGroup],
     ended: Sequence[str],
     looked_at: Collection[str] = (),
 ) -> str:
@@ -51,7 +51,7 @@ def in_play_text(
             "version": version,
             "place": places.get(uid),
             "is_looked_at": uid in looked_at,
-            **asdict(kept.get(uid, SavedGroup())),
+            **asdict(saved.get(uid, SavedGroup())),
         }
         for uid, version in versions.items()
     ]
@@ -59,41 +59,41 @@ def in_play_text(
 
 
 def read_in_play(file: Path) -> dict[str, GroupState]:
-    """By uid, in the order in which they were begun; nothing where there is no such file.
+    """Saved groups by uid, in the order of their start; nothing where there is no such file.
 
     Raises:
         CheckpointError: the file is damaged.
     """
-    found: dict[str, GroupState] = {}
+    groups: dict[str, GroupState] = {}
     if not file.is_file():
-        return found
+        return groups
     for number, line in enumerate(file.read_text().splitlines(), 1):
         try:
-            one = _read(line)
+            group = _read(line)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 f"{file} is damaged: line {number} does not say what was in play ({type(error).__name__}: {error}); "
                 f"remove the checkpoint, and the run continues from an earlier one"
             ) from error
-        found[one.uid] = one
-    return found
+        groups[group.uid] = group
+    return groups
 
 
 def _read(line: str) -> GroupState:
-    found = json.loads(line)
-    requests = {str(name): RequestState(**note) for name, note in found["requests"].items()}
+    fields = json.loads(line)
+    requests = {str(name): RequestState(**note) for name, note in fields["requests"].items()}
     for note in requests.values():
         if len({len(note.token_ids), len(note.log_probs), len(note.versions)}) > 1:
             raise ValueError("the tokens of a request and their log-probs differ in number")
     scores = {
-        str(number): SavedScore(scored=str(one["scored"]), outcome=Outcome(**one["outcome"]))
-        for number, one in found.get("scores", {}).items()
+        str(number): SavedScore(scored=str(score["scored"]), outcome=Outcome(**score["outcome"]))
+        for number, score in fields.get("scores", {}).items()
     }
-    place = found["place"]
+    place = fields["place"]
     return GroupState(
-        uid=str(found["uid"]),
-        version=int(found["version"]),
+        uid=str(fields["uid"]),
+        version=int(fields["version"]),
         place=None if place is None else int(place),
-        is_looked_at=bool(found.get("is_looked_at", False)),
+        is_looked_at=bool(fields.get("is_looked_at", False)),
         kept=SavedGroup(requests=requests, scores=scores),
     )

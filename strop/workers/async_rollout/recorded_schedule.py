@@ -27,12 +27,12 @@ class RecordedSchedule:
     def follow(self, uid: str, spans: Spans) -> None:
         """The requests of this prompt are to be as they were."""
         for tail, pairs in spans.items():
-            until, found = 0, []
+            until, ends = 0, []
             for version, count in pairs:
                 until += count
-                found.append((version, until))
+                ends.append((version, until))
             name = f"{uid}/{tail}"
-            self._spans.setdefault(_sample(name), {})[name] = found
+            self._spans.setdefault(_sample(name), {})[name] = ends
 
     async def reach(self, version: int) -> None:
         """The weights have this version from now on."""
@@ -40,7 +40,7 @@ class RecordedSchedule:
         self._tell()
 
     async def allowance(self, request_id: str, num_tokens: int) -> int:
-        """How many more tokens a request may have before it asks again; waits until it may have some.
+        """Number of tokens that a request may have before it asks again; waits until it may have some.
 
         Args:
             request_id: of it.
@@ -72,7 +72,9 @@ class RecordedSchedule:
 
     async def caught_up(self) -> None:
         """Wait until everything that the weights of the moment, and those before, sampled has been sampled."""
-        while any(self._owes(name, spans) for own in self._spans.values() for name, spans in own.items()):
+        while any(
+            self._owes(name, spans) for requests in self._spans.values() for name, spans in requests.items()
+        ):
             await self._wait()
 
     def _owes(self, name: str, spans: list[tuple[int, int]]) -> bool:

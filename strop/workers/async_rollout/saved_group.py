@@ -1,4 +1,4 @@
-"""What is known of a group that is in play, by which it can go on in another process."""
+"""State of a group in flight, with which it goes on in another process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from strop.workers.async_rollout.score_cache import SavedScores
 
 @dataclass(frozen=True, kw_only=True)
 class SavedGroup:
-    """The group of one prompt, as far as it came."""
+    """State of the group of one prompt."""
 
     requests: RequestStates = field(default_factory=dict)
-    """What was generated."""
+    """State of its requests."""
     scores: SavedScores = field(default_factory=dict)
-    """Of the samples that were scored."""
+    """Scores of the samples that were scored."""

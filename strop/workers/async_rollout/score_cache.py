@@ -1,7 +1,8 @@
 """Scores of samples that have not been trained: with them, a run that was interrupted does not ask for them again.
 
-It stands between the player and what scores, as the cache of answers stands between agents and engines. A sample
-that comes out as it was has the outcome that it had; one that was still being scored, or came out otherwise, is scored.
+It stands between the episode runner and the scorers, as the cache of answers stands between agents and engines. A
+sample that comes out as it was has the outcome that it had; one that was still being scored, or came out otherwise, is
+scored.
 
 Concurrency: one asyncio loop.
 """
@@ -21,7 +22,7 @@ from strop.rewards.pool import RewardPool
 
 @dataclass(frozen=True, kw_only=True)
 class SavedScore:
-    """What a sample was worth."""
+    """Cached score of a sample."""
 
     scored: str
     """Digest of what was scored."""
@@ -29,7 +30,7 @@ class SavedScore:
 
 
 SavedScores = Mapping[str, SavedScore]
-"""Of one prompt, by the number of the sample, as text."""
+"""Saved scores of one prompt, by the number of the sample, as text."""
 
 
 class ScoreCache:
@@ -37,48 +38,48 @@ class ScoreCache:
 
     def __init__(self, pool: RewardPool) -> None:
         self._pool = pool
-        self._kept: dict[str, dict[str, SavedScore]] = {}
-        self._given: dict[str, SavedScores] = {}
+        self._scores: dict[str, dict[str, SavedScore]] = {}
+        self._restored: dict[str, SavedScores] = {}
 
     @property
     def config(self) -> RewardConfig:
-        """Of what scores."""
+        """Settings of the reward."""
         return self._pool.config
 
     @property
     def compares(self) -> bool:
-        """As of the pool."""
+        """True when the pool compares answers."""
         return self._pool.compares
 
-    def restore(self, uid: str, given: SavedScores) -> None:
-        """Keep the outcomes of this prompt from now on; `given` are those of an earlier process."""
-        self._kept[uid] = {}
-        self._given[uid] = given
+    def restore(self, uid: str, scores: SavedScores) -> None:
+        """Keep the outcomes of this prompt from now on; `scores` are those of an earlier process."""
+        self._scores[uid] = {}
+        self._restored[uid] = scores
 
     def forget(self, uids: Collection[str]) -> None:
-        """These prompts were trained, or are given up."""
+        """Drop the scores of prompts that were trained or given up."""
         for uid in uids:
-            self._kept.pop(uid, None)
-            self._given.pop(uid, None)
+            self._scores.pop(uid, None)
+            self._restored.pop(uid, None)
 
     def saved(self) -> dict[str, SavedScores]:
-        """By uid, those of every prompt that is followed; with what was given and not asked for again yet."""
-        return {uid: {**self._given[uid], **kept} for uid, kept in self._kept.items()}
+        """Scores of every prompt that is kept, by uid, with restored ones that were not asked for again yet."""
+        return {uid: {**self._restored[uid], **scores} for uid, scores in self._scores.items()}
 
     async def score(
         self, prompt: Prompt, trajectory: Trajectory, solution_str: str, *, in_group: bool = False
     ) -> Outcome:
         """As the pool does; what the cache has is not scored again."""
-        kept, number = self._kept.get(prompt.uid), str(trajectory.sample_index)
-        if kept is None:
+        scores, number = self._scores.get(prompt.uid), str(trajectory.sample_index)
+        if scores is None:
             return await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
         scored = _digest(trajectory, solution_str)
-        known = self._given[prompt.uid].get(number)
-        if known is not None and known.scored == scored:
-            outcome = known.outcome
+        saved = self._restored[prompt.uid].get(number)
+        if saved is not None and saved.scored == scored:
+            outcome = saved.outcome
         else:
             outcome = await self._pool.score(prompt, trajectory, solution_str, in_group=in_group)
-        kept[number] = SavedScore(scored=scored, outcome=outcome)
+        scores[number] = SavedScore(scored=scored, outcome=outcome)
         return outcome
 
     async def compare(
@@ -92,5 +93,7 @@ class ScoreCache:
 
 
 def _digest(trajectory: Trajectory, solution_str: str) -> str:
-    said = [solution_str, list(trajectory.response_ids), trajectory.num_turns, dict(trajectory.extra)]
-    return hashlib.blake2b(json.dumps(said, sort_keys=True, default=repr).encode(), digest_size=8).hexdigest()
+    content = [solution_str, list(trajectory.response_ids), trajectory.num_turns, dict(trajectory.extra)]
+    return hashlib.blake2b(
+        json.dumps(content, sort_keys=True, default=repr).encode(), digest_size=8
+    ).hexdigest()

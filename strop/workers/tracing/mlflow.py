@@ -1,4 +1,4 @@
-"""Where a server of MLflow takes traces: its door for OpenTelemetry, and the experiment they belong to."""
+"""MLflow's endpoint for traces: its OpenTelemetry address, and the experiment of the traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_ANSWER_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where spans go."""
+    """Destination of spans."""
 
     address: str
     headers: Mapping[str, str]
@@ -43,16 +43,16 @@ def mlflow_target(server: str, experiment: str) -> Target:
     name = urllib.parse.quote(experiment, safe="")
     try:
         try:
-            found = _asked(f"{api}/get-by-name?experiment_name={name}")["experiment"]["experiment_id"]
+            experiment_id = _asked(f"{api}/get-by-name?experiment_name={name}")["experiment"]["experiment_id"]
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise
-            found = _asked(f"{api}/create", {"name": experiment})["experiment_id"]
+            experiment_id = _asked(f"{api}/create", {"name": experiment})["experiment_id"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"rollout.trace: the server of MLflow at {server} does not give the experiment {experiment!r}: {error}"
         ) from error
-    return Target(address=f"{server}/v1/traces", headers={"x-mlflow-experiment-id": str(found)})
+    return Target(address=f"{server}/v1/traces", headers={"x-mlflow-experiment-id": str(experiment_id)})
 
 
 def _asked(address: str, body: Mapping[str, str] | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""Hears of episodes, and sends them as traces of OpenTelemetry.
+"""Episode observer that sends traces of OpenTelemetry.
 
 The semantic conventions of generative AI name the attributes: `gen_ai.usage.input_tokens`, `gen_ai.output.messages`,
 `gen_ai.tool.call.result` and so on. Spans leave from a thread of OpenTelemetry's own, in batches; a collector that does
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_TEXT_CHARS = 100_000
-"""Of one attribute; longer texts are cut, with a word."""
+"""Longest text of one attribute; longer ones are cut, with a word."""
 _QUEUE_SPANS = 1 << 16
 _SEND_S = 10.0
 
@@ -49,12 +49,12 @@ class TraceObserver:
         )
         self._tracer = self._provider.get_tracer("strop")
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Prompts are about to be played."""
         self._left = self._max_samples
 
-    def ended(self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float) -> None:
-        """One episode has ended, between these seconds since the epoch."""
+    def on_episode_end(self, episode: Episode, spans: Sequence[Span], start_s: float, end_s: float) -> None:
+        """Called after an episode, with its start and end in seconds since the epoch."""
         if self._left is not None:
             if self._left == 0:
                 return
@@ -112,7 +112,7 @@ def make_observer(config: TraceConfig, tokenizer: Any) -> TraceObserver | None:
 def _of_episode(episode: Episode) -> dict[str, Any]:
     prompt, outcome = episode.prompt, episode.outcome
     answer = {"role": "assistant", "content": episode.text}
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.operation.name": "invoke_agent",
         "gen_ai.agent.name": prompt.agent_name,
         "gen_ai.conversation.id": episode.id,
@@ -123,16 +123,18 @@ def _of_episode(episode: Episode) -> dict[str, Any]:
         "strop.data_source": prompt.data_source,
     }
     if outcome is not None:
-        found |= {"strop.outcome": outcome.kind, "strop.reward_parts": _json(outcome.parts)}
+        attributes |= {"strop.outcome": outcome.kind, "strop.reward_parts": _json(outcome.parts)}
         if outcome.score is not None:
-            found["strop.score"] = outcome.score
+            attributes["strop.score"] = outcome.score
     if episode.trajectory is not None:
-        versions = [version for one in episode.sequences for version in one.versions if version >= 0]
-        found["strop.stop_reason"] = episode.trajectory.stop_reason
-        found["strop.num_turns"] = episode.trajectory.num_turns
+        versions = [
+            version for sequence in episode.sequences for version in sequence.versions if version >= 0
+        ]
+        attributes["strop.stop_reason"] = episode.trajectory.stop_reason
+        attributes["strop.num_turns"] = episode.trajectory.num_turns
         if versions:
-            found |= {"strop.version.first": min(versions), "strop.version.last": max(versions)}
-    return found
+            attributes |= {"strop.version.first": min(versions), "strop.version.last": max(versions)}
+    return attributes
 
 
 def _of_span(span: Span, tokenizer: Any) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from strop.protocol import DataProto, columns
 from strop.protocol.trajectory import NOT_SAMPLED, Prompt, Trajectory
 from strop.workers.episodes import Episode, episode_rows, token_scores
 from strop.workers.estimates import compute_advantages
-from strop.workers.reports import Decided, report_of
+from strop.workers.reports import SampleDecision, episode_report
 from strop.workers.sample_rows import saved_rows
 
 TOKENIZER = make_tiny_tokenizer()
@@ -313,10 +313,10 @@ def test_what_the_environment_showed_first_is_in_the_recorded_prompt(file: str, 
     )  # fmt: skip
     episode = Episode(prompt=asked(), sample_index=0, trajectory=turns[-1], earlier=turns[:-1])
     assert episode.prompt_messages == ({"role": "user", "content": "guess\n\nfrom 1 to 9"},)
-    assert _answer(episode, report_of(episode))["prompt"] == list(episode.prompt_messages)
+    assert _answer(episode, episode_report(episode))["prompt"] == list(episode.prompt_messages)
     unplayed = Episode(prompt=asked(), sample_index=1, trajectory=None)
     assert unplayed.prompt_messages == asked().messages
-    decided = Decided(fate="trained", reason="", advantage=None)
+    decided = SampleDecision(fate="trained", reason="", advantage=None)
     told = {"episode": [episode, unplayed], "decided": [decided, decided], "has_numbers": [False, False]}
     told = {name: np.array([*values, None], dtype=object)[:2] for name, values in told.items()}
     saved = DataProto.from_dict({}, non_tensors=told)

@@ -34,7 +34,7 @@ from strop.rollout.config import RolloutConfig
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
 from strop.workers.episodes import Episode
-from strop.workers.player import make_player
+from strop.workers.player import make_episode_runner
 
 pytestmark = pytest.mark.timeout(60)
 WIDE, HIGH = picture(24, 17, RED, BLUE), picture(17, 33, GREEN, RED)
@@ -87,7 +87,7 @@ def test_log_probs_of_an_episode_with_images_are_those_of_the_trainer(folder: Pa
 
     async def whole() -> Episode:
         engine = NativeEngine(model, max_running=4)
-        player = make_player(
+        player = make_episode_runner(
             engine,
             model.media,
             None,
@@ -97,7 +97,7 @@ def test_log_probs_of_an_episode_with_images_are_those_of_the_trainer(folder: Pa
             seed=0,
         )
         try:
-            return await player.episode(prompt, 0, sampling)
+            return await player.run_episode(prompt, 0, sampling)
         finally:
             player.close()
             await engine.close()

@@ -20,7 +20,7 @@ from strop.rewards.judges.comparing import orders, tally_comparisons
 from strop.rewards.judges.config import JudgeConfig
 from strop.rewards.judges.replies import points
 from strop.rollout.types import Sampling, TokenOutput
-from strop.workers.player import Player
+from strop.workers.player import EpisodeRunner
 
 pytestmark = pytest.mark.timeout(60)
 EXCLUDE = OnFailureConfig(infrastructure="exclude")
@@ -241,8 +241,8 @@ class Tokenizer:
 def test_a_player_gives_groups_with_their_comparisons() -> None:
     async def run(config: RewardConfig) -> list[float | None]:
         async with RewardPool(config) as pool:
-            player = Player(Client(), Tokenizer(), pool, seed=0)  # type: ignore[arg-type]
-            played = await player.play(
+            player = EpisodeRunner(Client(), Tokenizer(), pool, seed=0)  # type: ignore[arg-type]
+            played = await player.run(
                 [make_prompt()], samples_per_prompt=3, sampling=Sampling(key=0, max_tokens=9)
             )
             return [None if one.outcome is None else one.outcome.score for one in played]

@@ -27,7 +27,7 @@ from strop.trainer.sft.result import SftResult
 from strop.trainer.sft.trainer import fine_tune
 from strop.trainer.start import resume_run, start_run
 from strop.utils.metrics import metric_values
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.preference import PreferenceWorker
 from strop.workers.reward_model import RewardModelWorker
 from strop.workers.role_configs import RewardModelConfig
@@ -102,7 +102,7 @@ def test_a_step_has_the_gradient_of_the_loss_itself(task: Task, loss: Any, budge
 
     worker = PreferenceWorker(
         ModelConfig(path=str(task.model), dtype="float64"), EngineConfig(max_tokens_per_device=budget),
-        OptimizerConfig(lr=1e-3, max_grad_norm=1e9), Learning(device="cpu", num_updates=1), scores=scores,
+        OptimizerConfig(lr=1e-3, max_grad_norm=1e9), TrainingInit(device="cpu", num_updates=1), scores=scores,
     )  # fmt: skip
     batch = preference_batch(examples)
     seen = worker.compute_numbers(batch).tensors()["numbers"].reshape(4, 2)

@@ -26,7 +26,7 @@ from strop.engines.multimodal.families import load_media_processor
 from strop.trainer.config import Config
 from strop.trainer.sft.trainer import SupervisedTrainer, make_sft_batch, sft_totals
 from strop.utils.metrics import metric_values
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.sft import SupervisedWorker
 
 WIDE, HIGH = png(picture(24, 17, RED, BLUE)), png(picture(17, 33, GREEN, RED))
@@ -88,7 +88,7 @@ def test_loss_and_gradient_are_those_of_transformers_alone_and_packed(
     loss, norm = loss_of_transformers(path, examples)
     worker = SupervisedWorker(
         ModelConfig(path=str(path), dtype="float32"), EngineConfig(max_tokens_per_device=budget),
-        OptimizerConfig(lr=1e-3, max_grad_norm=1e9), Learning(device="cpu", num_updates=1),
+        OptimizerConfig(lr=1e-3, max_grad_norm=1e9), TrainingInit(device="cpu", num_updates=1),
     )  # fmt: skip
     batch = make_sft_batch(examples)
     numbers = metric_values(worker.update(batch, sft_totals(batch)).metrics)

@@ -22,7 +22,7 @@ from strop.evaluation.top_log_probs import TopLogProbs
 from strop.protocol import DataProto, columns
 from strop.trainer.sft.trainer import make_sft_batch, sft_totals
 from strop.utils.metrics import merge_metrics, metric_values
-from strop.workers.models import Learning
+from strop.workers.models import TrainingInit
 from strop.workers.sft import SupervisedWorker
 
 BUDGET = 40
@@ -44,7 +44,7 @@ def worker(
         ModelConfig(path=str(model), dtype="float64"),
         EngineConfig(max_tokens_per_device=max_tokens),
         OptimizerConfig(lr=1e-3),
-        Learning(device="cpu", num_updates=10),
+        TrainingInit(device="cpu", num_updates=10),
         distillation,
     )
 
@@ -233,7 +233,7 @@ def test_a_model_that_is_its_own_teacher_has_nothing_to_learn(tiny_model: Path) 
     batch = make_sft_batch([one], with_teacher=True)
     settings = SftDistillationConfig(coef=1.0)
     student = SupervisedWorker(
-        model, EngineConfig(), OptimizerConfig(), Learning(device="cpu", num_updates=1), settings
+        model, EngineConfig(), OptimizerConfig(), TrainingInit(device="cpu", num_updates=1), settings
     )
     metrics = metric_values(student.update(batch, sft_totals(batch)).metrics)
     assert metrics["distillation/loss"] == pytest.approx(0.0, abs=1e-6)

@@ -16,7 +16,7 @@ from store_cases import Store, opened
 
 from strop.data.hub_rows import fetch
 from strop.run import RunConfig, RunFolder
-from strop.trainer.run_mirror import Copier, fetch_run
+from strop.trainer.run_mirror import RunMirror, fetch_run
 from strop.utils.hub.models import Fetch, Fetched, fetch_model, hashes
 from strop.utils.hub.repo import Sending
 from strop.utils.hub.sending import destination
@@ -118,10 +118,10 @@ def test_a_store_that_takes_nothing_says_so_before_anything_is_sent(store: Store
             with pytest.raises(ValueError, match=f"--to '{url}' takes nothing: [^\n]*{pattern}"):
                 destination(url, Sending())
             with pytest.raises(ValueError, match=f"run.copy_to '{url}' takes nothing: [^\n]*{pattern}"):
-                Copier(run, url)
+                RunMirror(run, url)
 
         refused("there is no bucket nobodys: make it first", store.elsewhere)
-        assert Copier(run, f"{store.root}/copies").url.endswith("/copies/run")
+        assert RunMirror(run, f"{store.root}/copies").url.endswith("/copies/run")
         destination(f"{store.root}/new", Sending())
         store.close()
         refused(store.denial, f"{store.root}/new")
@@ -150,7 +150,7 @@ def test_without_the_client_of_a_store_its_extra_is_named(
         RunFolder.create(tmp_path / "own", config={}, command=[], settings=RunConfig()) as run,
         pytest.raises(ValueError, match=f"run.copy_to '{url}' takes nothing: {sentence}$"),
     ):
-        Copier(run, url)
+        RunMirror(run, url)
 
 
 def test_rows_are_fetched_once_for_each_state_or_not_at_all(store: Store, tmp_path: Path) -> None:

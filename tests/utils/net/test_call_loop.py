@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from strop.utils.call_loop import CallRunner
+from strop.utils.call_loop import CallEventLoop
 
 
 async def groups_of_samples(ended: list[int]) -> None:
@@ -34,7 +34,7 @@ async def groups_of_samples(ended: list[int]) -> None:
 def test_an_interrupt_in_a_nested_task_ends_all_tasks_of_the_call_and_no_other() -> None:
     ended: list[int] = []
     complaints: list[object] = []
-    with contextlib.closing(CallRunner()) as runner:
+    with contextlib.closing(CallEventLoop()) as runner:
         runner.loop.set_exception_handler(lambda loop, told: complaints.append(told))
 
         async def begun_earlier() -> asyncio.Task[str]:

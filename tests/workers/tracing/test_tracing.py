@@ -29,7 +29,7 @@ from strop.rewards.config import RewardConfig
 from strop.rollout.config import RolloutConfig
 from strop.rollout.tracing_config import TraceConfig
 from strop.workers.episodes import Episode
-from strop.workers.player import Player, check_observers, observers_of
+from strop.workers.player import EpisodeRunner, check_observers, episode_observers
 
 TOKENIZER = family_tokenizer("qwen25")
 END = TOKENIZER.eos_token_id
@@ -108,16 +108,16 @@ def played(trace: TraceConfig, *, samples: int = 1, pool: Pool | None = None) ->
     """Episodes that call a tool once, listened to as `trace` says."""
     answers = [[*TOKENIZER(text)["input_ids"], END] for text in (CALL, "It is 3.")]
     model = ScriptedModel(answers)
-    player = Player(
+    player = EpisodeRunner(
         model,  # type: ignore[arg-type]
         TOKENIZER,
         pool or Pool(),  # type: ignore[arg-type]
         seed=0,
         setup=setup_with(TOKENIZER, [CalculatorTool()]),
-        observers=observers_of(RolloutConfig(trace=trace), TOKENIZER),  # type: ignore[call-arg]
+        observers=episode_observers(RolloutConfig(trace=trace), TOKENIZER),  # type: ignore[call-arg]
     )
     prompt = prompt_of(TOKENIZER, extra_info={})
-    made = asyncio.run(player.play([prompt], samples_per_prompt=samples, sampling=sampling_of(TOKENIZER)))
+    made = asyncio.run(player.run([prompt], samples_per_prompt=samples, sampling=sampling_of(TOKENIZER)))
     player.close()
     return made
 
