@@ -403,7 +403,7 @@ def _carrying_out(run: RunFolder) -> Iterator[RunFolder]:
         try:
             yield run
         except Exception as error:
-            run.remove_unbegun(error)
+            run.remove_unstarted(error)
             raise
 
 

@@ -171,7 +171,7 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
             hint = f"continue with `strop {kind} --resume {shell_word(run.path)}`"
             raise Interrupted(hint, cause=error) from error.__cause__
         except Exception as error:
-            if run.remove_unbegun(error):
+            if run.remove_unstarted(error):
                 say(f"run folder {run.path} removed again: nothing had begun")
             elif run.checkpoints.steps():
                 folder = shell_word(run.path)

@@ -1,5 +1,5 @@
-"""What comes from verl, TRL or OpenRLHF finds its way here.
+"""Compatibility with verl, TRL and OpenRLHF.
 
-key_aliases.py  Keys of verl, TRL and OpenRLHF, for those who type them from habit
-migrate/        Settings of other libraries into ours, every one of them accounted for
+key_aliases.py  Aliases: our keys for keys of verl, TRL and OpenRLHF
+migrate/        Migration of other libraries' settings into ours, every one of them accounted for
 """

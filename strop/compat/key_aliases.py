@@ -1,4 +1,4 @@
-"""Keys of verl, TRL and OpenRLHF, for those who type them from habit."""
+"""Aliases: our keys for keys of verl, TRL and OpenRLHF that a user types."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
     from strop.compat.migrate.tables import Table
 
 _VALUES: tuple[Any, ...] = (4, "vllm", ["console"], True, "sigmoid")
-"""Values of the kinds that rules read: which keys they answer is asked here, not what they make of it."""
+"""Values of the kinds that rules read, tried in turn to see the keys that a rule gives."""
 
 _ANY_VALUE = {"rollout.name": ("rollout.engine",)}
-"""Keys of verl's whose rules answer with what is installed."""
+"""Keys of verl whose rules depend on the installed engines."""
 
 
 def key_aliases(key: str, section: str = "") -> tuple[Sequence[str], str]:

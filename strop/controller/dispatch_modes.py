@@ -8,7 +8,7 @@ from typing import Any
 from strop.controller.dispatch import CollectFn, Dispatch, DispatchFn, DispatchMode
 
 MODES: dict[str, DispatchMode] = {mode.name: mode.value for mode in Dispatch}
-"""By name, with those that users add."""
+"""Modes by name, with those that users add."""
 
 
 def register_dispatch_mode(
@@ -41,13 +41,13 @@ def register_dispatch_mode(
     return mode
 
 
-_SAYS = {"cuts_rows", "joins_rows", "reporters_only"}
+_FLAGS = {"cuts_rows", "joins_rows", "reporters_only"}
 
 
 def mode_named(mode: str | Mapping[str, Any]) -> DispatchMode:
     """The mode that a worker method is registered with: by its name, or as a mode's functions."""
     if isinstance(mode, Mapping):
-        functions = set(mode) - _SAYS
+        functions = set(mode) - _FLAGS
         if functions != {"dispatch_fn", "collect_fn"} and not (
             mode.get("joins_rows") and functions == {"dispatch_fn"}
         ):

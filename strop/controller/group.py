@@ -216,7 +216,7 @@ class WorkerGroup(ABC, Generic[W]):
     def _check_entries(
         self, method_name: str, mode: DispatchMode, arguments: Sequence[tuple[int | str, Sequence[Any]]]
     ) -> None:
-        """Refuse what a mode has made of the arguments where it does not fit the workers."""
+        """Check that a mode returned one entry per worker for each argument."""
         for name, entries in arguments:
             if len(entries) != self.world_size:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""The mark on a worker method that a group may call, and how it is to be called."""
+"""The mark on a worker method that a group may call: dispatch mode, executing workers, blocking."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Execute(Enum):
-    """Which workers run a method."""
+    """Workers that run a method: all, or worker 0."""
 
     ALL = "ALL"
     """All of them."""
@@ -26,12 +26,12 @@ class Execute(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """What `register` was told about a method."""
+    """Settings of a registered worker method."""
 
     mode: DispatchMode
-    """How arguments are split and results joined."""
+    """Mode that splits the arguments and joins the results."""
     execute_mode: Execute
-    """Which workers run it."""
+    """Workers that run it."""
     blocking: bool
     """False: the call returns a future."""
     materialize_futures: bool
@@ -78,22 +78,22 @@ def register(
     return mark
 
 
-def _mode_of(wanted: Dispatch | DispatchMode | str | Mapping[str, Any]) -> DispatchMode:
-    if isinstance(wanted, Dispatch):
-        return wanted.value
-    if isinstance(wanted, DispatchMode):
-        return wanted
+def _mode_of(mode: Dispatch | DispatchMode | str | Mapping[str, Any]) -> DispatchMode:
+    if isinstance(mode, Dispatch):
+        return mode.value
+    if isinstance(mode, DispatchMode):
+        return mode
     from strop.controller.dispatch_modes import mode_named  # imports DispatchMode
 
-    return mode_named(wanted)
+    return mode_named(mode)
 
 
 def registrations(worker_class: type) -> dict[str, Registration]:
     """The marked methods of a class by name; the mark nearest in the inheritance order wins."""
-    found: dict[str, Registration] = {}
+    methods: dict[str, Registration] = {}
     for base in reversed(worker_class.__mro__):
         for name, member in vars(base).items():
             registration = getattr(member, _MARK, None)
             if isinstance(registration, Registration):
-                found[name] = registration
-    return found
+                methods[name] = registration
+    return methods

@@ -173,7 +173,7 @@ class RendezvousServer:
         return {"value": total}
 
     def _exchange(self, key: str, expected: bytes, value: bytes) -> dict[str, Any]:
-        """As torch's stores do: an absent key is set where nothing is expected."""
+        """Compare-and-set as of torch's stores: an absent key is set where nothing is expected."""
         with self._changed:
             current = self._values.get(key)
             if current == expected or (current is None and not expected):
@@ -231,7 +231,7 @@ class RendezvousStore(dist.Store):  # type: ignore[misc,name-defined]  # torch d
         return bool(self._ask("check", list(keys))["value"])
 
     def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
-        """Until all keys are there."""
+        """Wait until all keys are there."""
         self._wait(list(keys), timeout or self.timeout)
 
     def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:

@@ -4,7 +4,7 @@
     events.py         the event log; records.py: the form of its records
     ledger.py         every issued sample has one fate
     digests.py        digests of the results of a step's stages; fingerprints.py: a hash chain of them
-    samples/          samples of the model, as Parquet
+    samples/          trained and validation samples, as Parquet
     checkpoints.py    atomic checkpoints; manifest.py: their files and facts
     lock.py           one writer per folder
     naming.py         RUN on a command line: the run, the checkpoint of it, and its model folder

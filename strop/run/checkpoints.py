@@ -187,7 +187,7 @@ class CheckpointStore:
 
     @contextlib.contextmanager
     def _removed_on_error(self, pending: PendingCheckpoint) -> Iterator[None]:
-        """Remove what was written when something fails, and say what a refusal of the disk means."""
+        """Remove the written files on an error; an error of the disk becomes a CheckpointError."""
         try:
             yield
         except Exception as error:
@@ -301,7 +301,7 @@ class CheckpointStore:
             raise OSError(errno.EIO, reason) from error
 
     def _retain(self, newest: Checkpoint) -> None:
-        """Remove what retention does not keep. `newest` was verified, so something valid always stays."""
+        """Remove the checkpoints beyond retention. `newest` was verified, so something valid always stays."""
         complete = [
             (candidate, manifest) for candidate, manifest in self._complete() if candidate.step <= newest.step
         ]
@@ -362,7 +362,7 @@ class PendingCheckpoint:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Around what writes into `folder`: when it fails the checkpoint is given up, and nothing is left of it.
+        """Context for writing into `folder`: on an error the checkpoint is given up, and nothing is left of it.
 
         Raises:
             CheckpointError: the disk refused; the message names the checkpoint that stays valid. Other errors of

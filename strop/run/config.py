@@ -23,7 +23,7 @@ class RunConfig:
     """Write every trained sample, with tokens, log-probs and reward parts, to `samples/`."""
 
     hf_model: Literal["always", "last", "never"] = "always"
-    """Which checkpoints also hold the policy as a Hugging Face folder; the others get one from `strop export`."""
+    """Checkpoints that also hold the policy as a Hugging Face folder; the others get one from `strop export`."""
     copy_to: str = ""
     """URL of a folder of a store (s3://bucket/runs): each checkpoint, with what a continuation needs, is copied into a
     folder there that is named like the run, while training goes on. `--resume URL` and `--from URL` read it."""
@@ -38,5 +38,5 @@ class RunConfig:
     MLP_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP, SAGEMAKER_CURRENT_CAPACITY_BLOCK_EXPIRATION_TIMESTAMP or
     STROP_MACHINE_ENDS_AT says, in seconds since 1970; where none does, the run says so and trains without."""
     max_restarts: Annotated[NonNegativeInt, "0 is never"] = 2
-    """How often a run begins again by itself from its last checkpoint, with new processes, after a worker process died
-    or did not answer; it counts from the last checkpoint on. An error that a worker raises ends the run."""
+    """Automatic restarts of a run from its last checkpoint, with new processes, after a worker process died or did not
+    answer; counted from the last checkpoint on. An error that a worker raises ends the run."""

@@ -1,4 +1,4 @@
-"""Digests of what a stage of a step computed, exact to the bit."""
+"""Digests of the results of a step's stages, exact to the bit."""
 
 from __future__ import annotations
 

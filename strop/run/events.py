@@ -81,7 +81,7 @@ class EventLog:
         Raises:
             RunError: a line in the middle is damaged; the message holds its number.
         """
-        records = without_taken_back(self._parse()[0])
+        records = effective_events(self._parse()[0])
         return [record for record in records if kind is None or record["kind"] == kind]
 
     def rollback(self, step: int, **fields: object) -> None:
@@ -136,7 +136,7 @@ class EventLog:
         return records, num_bytes
 
 
-def without_taken_back(records: Iterable[Event]) -> list[Event]:
+def effective_events(records: Iterable[Event]) -> list[Event]:
     """The records that count: a resume takes back those of later steps, and that the run was finished."""
     valid: list[Event] = []
     for record in records:

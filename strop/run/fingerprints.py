@@ -51,8 +51,8 @@ class FingerprintChain:
         """
         for name in stage_digests:
             if name not in STAGES:
-                near = difflib.get_close_matches(name, STAGES, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(STAGES)}"
+                matches = difflib.get_close_matches(name, STAGES, n=1)
+                hint = f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(STAGES)}"
                 raise ValueError(f"unknown fingerprint stage {name!r}; {hint}")
         if not stage_digests:
             raise ValueError(

@@ -60,7 +60,7 @@ _OURS = {
 }
 _WRITTEN = {CONFIG_FILE, "events.jsonl", "metrics.jsonl", "samples", "checkpoints", "logs", "lock", "tensorboard",
             "spending.json", GROWN_FILE, INPUTS_FILE, RUN_FILE}  # fmt: skip
-_UNBEGUN = (
+_BEFORE_START = (
     "created", "model", "started_from", "threads", "no_end_known", "reward_check", "environment", "preflight",
 )  # fmt: skip
 """Events of a run that has done nothing yet."""
@@ -109,12 +109,12 @@ class RunFolder:
             RunError: the folder cannot be written, holds something else, or holds a run already.
         """
         path = Path(path)
-        _refuse_taken(path)
+        _check_free(path)
         lock = RunLock(path / "lock")
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock.acquire()
-            _refuse_taken(path)  # another process may have been faster, up to the moment of the lock
+            _check_free(path)  # another process may have been faster, up to the moment of the lock
             for name in ("samples", "checkpoints"):
                 (path / name).mkdir(exist_ok=True)
             (path / "events.jsonl").unlink(missing_ok=True)  # of a start that died before run.json
@@ -146,7 +146,7 @@ class RunFolder:
         info = _read_info(path)
         if read_only:
             return cls(path, info=info, settings=settings, lock=None)
-        _refuse_links(path)
+        _check_no_links(path)
         lock = RunLock(path / "lock")
         try:
             lock.acquire()
@@ -161,7 +161,7 @@ class RunFolder:
     def rollback(
         self, step: int, *, settings: Mapping[str, Any] | None = None, before: Mapping[str, Any] | None = None
     ) -> None:
-        """Continue from `step`: what was recorded, sampled and saved for later steps no longer counts.
+        """Continue from `step`: records, samples and checkpoints of later steps no longer count.
 
         Args:
             step: of a checkpoint; 0 for the beginning.
@@ -172,8 +172,7 @@ class RunFolder:
             CheckpointError: later checkpoints are valid and the one of `step` is not.
         """
         self.checkpoints.discard_after(step)
-        if self.samples is not None:
-            self.samples.discard_after(step)
+        self.samples.discard_after(step)
         self.events.rollback(step, **_environment(), settings=dict(settings or {}), before=dict(before or {}))
         self.ledger.reload()
         self.fingerprints.reload()
@@ -195,7 +194,7 @@ class RunFolder:
             link.unlink(missing_ok=True)
             link.symlink_to(target)
 
-    def remove_unbegun(self, error: Exception) -> bool:
+    def remove_unstarted(self, error: Exception) -> bool:
         """Remove the folder of a run that has done nothing yet (its entries only, where something else holds the
         folder), and return True if it was removed. One that the disk refused stays, and goes on with --resume.
 
@@ -208,7 +207,7 @@ class RunFolder:
         has_samples = any(
             path.is_file() for path in (self.path / SAMPLES).rglob("*")
         )  # of the first validation
-        if has_samples or any(event["kind"] not in _UNBEGUN for event in self.events.read()):
+        if has_samples or any(event["kind"] not in _BEFORE_START for event in self.events.read()):
             return False
         self.close()
         for entry in self.path.iterdir():
@@ -235,7 +234,7 @@ def is_run(path: str | Path) -> bool:
     return (Path(path) / RUN_FILE).is_file()
 
 
-def _refuse_taken(path: Path) -> None:
+def _check_free(path: Path) -> None:
     try:
         if not path.exists():
             return
@@ -259,7 +258,7 @@ def _refuse_taken(path: Path) -> None:
         )
 
 
-def _refuse_links(path: Path) -> None:
+def _check_no_links(path: Path) -> None:
     """Refuse links inside the run folder: what is written, rolled back or removed must not lie elsewhere, such as in
     another run."""
     for name in sorted(_WRITTEN):

@@ -37,15 +37,15 @@ def heartbeat(log: Path) -> Iterator[None]:
 def _write(file: Path) -> None:
     now = time.monotonic()
     steps, items = list(activity.activities), list(activity.waits.values())
-    name, what, since = min(items, key=lambda item: item[2], default=("", "", now))
+    name, label, since = min(items, key=lambda item: item[2], default=("", "", now))
     beat = {
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "at": time.time(),
-        "doing": ", ".join(what for what, _ in steps),
+        "doing": ", ".join(label for label, _ in steps),
         "doing_s": now - steps[-1][1] if steps else 0.0,
         "num_items": len(items),
-        "item": f"{name} {what}".strip(),
+        "item": f"{name} {label}".strip(),
         "item_s": now - since,
     }
     with contextlib.suppress(OSError):

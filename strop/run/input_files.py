@@ -28,7 +28,7 @@ UNREADABLE = "cannot be read"
 LISTING = "the list of its files"
 
 Facts = Mapping[str, Any]
-"""Size, time, digest, and of how many bytes at most the digest is."""
+"""Size, time, digest, and the largest number of bytes that the digest covers."""
 
 
 def facts_of(path: Path, before: Mapping[str, Facts] | None = None) -> dict[str, Facts]:
@@ -49,7 +49,7 @@ def facts_of(path: Path, before: Mapping[str, Facts] | None = None) -> dict[str,
 
 
 def differences(path: Path, before: Mapping[str, Facts]) -> Iterator[str]:
-    """A clause for each file of an input that is not what it was.
+    """A clause for each file of an input that has changed.
 
     Facts of the first form do not say how much of a file was read, and know nothing of what a file takes in.
     """

@@ -16,7 +16,7 @@ from strop.utils.safe_read import read_json
 INPUTS_FILE = "inputs.json"
 
 Inputs = Mapping[str, Mapping[str, Any]]
-"""By key (and place in a list): what the setting says, and facts of each file."""
+"""By key (and place in a list): text of the setting, and facts of each file."""
 
 
 def inputs_of(settings: Mapping[str, Any], *, earlier: Inputs | None = None) -> dict[str, dict[str, Any]]:
@@ -40,7 +40,7 @@ def write_inputs(run: Path, inputs: Inputs) -> None:
 
 
 def changes_since(run: Path, settings: Mapping[str, Any], *, only: tuple[str, ...] = ("",)) -> list[str]:
-    """A clause for each input of a run that is not what it was when the run began.
+    """A clause for each input of a run that has changed since the run began.
 
     Args:
         run: its folder; one of a version that kept no inputs has not changed.
@@ -65,8 +65,8 @@ def changes_since(run: Path, settings: Mapping[str, Any], *, only: tuple[str, ..
     return changes
 
 
-def kept_inputs(run: Path, settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """The inputs as they are now, and as they were those that are not there: what comes in their place is compared.
+def merged_inputs(run: Path, settings: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The inputs as they are now, and of missing ones the earlier facts, with which a replacement is compared.
 
     Args:
         run: its folder.
@@ -81,7 +81,7 @@ def kept_inputs(run: Path, settings: Mapping[str, Any]) -> dict[str, Mapping[str
 def check_inputs(
     run: Path, settings: Mapping[str, Any], *, accept: bool, only: tuple[str, ...] = ("",)
 ) -> list[str]:
-    """Lines about what has changed since a run began, where that is accepted; arguments as of `changes_since`.
+    """Lines on the inputs that changed since a run began, where that is accepted; arguments as of `changes_since`.
 
     Raises:
         RunError: something has changed, and it is not.

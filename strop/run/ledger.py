@@ -147,7 +147,7 @@ class _Tally:
     def check_issue(self, samples: Mapping[str, int]) -> None:
         again = {uid: mask & self.issued.get(uid, 0) for uid, mask in samples.items()}
         if any(again.values()):
-            raise LedgerError(f"already issued: {_named(again)}; a sample id is issued once per run")
+            raise LedgerError(f"already issued: {_listed(again)}; a sample id is issued once per run")
 
     def issue(self, samples: Mapping[str, int]) -> None:
         self.check_issue(samples)
@@ -157,10 +157,12 @@ class _Tally:
     def check_settle(self, samples: Mapping[str, int]) -> None:
         unknown = {uid: mask & ~self.issued.get(uid, 0) for uid, mask in samples.items()}
         if any(unknown.values()):
-            raise LedgerError(f"never issued: {_named(unknown)}; issue samples before their fate is recorded")
+            raise LedgerError(
+                f"never issued: {_listed(unknown)}; issue samples before their fate is recorded"
+            )
         again = {uid: mask & self.settled.get(uid, 0) for uid, mask in samples.items()}
         if any(again.values()):
-            raise LedgerError(f"already has a fate: {_named(again)}; a sample is trained or dropped once")
+            raise LedgerError(f"already has a fate: {_listed(again)}; a sample is trained or dropped once")
 
     def settle(self, name: str, samples: Mapping[str, int]) -> None:
         self.check_settle(samples)
@@ -273,7 +275,7 @@ def sample_ids(ranges: Mapping[str, str]) -> list[str]:
     return [f"{uid}/{index}" for uid, mask in _from_ranges(ranges).items() for index in _indices(mask)]
 
 
-def _named(masks: Mapping[str, int]) -> str:
+def _listed(masks: Mapping[str, int]) -> str:
     ids = [f"{uid}/{index}" for uid, mask in masks.items() for index in _indices(mask)]
     more = f" and {len(ids) - _MAX_NAMED_IDS} more" if len(ids) > _MAX_NAMED_IDS else ""
     return ", ".join(ids[:_MAX_NAMED_IDS]) + more

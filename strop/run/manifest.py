@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: names, sizes and hashes of its files, and what a continuation needs to know.
+"""The manifest of a checkpoint: names, sizes and hashes of its files, and the facts of a continuation.
 
 It is written last, after all files have reached the disk: a folder without a manifest is the rest of a
 save that did not end.

@@ -11,7 +11,7 @@ from strop.utils.terminal import UsageError, say
 
 
 def choose_checkpoint(run: RunFolder, step: int | str | None) -> tuple[Checkpoint | None, list[str]]:
-    """The checkpoint of a run that `--step` means, every byte of it verified, and what to say of those passed over.
+    """The checkpoint of a run that `--step` means, every byte of it verified, and a line on each one skipped.
 
     Raises:
         RunError: there is no checkpoint of that step, or none with a score.

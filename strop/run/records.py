@@ -1,4 +1,4 @@
-"""The form of the records in an event log, by kind: what their readers rely on.
+"""The form of the records in an event log, by kind.
 
 Records of other kinds, and other fields, are free. A log may have been written by anybody.
 """

@@ -1,5 +1,5 @@
-"""The schedule of a run whose generation is ahead of training: what ended in which order, and which weights sampled
-which tokens.
+"""The schedule of a run whose generation is ahead of training: order of the completed groups, and the policy version
+of each sampled token.
 
 With it, the settings and the seed, such a run is made again: everything else follows from them by rule.
 """
@@ -14,8 +14,8 @@ from strop.run.events import EventLog
 KIND = "schedule"
 
 Spans = Mapping[str, Sequence[Sequence[int]]]
-"""Of one prompt, by the id of the request (without the prompt's): pairs of a policy version and how many tokens one
-after another it sampled."""
+"""Spans of one prompt, by the id of the request (without the prompt's): pairs of a policy version and the number of
+consecutive tokens it sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class StepSchedule:
     ended: tuple[str, ...]
     """Uids of the groups that ended for it, in the order in which it looked at them; some wait for a later step."""
     spans: Mapping[str, Spans]
-    """By uid, of the groups that it trained or left out."""
+    """Spans by uid, of the groups that it trained or left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ def write_schedule(events: EventLog, step: int, schedule: StepSchedule) -> None:
 
 
 def read_schedule(events: EventLog) -> dict[int, StepSchedule]:
-    """By step; nothing for a run whose generation was not ahead."""
+    """Schedules by step; empty for a run whose generation was not ahead."""
     return {
         event["step"]: StepSchedule(ended=tuple(event["ended"]), spans=event["spans"])
         for event in events.read(KIND)

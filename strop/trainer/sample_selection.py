@@ -11,7 +11,7 @@ from torch import Tensor
 from strop.algorithms.resampling import drawn_rows
 from strop.algorithms.sample_selection_config import KeepConfig
 from strop.config.sections import where_on
-from strop.run.samples.selection import kept_samples
+from strop.run.samples.selection import select_samples
 from strop.trainer.config import Config
 from strop.trainer.rollout_batch import RolloutBatch
 from strop.utils.metrics import Metric
@@ -73,7 +73,7 @@ def _kept_rows(scores: Tensor, batch: RolloutBatch, keep: KeepConfig) -> list[in
     row_of = {report.episode_id: row for row, report in enumerate(batch.reports)}
     samples, rows = list(row_of), list(row_of.values())
     uids = [batch.reports[row].uid for row in rows]
-    kept = kept_samples(scores[rows].tolist(), uids, best=keep.best, min_score=keep.min_score)
+    kept = select_samples(scores[rows].tolist(), uids, best=keep.best, min_score=keep.min_score)
     names = {samples[number] for number in kept}
     return [row for row, report in enumerate(batch.reports) if report.episode_id in names]
 

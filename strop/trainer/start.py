@@ -19,7 +19,7 @@ from strop.observability.trackers.group import check_trackers
 from strop.rollout.config import check_trainable
 from strop.run import Checkpoint, RunError, RunFolder
 from strop.run.folder import CONFIG_FILE
-from strop.run.inputs import check_inputs, inputs_of, kept_inputs, write_inputs
+from strop.run.inputs import check_inputs, inputs_of, merged_inputs, write_inputs
 from strop.run.paths import with_absolute_paths
 from strop.trainer.callbacks import Reporter
 from strop.trainer.config import Config
@@ -189,7 +189,7 @@ def resume_run(
             lines += [*continuation.lines(step), *changed]
             if changed:
                 run.events.append("inputs_changed", step, fsync=True, changes=changed)
-            write_inputs(run.path, kept_inputs(run.path, read))
+            write_inputs(run.path, merged_inputs(run.path, read))
             continuation.save(run)
     except BaseException:
         run.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from strop.run import RunError, input_files
-from strop.run.inputs import changes_since, check_inputs, inputs_of, kept_inputs, write_inputs
+from strop.run.inputs import changes_since, check_inputs, inputs_of, merged_inputs, write_inputs
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_what_comes_in_the_place_of_a_file_that_was_gone_is_compared(
     run = began(tmp_path, settings)
     (tmp_path / "train.jsonl").unlink()
     assert changes_since(run, settings) == []  # whoever reads it says so
-    write_inputs(run, kept_inputs(run, settings))
+    write_inputs(run, merged_inputs(run, settings))
     (tmp_path / "train.jsonl").write_text('{"prompt": "z"}\n')
     assert changes_since(run, settings) == [
         f"data.train_files[0]={tmp_path / 'train.jsonl'}: has another content"
@@ -217,7 +217,7 @@ def test_what_was_not_written_since_is_not_read_again(
     monkeypatch.setattr(
         input_files, "_digest", lambda file, *rest: read.append(file.name) or digest(file, *rest)
     )
-    kept = kept_inputs(run, settings)
+    kept = merged_inputs(run, settings)
     assert read == ["reward.py"] * 2, "which two settings name"
     write_inputs(run, kept)
     assert changes_since(run, settings) == []
@@ -248,6 +248,6 @@ def test_inputs_of_the_first_form_are_compared_as_they_were_kept(
         "reward.path has another content",
         "reward.functions[0].path has another content",
     ]
-    write_inputs(tmp_path / "run", kept_inputs(tmp_path / "run", settings))
+    write_inputs(tmp_path / "run", merged_inputs(tmp_path / "run", settings))
     (tmp_path / "helper.py").write_text("X = 2\n")
     assert len(changes_since(tmp_path / "run", settings)) == 2, "now they are known"

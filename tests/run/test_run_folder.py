@@ -56,19 +56,19 @@ def test_a_run_that_was_refused_before_it_began_is_removed(tmp_path: Path) -> No
         with create(tmp_path / str(number)) as run:
             for kind in ("no_end_known", "reward_check", "environment", "preflight"):
                 run.events.append(kind, 0)
-            assert run.remove_unbegun(error)
+            assert run.remove_unstarted(error)
         assert not run.path.exists()
 
 
 def test_a_run_that_the_disk_refused_or_that_has_done_something_stays(tmp_path: Path) -> None:
     with create(tmp_path / "disk") as run:
-        assert not run.remove_unbegun(refusal(errno.ENOSPC))
+        assert not run.remove_unstarted(refusal(errno.ENOSPC))
     with create(tmp_path / "step") as run:
         run.events.append("step", 1)
-        assert not run.remove_unbegun(refusal(None))
+        assert not run.remove_unstarted(refusal(None))
     with create(tmp_path / "samples") as run:
         (run.path / "samples" / "val-000000.parquet").touch()
-        assert not run.remove_unbegun(refusal(None))
+        assert not run.remove_unstarted(refusal(None))
     assert all(is_run(tmp_path / name) for name in ("disk", "step", "samples"))
 
 

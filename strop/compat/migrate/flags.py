@@ -10,7 +10,7 @@ from typing import Any
 
 from strop.compat.migrate.shell import read_commands
 from strop.compat.migrate.shell_words import Command, Word
-from strop.compat.migrate.source import Found, environment_of, the_one, way_out
+from strop.compat.migrate.source import Found, environment_of, select_training, way_out
 
 PROGRAMS: Mapping[str, str] = {
     "train_ppo_ray": "train",
@@ -84,7 +84,11 @@ def read_openrlhf(path: Path, variables: Mapping[str, str], *, line: int | None 
             f"openrlhf.cli.train_ppo_ray --pretrain MODEL ...`; give the script with that command"
         )
     different = {tuple(word.text for word in command.words[at:]) for command, at, _ in starts}
-    chosen = the_one([command for command, _, _ in starts], path, line) if line or len(different) > 1 else 0
+    chosen = (
+        select_training([command for command, _, _ in starts], path, line)
+        if line or len(different) > 1
+        else 0
+    )
     command, position, program = starts[chosen]
     if program in OTHERS:
         if OTHERS[program]:

@@ -1,4 +1,4 @@
-"""OpenRLHF: what follows from several of its flags. What becomes of each flag stands in openrlhf*.toml."""
+"""OpenRLHF: rules that depend on several of its flags. The row of each flag stands in openrlhf*.toml."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from strop.compat.migrate import engines, variables
 from strop.compat.migrate.flags import PROGRAMS, Flags
-from strop.compat.migrate.openrlhf_names import CRITICS, have_dots, names_of, with_names_of_rows
+from strop.compat.migrate.openrlhf_names import CRITICS, has_dotted_flags, names_of, with_names_of_rows
 from strop.compat.migrate.result import (
     Facts,
     Outcome,
@@ -57,7 +57,7 @@ def migrate_openrlhf(flags: Flags, *, engine: Any = None) -> Migration:
     table, settings = openrlhf_table(flags.program), with_names_of_rows(flags.found, flags.program)
     defaults, write_out = dict(table.defaults), list(table.written_out)
     critics = ["critic_learning_rate"]
-    if have_dots(flags.found):
+    if has_dotted_flags(flags.found):
         names = names_of(flags.program)
         defaults |= names.defaults
         write_out = [*(key for key in write_out if key not in names.never), *names.written_out]
@@ -175,7 +175,7 @@ def conversation(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def rated_answer(key: str, value: Any, facts: Facts) -> Outcome:
-    """The columns with what was asked and with the answer."""
+    """The columns with the prompt and with the answer."""
     output = facts.get("output_key")
     if output:
         return many({"prefer.data.prompt_key": str(value), "prefer.data.completion_key": str(output)})
@@ -242,7 +242,7 @@ def limits(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def band_of_weights(key: str, value: Any, facts: Facts) -> Outcome:
-    """The correction of what the engine samples, since flags have dots."""
+    """The correction of the engine's samples, since flags have dots."""
     if value == "off":
         return skip("off there too")
     kinds = [facts.get(f"algo.advantage.is_correction_{name}") for name in ("mode", "gating")]
@@ -363,7 +363,7 @@ def band(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def correction(key: str, value: Any, facts: Facts) -> Outcome:
-    """The correction of what vLLM samples."""
+    """The correction of vLLM's samples."""
     if value is not True:
         return skip("off there too")
     kind, bound = str(facts.get("vllm_is_correction_type")), facts.get("vllm_is_truncated_threshold")

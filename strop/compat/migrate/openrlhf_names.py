@@ -54,7 +54,7 @@ def names_of(program: str) -> Names:
     )
 
 
-def have_dots(settings: Sequence[Found]) -> bool:
+def has_dotted_flags(settings: Sequence[Found]) -> bool:
     """True where a script is written for a version whose flags have dots."""
     return any("." in setting.key and not setting.key.startswith("runtime_env") for setting in settings)
 

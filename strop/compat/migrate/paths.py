@@ -1,4 +1,4 @@
-"""Relative paths of a script that changes the folder with `cd`: where they lie, seen from where it was started."""
+"""Relative paths of a script that changes the folder with `cd`, rewritten to start where the script was started."""
 
 from __future__ import annotations
 

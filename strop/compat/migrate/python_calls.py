@@ -67,9 +67,9 @@ class Script:
 
     found: tuple[Found, ...]
     kind: str
-    """Of strop.compat.migrate.trl_loop.KINDS."""
+    """One of strop.compat.migrate.trl_loop.KINDS."""
     processes: int | None = None
-    """With how many it is started; None where nothing says so."""
+    """Number of processes it is started with; None where nothing says so."""
     counted_in: str = ""
     """File of accelerate that says it and is not there; empty where there is none."""
     copied: str = ""
@@ -342,7 +342,7 @@ class _Reader:
                 case ast.Call() if _name(node.func) == "load_dataset":
                     break
                 case ast.Call(args=[parts, *_]) if _name(node.func) in (*_JOINED, "get_dataset"):
-                    return self._joined(node, parts, steps)
+                    return self._merged(node, parts, steps)
                 case ast.Call(func=ast.Name(id=called)) if called in self.functions:
                     returned = self._returned(called, node)
                     if returned is None:
@@ -393,7 +393,7 @@ class _Reader:
         }
         return returns[0].value
 
-    def _joined(self, node: ast.Call, parts: ast.expr, steps: list[str]) -> dict[str, Any] | None:
+    def _merged(self, node: ast.Call, parts: ast.expr, steps: list[str]) -> dict[str, Any] | None:
         """Several data sets in one: put one behind the other, or drawn from with probabilities; None for others."""
         parts = self._resolved(parts)
         if isinstance(parts, ast.Call) and _name(parts.func) == "DatasetMixtureConfig":

@@ -23,7 +23,7 @@ class Outcome:
 
 
 class Facts:
-    """All settings that were found, over the other library's own defaults."""
+    """All settings of the files, over the other library's own defaults."""
 
     def __init__(
         self, values: Mapping[str, Any], defaults: Mapping[str, Any], unread: Collection[str] = ()
@@ -74,7 +74,7 @@ class UnreadableError(ValueError):
 
 
 Rule = Callable[[str, Any, Facts], Outcome]
-"""(their key, its value, all facts) -> what becomes of it."""
+"""(their key, its value, all facts) -> its outcome."""
 
 
 def many(ours: Mapping[str, Any], note: str = "") -> Outcome:

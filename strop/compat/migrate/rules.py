@@ -74,7 +74,7 @@ def rule_of(row: Mapping[str, Any], functions: Functions) -> Rule:
     if len(kinds) != 1:
         raise ValueError(f"the row {dict(row)} must have one of {', '.join(_KINDS)}")
     rest = {name: value for name, value in row.items() if name not in (*kinds, "optional", "only_if")}
-    rule = _plain(kinds[0], row[kinds[0]], rest, functions)
+    rule = _base_rule(kinds[0], row[kinds[0]], rest, functions)
     if row.get("optional"):
         rule = _if_set(rule)
     if "only_if" in row:
@@ -84,7 +84,7 @@ def rule_of(row: Mapping[str, Any], functions: Functions) -> Rule:
     return rule
 
 
-def _plain(kind: str, content: Any, rest: Mapping[str, Any], functions: Functions) -> Rule:
+def _base_rule(kind: str, content: Any, rest: Mapping[str, Any], functions: Functions) -> Rule:
     match kind:
         case "to":
             return _sets({content: _VALUE}, rest, functions)

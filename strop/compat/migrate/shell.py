@@ -18,9 +18,16 @@ from dataclasses import dataclass, replace
 
 import regex  # type: ignore[import-untyped]
 
-from strop.compat.migrate.shell_parameters import OPERATORS, changed
-from strop.compat.migrate.shell_tests import holds, ran
-from strop.compat.migrate.shell_words import PIECE, QUOTED, Command, Word, cut, with_held_documents
+from strop.compat.migrate.shell_parameters import OPERATORS, expand_parameter
+from strop.compat.migrate.shell_tests import command_output, evaluate_test
+from strop.compat.migrate.shell_words import (
+    PIECE,
+    QUOTED,
+    Command,
+    Word,
+    split_commands,
+    with_heredoc_assignments,
+)
 
 _ASSIGNMENT = regex.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", regex.DOTALL)
 _PARAMETER = regex.compile(
@@ -57,7 +64,7 @@ def read_commands(text: str, variables: Mapping[str, str] | None = None, *, path
     """
     shell = _Shell({**(dict.fromkeys(("0", "BASH_SOURCE"), path) if path else {}), **(variables or {})})
     commands = []
-    for written, joint in cut(with_held_documents(text), 1):
+    for written, joint in split_commands(with_heredoc_assignments(text), 1):
         words = shell.run(written, joint)
         if words:
             commands.append(
@@ -198,7 +205,7 @@ class _Shell:
         words = [word for text, line in rest for word in self._words(text, line)]
         if any(word.unresolved for word in words):
             return None
-        return holds([word.text for word in words])
+        return evaluate_test([word.text for word in words])
 
     def _words(self, text: str, line: int) -> list[Word]:
         """Words of the expansion of one written word: none, one, or those of an array or of unquoted text."""
@@ -210,7 +217,7 @@ class _Shell:
                     words.append(current)
                     current = None
                 first = replace(part, line=part.line if value.is_array and part.line else line)
-                current = first if current is None else _together((current, part), current.line)
+                current = first if current is None else _concatenated((current, part), current.line)
         return words if current is None else [*words, current]
 
     def _assign(self, text: str, line: int, condition: int) -> bool:
@@ -219,7 +226,7 @@ class _Shell:
             return False
         name, adds, right = match.groups()
         if right.startswith("("):
-            entries = [word for words, _ in cut(right[1:-1], line) for word in words]
+            entries = [word for words, _ in split_commands(right[1:-1], line) for word in words]
             value = _Value(tuple(word for entry in entries for word in self._words(*entry)), is_array=True)
         else:
             value = self._text(right, line)
@@ -228,7 +235,7 @@ class _Shell:
             if before.is_array and condition:
                 value = replace(value, words=tuple(replace(w, condition=condition) for w in value.words))
             words = (*before.words, *value.words)
-            value = _Value(words, is_array=True) if before.is_array else _Value((_together(words, line),))
+            value = _Value(words, is_array=True) if before.is_array else _Value((_concatenated(words, line),))
         if condition and before != value and not (adds and value.is_array):
             self.conditional.add(name)
         elif not condition:
@@ -239,7 +246,7 @@ class _Shell:
     def _text(self, text: str, line: int, pattern: regex.Pattern[str] = PIECE) -> _Value:
         """The one text that pieces stand for where no words are cut, as in an assignment."""
         words = [word for value in self._values(text, pattern) for word in value.words]
-        return _Value((_together(words, line),))
+        return _Value((_concatenated(words, line),))
 
     def _values(self, text: str, pattern: regex.Pattern[str] = PIECE) -> Iterator[_Value]:
         """Values of the pieces of a written word, in their order."""
@@ -313,7 +320,11 @@ class _Shell:
 
         changed_words = []
         for word in words:
-            text = None if word.unresolved else changed(word.text, operator, operand, fill, self._arithmetic)
+            text = (
+                None
+                if word.unresolved
+                else expand_parameter(word.text, operator, operand, fill, self._arithmetic)
+            )
             if text is None:
                 return None
             changed_words.append(replace(word, text=text))
@@ -322,12 +333,12 @@ class _Shell:
     def _output(self, text: str) -> str | None:
         """Output of commands that only name files and folders; None for others."""
         commands = []
-        for written, _ in cut(text, 0):
+        for written, _ in split_commands(text, 0):
             words = [word for piece, line in written for word in self._words(piece, line)]
             if any(word.unresolved for word in words):
                 return None
             commands.append([word.text for word in words])
-        return ran(commands, self._current_folder())
+        return command_output(commands, self._current_folder())
 
     def _variable(self, name: str) -> _Value | None:
         if name == "PWD":
@@ -386,7 +397,7 @@ def _literal(text: str) -> _Value:
 def _fields(value: _Value) -> Sequence[Word]:
     """The words that a value becomes in a command: text of an unquoted variable is cut at its blanks."""
     if not value.is_cut:
-        return value.words if value.is_array else (_together(value.words, 0),)
+        return value.words if value.is_array else (_concatenated(value.words, 0),)
     return [
         replace(word, text=part)
         for word in value.words
@@ -394,7 +405,7 @@ def _fields(value: _Value) -> Sequence[Word]:
     ]
 
 
-def _together(words: Sequence[Word], line: int) -> Word:
+def _concatenated(words: Sequence[Word], line: int) -> Word:
     """The texts of all words as one word."""
     unresolved = tuple(name for word in words for name in word.unresolved)
     variables = tuple(name for word in words for name in word.variables)

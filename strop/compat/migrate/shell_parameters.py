@@ -7,13 +7,13 @@ from collections.abc import Callable
 from fnmatch import fnmatchcase
 
 OPERATORS = r"\#\#?|%%?|//?|\^\^?|,,?|:(?![-=+?])"
-"""Of an expression, between the name and what follows."""
+"""Operators of an expression, between the name and the operand."""
 _HALVES = re.compile(r"""((?:\\.|"[^"]*"|'[^']*'|[^/\\"'])*)(?:/(.*))?""", re.DOTALL)
 _LITERAL = re.compile(r"""\\[*?\[\]]|"[^"]*[*?\[][^"]*"|'[^']*[*?\[][^']*'""")
 """A character of patterns that stands for itself."""
 
 
-def changed(
+def expand_parameter(
     text: str,
     operator: str,
     operand: str,

@@ -16,7 +16,7 @@ _NUMBERS = {
 }
 
 
-def holds(words: Sequence[str]) -> bool | None:
+def evaluate_test(words: Sequence[str]) -> bool | None:
     """Result of a test such as `[ a = b ]`; None for one that needs more than texts and numbers.
 
     Args:
@@ -29,7 +29,7 @@ def holds(words: Sequence[str]) -> bool | None:
     if closing and inside[-1:] == [closing]:
         inside = inside[:-1]
     if inside[:1] == ["!"]:
-        opposite = holds(["test", *inside[1:]])
+        opposite = evaluate_test(["test", *inside[1:]])
         return None if opposite is None else not opposite
     match inside:
         case ["-n", text] | [text]:
@@ -48,7 +48,7 @@ def holds(words: Sequence[str]) -> bool | None:
     return None
 
 
-def ran(commands: Sequence[Sequence[str]], current_folder: str | None) -> str | None:
+def command_output(commands: Sequence[Sequence[str]], current_folder: str | None) -> str | None:
     """Output of commands that name files and folders and do nothing else; None for others.
 
     Args:

@@ -34,7 +34,7 @@ PIECE = regex.compile(
 QUOTED = regex.compile(
     _GRAMMAR + r"""\\(?P<escaped>[$`"\\\n]) | (?P<open>(?&expansion)) | (?P<plain>[^\\$`]++|.)""", _FLAGS
 )
-_HELD = regex.compile(
+_HEREDOC_READ = regex.compile(
     r"""\bread\s+(?:-r\s+)?-d\s*(?:''|"")\s+(?:-r\s+)?(?P<name>\w+)\s*<<-?\s*(?P<quote>['"]?)(?P<end>\w+)['"]?[^\n]*\n"""
     r"(?P<body>.*?)\n[ \t]*(?P=end)[ \t]*$",
     regex.DOTALL | regex.MULTILINE,
@@ -79,7 +79,7 @@ def _as_assignment(match: regex.Match[str]) -> str:
     return '{}="{}"\n'.format(match["name"], match["body"].replace('"', '\\"'))
 
 
-def cut(text: str, line: int) -> Iterator[tuple[list[tuple[str, int]], str]]:
+def split_commands(text: str, line: int) -> Iterator[tuple[list[tuple[str, int]], str]]:
     """The words of each command as they are written, with their lines, and what joins it to the one before."""
     words: list[tuple[str, int]] = []
     documents: list[str] = []
@@ -114,7 +114,7 @@ def cut(text: str, line: int) -> Iterator[tuple[list[tuple[str, int]], str]]:
         yield words, joint
 
 
-def with_held_documents(text: str) -> str:
+def with_heredoc_assignments(text: str) -> str:
     """The script with here-documents that are read into variables as assignments."""
-    written: str = _HELD.sub(_as_assignment, text)
+    written: str = _HEREDOC_READ.sub(_as_assignment, text)
     return written

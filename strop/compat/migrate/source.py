@@ -51,7 +51,7 @@ class Found:
     """Key as it is written there, where its row has another name."""
     kind: Literal["set", "reset"] = "set"
     unresolved: tuple[str, ...] = ()
-    """Names in the value that nothing says what they stand for."""
+    """Names in the value whose values are not known."""
     reason: str = "is not set in what was given"
     """Reason for which they have no value."""
     way_out: str = ""
@@ -62,7 +62,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """All settings of the given files, and which program they are for."""
+    """All settings of the given files, and the program they are for."""
 
     found: tuple[Found, ...]
     is_sft: bool = False
@@ -199,10 +199,10 @@ def _training(text: str, path: Path, variables: Mapping[str, str], line: int | N
             f"{path} has no command that starts a training of verl, such as `python -m verl.trainer.main_ppo "
             f"key=value ...`; give the script with that command, or a YAML file (.yaml)"
         )
-    return starts[the_one([command for command, _ in starts], path, line)]
+    return starts[select_training([command for command, _ in starts], path, line)]
 
 
-def the_one(starts: Sequence[Command], path: Path, line: int | None) -> int:
+def select_training(starts: Sequence[Command], path: Path, line: int | None) -> int:
     """Index of the training that is meant among those that a script starts.
 
     Raises:

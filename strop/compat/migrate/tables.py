@@ -1,4 +1,4 @@
-"""Tables of rows, read from TOML, and how a table is applied to the settings that were found.
+"""Tables of rows, read from TOML, and their application to the settings of a script.
 
 A file has a table for each section of the other library, whose entries are rows by key, several keys between blanks;
 in its tables `not_needed`, `not_there` and `refused`, the sentence comes first and the keys after it. Keys below
@@ -147,7 +147,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Migration:
-    """All settings with what becomes of them, and the configuration they make."""
+    """All settings with their outcomes, and the configuration they make."""
 
     rows: tuple[Row, ...]
 
@@ -254,9 +254,10 @@ def _outcome(setting: Found, table: Table, facts: Facts) -> Outcome:
     if setting.kind == "reset":
         return skip("takes the key away again, so the default holds")
     if table.find(setting.key) is None:
-        near = nearest(setting.key, [key for key in table.rules if "*" not in key])
+        suggestion = nearest(setting.key, [key for key in table.rules if "*" not in key])
         return Outcome(
-            status="unknown", note=f"the nearest known key is {near}" if near else "no known key is near"
+            status="unknown",
+            note=f"the nearest known key is {suggestion}" if suggestion else "no known key is near",
         )
     if not setting.unresolved:
         return _ask(table, setting.key, setting.value, facts)

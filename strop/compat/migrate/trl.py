@@ -1,4 +1,4 @@
-"""TRL: the table of a trainer's arguments, and what becomes of those of a script.
+"""TRL: the table of a trainer's arguments, and the migration of a script.
 
 What becomes of each argument stands in trl.toml; what follows from several stands in trl_loop.py, trl_ppo.py,
 trl_sources.py, and for the losses here.
@@ -148,7 +148,7 @@ def clip_high(value: Any, facts: Facts) -> Any:
 
 
 def correction(key: str, value: Any, facts: Facts) -> Outcome:
-    """The correction of what vLLM samples."""
+    """The correction of vLLM's samples."""
     if value is not True or argument(facts, "use_vllm") is not True:
         return skip("read with use_vllm=True alone")
     weights, _, action = str(argument(facts, "vllm_importance_sampling_mode")).partition("_")

@@ -17,7 +17,7 @@ from strop.compat.migrate.flags import flags_of
 from strop.compat.migrate.python_calls import Script, read_calls
 from strop.compat.migrate.shell import read_commands
 from strop.compat.migrate.shell_words import Command, Word
-from strop.compat.migrate.source import Found, processes_of, the_one
+from strop.compat.migrate.source import Found, processes_of, select_training
 from strop.compat.migrate.trl_loop import KINDS
 from strop.config.yaml_text import parse
 from strop.utils.shell_words import shell_word
@@ -103,7 +103,7 @@ def read_trl(path: Path, variables: Mapping[str, str], *, rewards: Path, line: i
             f"{path} starts no training of TRL; give a Python script with a trainer (.py), a YAML "
             f"file, or a script with one command such as `trl grpo --model_name_or_path MODEL ...`"
         )
-    command, at, kind = starts[the_one([command for command, _, _ in starts], path, line)]
+    command, at, kind = starts[select_training([command for command, _, _ in starts], path, line)]
     flags = _with_files(flags_of(command, at + 1, path.name), path)
     started = _started(command.words[:at], path.name)
     processes_source, count = _of_accelerate(command.words[:at], path)
@@ -132,7 +132,7 @@ def _started(words: Sequence[Word], name: str) -> list[int | None]:
 
 
 def _of_accelerate(words: Sequence[Word], script: Path) -> tuple[str, int | None]:
-    """(the file that `accelerate launch --config_file` names, how many processes it says, where it is there)."""
+    """(the file that `accelerate launch --config_file` names, its number of processes, where it is there)."""
     texts = [part for word in words for part in word.text.split("=", 1)]
     name = next((name for option, name in pairwise(texts) if option == "--config_file"), "")
     file = next((path for path in (Path(name), script.parent / name) if name and path.is_file()), None)
@@ -171,7 +171,7 @@ def _with_files(flags: Sequence[Found], script: Path) -> list[Found]:
         if flag.key != "config":
             continue
         places = [Path(str(flag.value)), script.parent / str(flag.value)]
-        file = next((place for place in places if place.is_file()), None)
+        file = next((path for path in places if path.is_file()), None)
         if file is None:
             raise ValueError(
                 f"{flag.place} names the file {flag.value}, which is not there; give it beside {script}"

@@ -167,8 +167,10 @@ def epochs(key: str, value: Any, facts: Facts, *, ours: str) -> Outcome:
 
 def trackers(value: Any, facts: Facts) -> Outcome:
     """Trackers of the metrics."""
-    known, missing = tracker_names(value, {**installed_trackers(), "all": "tensorboard", "none": "console"})
-    ours = list(dict.fromkeys(["console", "jsonl", *known]))
+    available, missing = tracker_names(
+        value, {**installed_trackers(), "all": "tensorboard", "none": "console"}
+    )
+    ours = list(dict.fromkeys(["console", "jsonl", *available]))
     note = f"{without_trackers(missing)}; metrics are in metrics.jsonl" if missing else ""
     return many({"trainer.trackers": ours}, note)
 

@@ -1,4 +1,4 @@
-"""verl: what follows from several of its keys. What becomes of each key stands in verl.toml and verl_sft.toml."""
+"""verl: rules that depend on several of its keys. The row of each key stands in verl.toml and verl_sft.toml."""
 
 from __future__ import annotations
 
@@ -328,7 +328,7 @@ def validation_alone(key: str, value: Any, facts: Facts) -> Outcome:
 
 
 def verl_command(settings: Sequence[Found]) -> str:
-    """The command that takes what is made of a verl script of reinforcement learning: train, or eval."""
+    """The command of strop for a verl script of reinforcement learning: train, or eval."""
     values = {
         setting.key: setting.value for setting in settings if setting.kind == "set" and not setting.unresolved
     }

@@ -1,4 +1,4 @@
-"""verl's algorithm, policy loss and distillation: what follows from several keys."""
+"""verl's algorithm, policy loss and distillation: rules that depend on several keys."""
 
 from __future__ import annotations
 

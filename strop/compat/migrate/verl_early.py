@@ -1,4 +1,4 @@
-"""verl before March 2025 (v0.1, v0.2): what it assumed otherwise than its versions since then."""
+"""verl before March 2025 (v0.1, v0.2): defaults that differ from its versions since then."""
 
 from __future__ import annotations
 

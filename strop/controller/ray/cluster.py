@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 _STORE_BYTES = 2**30
 """Object store of a private cluster: address space, which holds memory only where it is used."""
 _STORE_SHARE = 0.3
-"""At most this share of what shared memory has left."""
+"""Largest share of the free shared memory."""
 _REACH_S = 5.0
 """Timeout of the first connection to an existing cluster."""
 _SHARED_MEMORY = "/dev/shm"

@@ -27,10 +27,10 @@ NAMESPACE = "strop"
 
 @dataclass(frozen=True, kw_only=True)
 class DetachedName:
-    """By which a detached group is found again."""
+    """Name and namespace under which a detached group is found again."""
 
     name: str
-    """Of the group, unique in its namespace."""
+    """Name of the group, unique in its namespace."""
     namespace: str
     """Namespace of the name."""
 

@@ -27,7 +27,7 @@ class Failure:
     exception_type: str = ""
     """Qualified name of what the worker raised; empty where the process died."""
     message: str = ""
-    """Text of the exception, or what the runtime says of the death."""
+    """Text of the exception, or the runtime's message about the death."""
     traceback: str = ""
     """The worker's own traceback."""
     exit_signal: str = ""
@@ -79,7 +79,7 @@ class Failure:
 
 
 class RankFailed(WorkerFailed):
-    """A worker of a pool failed; says what failed first, not what failed last."""
+    """A worker of a pool failed; reports the first failure, not the last."""
 
     def __init__(self, failure: Failure, *, num_later: int = 0) -> None:
         self.failure = failure

@@ -96,7 +96,7 @@ def observe_failure(pending: PendingCall) -> ObservedFailure:
 
 
 def stacks_of(member: WorkerHandle) -> str:
-    """Have a process that does not answer write where it stands; the end of its log."""
+    """Have a process that does not answer log the stacks of its threads; the end of its log."""
     if not member.pid:
         return _without_end_line(_log_of(member))
     if member.node.is_here:

@@ -77,7 +77,7 @@ class RowLocations:
     """Locations of the rows of some columns."""
 
     sources: tuple[Source, ...]
-    """At least one, also for no rows: it tells what their columns are like."""
+    """At least one, also for no rows: it has the types of the columns."""
     part: Index
     """Row i is in source part[i];"""
     row: Index
@@ -110,7 +110,7 @@ class RowLocations:
         )
 
     def rows_of(self, batches: Sequence[DataProto]) -> DataProto:
-        """The rows, from what was fetched of each source."""
+        """The rows, from the fetched batch of each source."""
         order = np.argsort(self.part, kind="stable")
         pieces = [data.take(self.row[self.part == number]) for number, data in enumerate(batches)]
         return DataProto.concat(pieces).take(np.argsort(order, kind="stable"))
@@ -154,7 +154,7 @@ class _Layout:
     def mapped(
         self, change: Callable[[RowLocations, list[str], list[str]], RowLocations], num_rows: int
     ) -> _Layout:
-        """With other places; columns that lie together still do."""
+        """The table with other locations; columns that lie together still do."""
         new = {id(places): change(places, *names) for places, *names in self.by_location()}
         tensors = {name: new[id(places)] for name, places in self.tensors.items()}
         others = {name: new[id(places)] for name, places in self.others.items()}

@@ -53,7 +53,7 @@ _KILL_S = 10.0
 
 
 class WorkerManager:
-    """Worker processes, the calls they have, and how they end."""
+    """Worker processes, their calls, and their end."""
 
     def __init__(self, *, on_stop: Callable[[], None]) -> None:
         """Begin without a process.
@@ -172,7 +172,7 @@ class WorkerManager:
             raise GroupStopped(self.stopped_because) from self._failure
 
     def _collect(self) -> None:
-        """Settle what has been answered; the first error stops all processes."""
+        """Settle the answered calls; the first error stops all processes."""
         self._settle_ready()
         failed = [pending for pending in self._queue_heads() if pending.error is not None]
         if failed and self._failure is None and not self.stopped_because:

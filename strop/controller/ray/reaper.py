@@ -49,7 +49,7 @@ class Reaper:
         )
 
     def stop(self) -> None:
-        """Have it end what is left of the cluster, and wait for that."""
+        """Have it end the remaining processes of the cluster, and wait for that."""
         assert self._process.stdin is not None, "it was opened as a pipe"
         self._process.stdin.close()
         try:

@@ -49,7 +49,7 @@ class StartOptions:
     num_threads: int
     """OMP_NUM_THREADS of each process, where neither `env` nor the environment of this process sets it."""
     detached: DetachedName | None
-    """By which they are found again where they outlive this process; None: they end with it."""
+    """Name under which they are found again where they outlive this process; None: they end with it."""
 
 
 def start_processes(

@@ -98,7 +98,7 @@ class BatchRefs:
 
 
 def payload_bytes(value: Any) -> int:
-    """About how many bytes the content of a value has: what its tensors, arrays and texts hold.
+    """Approximate size of a value in bytes: the content of its tensors, arrays and texts.
 
     Numbers count eight bytes; references to what is stored elsewhere, and objects that are neither containers
     nor data classes, count nothing.

@@ -17,7 +17,7 @@ from strop.data.readers import check_entries, read_rows
 from strop.data.sft.config import SftDataConfig
 from strop.run import RunError, is_run
 from strop.run.samples import SampleStore
-from strop.run.samples.selection import kept_samples
+from strop.run.samples.selection import select_samples
 from strop.utils.sanitize import as_number
 
 
@@ -88,7 +88,7 @@ def chosen_rows(rows: Sequence[Mapping[str, Any]], config: SftDataConfig, *, spl
             if scores[number] > scores[before] or math.isnan(scores[before]):
                 best[text] = number
         numbers = sorted(best.values())
-    kept_numbers = kept_samples(
+    kept_numbers = select_samples(
         [scores[number] for number in numbers],
         [texts[number][0] for number in numbers],
         best=keep.best,

@@ -14,7 +14,7 @@ from typing import Any
 
 from strop.observability.trackers.setup import METRICS_FILE
 from strop.run import RunError
-from strop.run.events import without_taken_back
+from strop.run.events import effective_events
 from strop.run.folder import RUN_FILE, SAMPLES
 from strop.run.lock import is_alive
 from strop.run.records import MAX_STEP, is_record
@@ -124,7 +124,7 @@ class RunRecords:
         """Read what was added; whether anything was."""
         has_events, has_metrics = self._events.read_on(), self._metrics.read_on()
         if has_events:
-            self.events = without_taken_back(one for one in self._events.records if is_record(one))
+            self.events = effective_events(one for one in self._events.records if is_record(one))
         if has_metrics:
             if len(self._metrics.records) <= self._num_taken:  # the file is another one
                 self.metrics, self._num_taken = {}, 0

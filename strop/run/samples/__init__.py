@@ -1,4 +1,4 @@
-"""The samples of a run: what the model wrote, with tokens, log-probs and rewards, as Parquet in the run folder.
+"""The samples of a run: texts, tokens, log-probs and rewards, as Parquet in the run folder.
 
 columns.py    The columns of the sample store, and their types in every file
 reading.py    Reader of the sample store's files, as untrusted input

@@ -73,7 +73,7 @@ def schema_of(names: Collection[str] = tuple(COLUMNS)) -> pa.Schema:
 
 
 def is_message(message: object) -> bool:
-    """A message in the form that those who show it rely on."""
+    """True for a message in the form that reports and viewers read."""
     if not isinstance(message, dict):
         return False
     calls, images = message.get("tool_calls") or [], message.get("images") or []

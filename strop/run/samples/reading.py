@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 MIN_BYTES = 2**30
 """Memory that one file may take on any machine, as Arrow holds it."""
 MEMORY_SHARE = 1 / 16
-"""Of the machine's memory that it may take where that is more: as Python objects the rows take several times as much.
-A step of 1,024 samples of 128k tokens takes 2 GiB."""
+"""Share of the machine's memory that one file may take where that is more: as Python objects the rows take several
+times as much. A step of 1,024 samples of 128k tokens takes 2 GiB."""
 MAX_VALUES = 2**28
-"""Of one column of one row group, those in lists counted one by one."""
+"""Limit of the values of one column of one row group, those in lists counted one by one."""
 _NUMBER_COLUMNS = ("rollout_log_probs", "versions", "old_log_probs", "entropys", "advantages")
 _TOKEN_COLUMNS = ("response_ids", "response_mask", *_NUMBER_COLUMNS)
 _LIST_OF_MAPPINGS = ("messages", "earlier_sequences")
@@ -106,7 +106,7 @@ def _batches(path: Path, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _check_row(row: Mapping[str, Any]) -> None:
-    """Raise a ValueError for what those who show or score a sample could not use."""
+    """Raise a ValueError for a row that cannot be shown or scored."""
     for name in ("id", "uid", "step"):
         if row[name] is None:
             raise ValueError(f"it has no {name}")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable, Sequence
 
 
-def kept_samples(
+def select_samples(
     scores: Sequence[float], prompts: Sequence[Hashable], *, best: int | None, min_score: float | None
 ) -> list[int]:
     """Numbers of the samples that are kept, in ascending order.

@@ -1,4 +1,4 @@
-"""The sample store: what the model wrote, one Parquet file per step, or one of each rollout worker.
+"""The sample store: one Parquet file per step, or one of each rollout worker.
 
 Every column has one type in every file, so any reader of Parquet (DuckDB, pandas, a notebook) opens the
 folder as one table. Workers write their own files, so that no process handles all samples of a step.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _INT32 = 1 << 31
 _MAX_FILE_CHARS = 1 << 28
-"""Of all texts of one file, which readers hold in memory."""
+"""Limit of all texts of one file, which readers hold in memory."""
 _FILE = re.compile(
     r"(?P<split>[a-z]+)?-?step-(?P<step>\d{6,9})(-(?P<part>\d{5})-of-(?P<parts>\d{5}))?\.parquet",
     re.ASCII,
@@ -198,8 +198,8 @@ def _checked_rows(step: int, rows: Sequence[Mapping[str, Any]]) -> list[dict[str
 def _checked_row(step: int, row: Mapping[str, Any], max_chars: int = MAX_CHARS) -> dict[str, Any]:
     for name in row:
         if name not in COLUMNS:
-            near = difflib.get_close_matches(name, COLUMNS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(COLUMNS)}"
+            matches = difflib.get_close_matches(name, COLUMNS, n=1)
+            hint = f"did you mean {matches[0]!r}?" if matches else f"known: {', '.join(COLUMNS)}"
             raise ValueError(f"sample {row.get('id')!r} has the unknown column {name!r}; {hint}")
     for name in REQUIRED:
         if row.get(name) is None:

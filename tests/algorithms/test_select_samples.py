@@ -10,7 +10,7 @@ import torch
 from strop.algorithms.advantages import ADV_ESTIMATOR_REGISTRY
 from strop.algorithms.config import AlgorithmConfig
 from strop.algorithms.sample_selection_config import KeepConfig
-from strop.run.samples.selection import kept_samples
+from strop.run.samples.selection import select_samples
 from strop.trainer.config import Config
 
 SCORES = [0.5, 1.0, 0.2, 1.0, 0.0, math.nan, 1.0, -1.0]
@@ -30,7 +30,7 @@ PROMPTS = ["a", "b", "a", "b", "c", "c", "b", "a"]
     ],
 )
 def test_the_best_of_each_prompt_are_kept(best: int | None, min_score: float | None, kept: list[int]) -> None:
-    assert kept_samples(SCORES, PROMPTS, best=best, min_score=min_score) == kept
+    assert select_samples(SCORES, PROMPTS, best=best, min_score=min_score) == kept
 
 
 def test_every_sample_that_is_kept_counts_the_same() -> None:
