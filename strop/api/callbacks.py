@@ -20,7 +20,7 @@ OnCheckpoint = Callable[[int, Path], object]
 
 @dataclass(frozen=True, kw_only=True)
 class Functions(Listeners):
-    """Those of a caller; each may be left out."""
+    """Callbacks of a caller; each may be left out."""
 
     on_step: OnStep | None = None
     on_samples: OnSamples | None = None

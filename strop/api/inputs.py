@@ -1,4 +1,4 @@
-"""What a caller brings in memory, as files: reward functions, datasets, loaded models.
+"""In-memory inputs of a caller written as files: reward functions, datasets, loaded models.
 
 Processes of a run, and a resume after it, read files. A function of an importable module is named by its file; one of a
 notebook, of the program itself or with values around it is written down whole, with its source for a reader.
@@ -242,7 +242,7 @@ def _plain(value: Any) -> Any:
 
 
 def model_folder(model: Any, tokenizer: Any, folder: Path) -> str:
-    """Where a model is: its path or hub name as it was given, or the folder that a loaded one is written to.
+    """Path or hub name of a model as it was given, or the folder that a loaded one is written to.
 
     Raises:
         ValueError: it is no model, or its tokenizer is not known.

@@ -1,4 +1,4 @@
-"""How a call of strop.train, strop.sft or strop.evaluate ended, and everything that it left."""
+"""Results of strop.train, strop.sft and strop.evaluate: how the call ended, its metrics, samples and files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of it."""
+    """Result of a call that made a run."""
 
     run: Path | None
     """The run folder, which every command of strop reads; None for an evaluation, which leaves none."""
@@ -43,7 +43,7 @@ class Result:
     """With strop.evaluate: each answer."""
 
     def samples(self, step: int | None = None, *, split: str = "train") -> pd.DataFrame:
-        """What the model wrote, one row per sample: prompt, response, score, reward_parts, advantage, fate, ...
+        """Samples as a table, one row each: prompt, response, score, reward_parts, advantage, fate, ...
 
         Args:
             step: of the run; None: all of them.

@@ -1,4 +1,4 @@
-"""What a training loop of one's own is written with: prompts, play, columns, updates, weights.
+"""Building blocks of a custom training loop: prompts, rollout, columns, updates, weight sync.
 
 `Pieces` starts the roles of a configuration, in this process or on a cluster, and leaves the order of things to the
 caller. `strop.train` is one such loop, with a run folder, a resume and a health report around it; here there are none.
@@ -43,7 +43,7 @@ class Samples:
     experience: Experience
     """The rows that are trained on; a sample has several where its history was rewritten on the way."""
     reports: tuple[EpisodeReport, ...] = field(repr=False)
-    """What is known of each sample without its tokens."""
+    """Report on the episode of each sample, without its tokens."""
     rewards: Tensor
     """[samples] float32: what each is worth."""
 

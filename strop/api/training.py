@@ -108,7 +108,7 @@ _ELSEWHERE = {
     "num_train_epochs": "epochs",
     "total_epochs": "epochs",
 }
-"""What TRL and verl call these."""
+"""Names of these arguments in TRL and verl."""
 
 
 @named_arguments
@@ -441,7 +441,7 @@ def _result_of(run: RunFolder) -> Result:
 
 @contextlib.contextmanager
 def _way_on(function: str, folder: Path) -> Iterator[None]:
-    """How to go on, where it is interrupted."""
+    """Print how to resume when the call is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
@@ -450,7 +450,7 @@ def _way_on(function: str, folder: Path) -> Iterator[None]:
 
 
 def _carried_out(work: Callable[[], T], stop: SignalRequest) -> T:
-    """What the work returns. Where this thread has an event loop, as in a notebook, the work has a thread of its own.
+    """Run the work; where this thread has an event loop, as in a notebook, in a thread of its own.
 
     An interrupt then lets the step that runs come to its end and be saved; a second one, or one outside of a step, ends
     the work where it is.

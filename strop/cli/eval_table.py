@@ -39,7 +39,7 @@ class Measured:
         return sum(lengths) / len(lengths)
 
     def per_point(self) -> dict[str, float]:
-        """What each percentage point of the gain has cost; empty where no gain is shown or its cost not known."""
+        """Tokens and device hours per percentage point of the gain; empty where no gain is shown or no cost known."""
         if self.spent is None or self.gain is None or self.gain.low <= 0 or not self.are_rates:
             return {}
         points = 100 * self.gain.difference

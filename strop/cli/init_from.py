@@ -1,4 +1,4 @@
-"""What `--from RUN` and `--with-optimizer` ask for."""
+"""Initialization from another run: `--from RUN` and `--with-optimizer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strop.utils.terminal import UsageError, say
 
 
 def settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | None]:
-    """What a run begins with, and the run whose weights it takes.
+    """Configuration of a new run, and the run whose weights it takes.
 
     Raises:
         ConfigError, RunError, UsageError: the sentence says what cannot be used.

@@ -1,4 +1,4 @@
-"""What commands that make runs share: a run folder is begun or continued, and closed in every case."""
+"""Launching of runs, shared by commands: a run folder is begun or continued, and closed in every case."""
 
 from __future__ import annotations
 

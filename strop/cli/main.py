@@ -249,7 +249,9 @@ def _top_parser() -> Parser:
         usage="strop COMMAND [options] [key=value ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="store_true", help="what is installed, and which extras")
+    parser.add_argument(
+        "--version", action="store_true", help="versions of the installed packages and extras"
+    )
     parser.add_argument("command", nargs="?", type=_known_command, help=argparse.SUPPRESS)
     return parser
 
@@ -288,7 +290,7 @@ _LESS_MEMORY = {
     "sft": "sft.engine.max_tokens_per_device",
     **dict.fromkeys(("prefer", "dpo", "reward-model"), "prefer.engine.max_tokens_per_device"),
 }
-"""What bounds the tokens that are trained at one time, by command."""
+"""Setting that bounds the tokens trained at one time, by command."""
 
 
 def _out_of_memory(text: str, command: str) -> str:

@@ -19,14 +19,14 @@ from strop.utils.terminal import UsageError, say
 
 @dataclass(frozen=True, kw_only=True)
 class Reads:
-    """What one command reads: sections and keys, without those in `but`."""
+    """Sections and keys that one command reads, without those in `but`."""
 
     keys: Sequence[str]
     """Full keys; a section stands for all that is in it, "" for everything."""
     but: Sequence[str] = ()
     """Sections and keys below them that are not read after all."""
     instead: Mapping[str, str] = field(default_factory=dict)
-    """What to set in place of some keys that are not read."""
+    """Replacements for some keys that are not read."""
     is_one_process: bool = False
     """It takes no more, whatever `resources` says."""
 
@@ -50,7 +50,7 @@ BUDGET = "actor.engine.max_tokens_per_device"
 ENGINES = (
     "rollout.engine", *(f"rollout.{name}" for name in (*OWN_PROCESSES, *REMOTE)),
 )  # fmt: skip
-"""Which engine generates, and its settings."""
+"""The choice of the rollout engine, and its settings."""
 GENERATION = (
     "model", *ENGINES, "rollout.max_running", "rollout.stop_token_ids", "rollout.timeout_s", *ONE_PROCESS, *_ANSWERS,
     BUDGET, "algorithm.extensions",
@@ -61,18 +61,18 @@ ORDER = (
 )  # fmt: skip
 AFTER_SCORING = ("reward.weight", "reward.overlong_buffer", "reward.overlong_penalty")
 OF_TRAINING = Reads(keys=("",), but=FINE_TUNING_SECTIONS)
-"""What `strop train` reads; other commands say it themselves."""
+"""Keys that `strop train` reads; other commands declare their own."""
 
 
 def reads_with_engine(reads: Reads, engine: str) -> Reads:
-    """What a command without a limit of prompts reads: engines in other processes are started for a longest one."""
+    """Add the prompt limit for engines in other processes: they are started for a longest prompt."""
     if engine not in OWN_PROCESSES:
         return reads
     return replace(reads, keys=(*reads.keys, "data.max_prompt_tokens"))
 
 
 def reads_which_model(reads: Reads) -> Reads:
-    """What a command reads whose command line names no model: that of the settings."""
+    """Keys of a command whose command line names no model: it takes the model of the settings."""
     return replace(reads, but=tuple(key for key in reads.but if key not in WHICH_MODEL))
 
 

@@ -1,4 +1,4 @@
-"""What is installed, for `strop --version` and others. Nothing is imported; the records of the installer are read."""
+"""Installed packages and extras for `strop --version` and others; read from the installer's records without imports."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _version(name: str) -> str:
 
 
 def _requirements() -> dict[str, list[Requirement]]:
-    """What each extra asks for, under "" what strop always needs; nothing where no installer has written it down."""
+    """Requirements of each extra, under "" those of strop itself; empty where no installer has written them down."""
     try:
         written = metadata("strop")
     except PackageNotFoundError:
@@ -100,7 +100,7 @@ def _requirements() -> dict[str, list[Requirement]]:
 
 
 def _lacks(requirements: Iterable[Requirement]) -> list[str]:
-    """What is wrong with the packages that are installed for them, a sentence each."""
+    """Sentences about packages that are missing or of a wrong version, one each."""
     found = []
     for one in requirements:
         here, wanted = _version(one.name), f"{one.name}{one.specifier}"

@@ -17,7 +17,7 @@ _PAPER = re.compile(r"(?:([A-Z][\w-]+(?: et al\.)? \d{4}), )?(arXiv:\d{4}\.\d{4,
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What a key means and where it matters."""
+    """Meaning of a key and its presets, papers and neighbours."""
 
     key: str
     """The full key; of an entry of a free dict, the key of that dict."""

@@ -22,7 +22,7 @@ _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 
 
 class Interpolation:
-    """What `${...}` stands for among the values of one configuration."""
+    """Resolver of `${...}` among the values of one configuration."""
 
     def __init__(self, root: type, values: Mapping[str, Any], aliases: KeyAliases | None = None) -> None:
         self._root, self._values, self._aliases = root, values, aliases

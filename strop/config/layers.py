@@ -65,7 +65,7 @@ class Layers:
         return Written(text=place[1], in_shell=self._in_shell) if place is not None and place[1] else None
 
     def source_of(self, key: str) -> str:
-        """Where the value of a full key comes from: default, preset NAME, file PATH, command line; several of them for
+        """Origin of the value of a full key: default, preset NAME, file PATH, command line; several of them for
         a free dict that was put together."""
         above = self._given_at(key)
         places = [self._origins[above]] if above else []

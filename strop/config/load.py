@@ -54,7 +54,7 @@ def load_layers(
     in_shell: bool = True,
     aliases: KeyAliases | None = None,
 ) -> Layers:
-    """What a source and overrides give for the tree of `root`, and where each value comes from.
+    """Values that a source and overrides give for the tree of `root`, each with its origin.
 
     Laid over each other, later ones winning: the defaults of the dataclasses; the presets that the file
     lists under `defaults:`; the file; presets named by overrides (`algorithm=dr_grpo` makes the section that
@@ -120,7 +120,7 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
 
 
 def _choose(layers: Layers, folder: Path | None, override: Override) -> bool:
-    """Whether the override names a preset, or a file below the folder of the configuration; if so, it is laid."""
+    """Apply an override that names a preset, or a file below the folder of the configuration; True if it does."""
     key, name = override.key, override.value
     if not isinstance(name, str) or "=" not in override.text:
         return False

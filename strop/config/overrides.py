@@ -32,7 +32,7 @@ class Override:
 
 
 def _way_to_write(key: str, value: str) -> str:
-    """How to write a value that the grammar does not take."""
+    """Advice on writing a value that the grammar does not take."""
     if value.endswith(","):
         return "leave out the comma at its end"
     if value[:1] in ("{", "["):

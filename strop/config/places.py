@@ -1,4 +1,4 @@
-"""Where in a YAML text a value stands, and how it is written there; looked for once something about it is said."""
+"""Line and spelling of a value in a YAML text; looked up only when a message needs them."""
 
 from __future__ import annotations
 

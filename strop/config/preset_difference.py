@@ -1,4 +1,4 @@
-"""Where a configuration leaves the preset that it names."""
+"""Differences between a configuration and the preset that it names."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def flat(cls: type, values: Mapping[Any, Any], prefix: str = "") -> Iterator[tup
 def locate(
     root: type, key: str, section: str = "", aliases: KeyAliases | None = None
 ) -> tuple[Key, tuple[str, ...]]:
-    """Where a full key leads, and what remains of it inside a free dict: nothing for the field itself. `section` and
+    """Field of a full key, and the rest of the key inside a free dict: empty for the field itself. `section` and
     `aliases` are as for `unknown_key`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Where a configuration comes from: YAML files and the presets that ship with strop.
+"""Sources of a configuration: YAML files and the presets that ship with strop.
 
 A YAML file may begin with `defaults:`, a list of presets that it builds on:
 
@@ -47,7 +47,7 @@ class Layer:
     values: dict[str, Any]
     """Nested, as read."""
     origin: str
-    """Where they come from, in words: a file's path, or `preset algorithm/grpo`."""
+    """Origin of the values, in words: a file's path, or `preset algorithm/grpo`."""
     preset: str = ""
     """The name of the preset that they belong to; "" for a file."""
     text: str = ""
@@ -117,7 +117,7 @@ def layers_of(
     own: Callable[[str, str], list[Layer] | None] = lambda group, name: None,
     above: tuple[str, ...] = (),
 ) -> list[Layer]:
-    """Those of the defaults of a file or preset, and its own values where `_self_` stands.
+    """Layers of the `defaults` list of a file or preset, with its own values where `_self_` stands.
 
     Args:
         values: as read.

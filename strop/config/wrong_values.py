@@ -33,7 +33,7 @@ _OTHER_NAMES = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32", "fp64": "float64",
     "double": "float64",
 }  # fmt: skip
-"""What torch and other libraries call values of ours."""
+"""Names that torch and other libraries use for values of ours."""
 _NUMBER = re.compile(r"[-+]?(0|[1-9]\d*)(\.\d*)?(e[-+]?\d+)?")
 _INFINITY = ("inf", "infinity", ".inf", "+inf", "+.inf")
 _PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./@-]*", re.ASCII)
@@ -100,7 +100,7 @@ def _plain(value: Any) -> str:
 
 
 def _way_out(key: str, hint: Any, value: Any, typed: str, written: Written | None) -> str:
-    """What to write instead, where the value suggests it."""
+    """Advice on a value to write instead, where the wrong one suggests it."""
     kinds = [without_bounds(member) for member in union_members(hint)]
     lists = [kind for kind in kinds if get_origin(kind) is tuple]
     if str in kinds and isinstance(value, bool | int | float):
@@ -163,7 +163,7 @@ def _as_list(key: str, hint: Any, value: Any, written: Written | None) -> str:
 
 
 def _assigned(key: str, value: str, written: Written | None) -> str:
-    """How to give a key a value: on a command line with its name, and in quotes where the shell wants them. One entry
+    """Assignment of a value to a key: with its name on a command line, in quotes where the shell wants them. One entry
     of a list has no key of its own."""
     if written is None or not written.in_shell or "[" in key:
         return value

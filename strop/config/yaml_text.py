@@ -84,7 +84,7 @@ _IN_WORDS = (
     ("found unexpected end of stream", "a quote that was opened before is not closed"),
     (r"could not find expected ':'", "a key has no `:` after it"),
 )
-"""What PyYAML says of the mistakes that people make, and what they did."""
+"""PyYAML's messages for common mistakes, and the mistakes in words."""
 
 
 def _in_words(problem: str) -> str:

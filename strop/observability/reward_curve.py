@@ -89,7 +89,7 @@ def run_series(metrics: Iterable[Mapping[str, float]]) -> list[Series]:
 
 
 def _are_rates(records: Sequence[Mapping[str, float]], values: Sequence[float]) -> bool:
-    """Whether these numbers of validations are pass rates: each has one; of older runs, they are between 0 and 1."""
+    """True if these numbers of validations are pass rates: each has one; of older runs, they are between 0 and 1."""
     validated = [record for record in records if "val-core/mean_reward" in record]
     if validated:
         return all("val-core/pass_rate" in record for record in validated)

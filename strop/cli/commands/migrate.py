@@ -155,8 +155,8 @@ def _migrate(args: argparse.Namespace, *, engine: Any) -> tuple[Migration, str]:
     if args.library == "openrlhf":
         if len(args.files) > 1:
             raise UsageError(f"an OpenRLHF training is one script; {len(args.files)} files were given")
-        given = {**_surroundings(), **_variables(args.set)}
-        flags = read_openrlhf(args.files[0], given, line=args.line)
+        variables = {**_surroundings(), **_variables(args.set)}
+        flags = read_openrlhf(args.files[0], variables, line=args.line)
         migration = moved(migrate_openrlhf(flags, engine=engine), flags.folder, args.files[0].name)
         return migration, PROGRAMS[flags.program]
     source = read_verl(args.files, {**_surroundings(), **_variables(args.set)}, line=args.line)
@@ -184,12 +184,12 @@ def _own_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _is_setting(text: str) -> bool:
-    """Whether an argument is KEY=VALUE of ours, and no file."""
+    """True if an argument is KEY=VALUE of ours, and no file."""
     return "=" in text.split("/")[0] and not Path(text).exists()
 
 
 def _surroundings() -> dict[str, str]:
-    """What a script would find in its shell, started here."""
+    """Shell variables of a script that is started here."""
     return {"HOME": os.environ.get("HOME", "~"), "PWD": str(Path.cwd())}
 
 
@@ -229,7 +229,7 @@ def _shown(value: Any) -> str:
 
 
 def _open_sentences(migration: Migration) -> list[str]:
-    """What nothing accounts for."""
+    """Sentences about options that the migration does not cover."""
     sentences = [f"{row.place}: {row.key}: {row.outcome.note}" for row in migration.open_rows]
     for key, rows in migration.clashes().items():
         settings = ", ".join(f"{row.key}={_shown(row.value)}" for row in rows)
@@ -238,7 +238,7 @@ def _open_sentences(migration: Migration) -> list[str]:
 
 
 def _load_problems(values: dict[str, Any]) -> list[str]:
-    """Why the configuration does not load; nothing where it does."""
+    """Reasons why the configuration does not load; empty where it does."""
     from strop.config import ConfigError, config_of
     from strop.trainer.config import Config
 

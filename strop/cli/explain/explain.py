@@ -47,7 +47,7 @@ class Registered:
     summary: str
     """First line of its docstring."""
     papers: tuple[str, ...]
-    """That its docstring names."""
+    """Papers that its docstring names."""
     settings: Mapping[str, Any]
     """Settings of its own with their defaults."""
 
@@ -59,7 +59,7 @@ class Explained:
     key: Explanation
     """From the configuration's own tree."""
     functions: tuple[Registered, ...]
-    """What it can name; empty for most keys."""
+    """Registered functions that the key can name; empty for most keys."""
 
     def record(self) -> dict[str, Any]:
         """As one JSON object."""

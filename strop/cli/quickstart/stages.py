@@ -151,7 +151,7 @@ class _Answer:
 
 
 class _Report:
-    """What a finished quickstart shows."""
+    """Closing report of a quickstart."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -200,7 +200,7 @@ class _Report:
 
 
 def _to_the_path() -> list[str]:
-    """What makes the command known to this shell, where it is not: `make quickstart` calls it by its path."""
+    """Shell line that puts the command on the PATH, where it is not: `make quickstart` calls it by its path."""
     activate = Path(sys.prefix, "bin", "activate")
     if shutil.which("strop") or not activate.is_file():
         return []

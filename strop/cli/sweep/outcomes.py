@@ -1,4 +1,4 @@
-"""How the runs of a sweep ended, from their own records: a table, a file, and a picture of their curves."""
+"""Outcomes of a sweep's runs, from their own records: a table, a file, and a plot of their curves."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ PICTURE = "sweep.png"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one run."""
+    """Status and final numbers of one run."""
 
     name: str
     folder: str
     settings: dict[str, str]
-    """Those in which the runs differ, as they were typed."""
+    """Settings in which the runs differ, as they were typed."""
     status: Status
     """stopped: it can go on; waiting: it was not begun."""
     reason: str = ""
-    """Why it failed."""
+    """Reason of a failure."""
     steps: int = 0
     pass_rate: float | None = None
     """Of the last validation; None without one, and where nothing decides which answers pass."""
@@ -47,7 +47,7 @@ class Outcome:
 
 
 def outcome_of(folder: Path, chosen: Sequence[str], *, failure: str = "") -> Outcome:
-    """What the records of a run say.
+    """Read the outcome of a run from its records.
 
     Args:
         folder: of the run, which may not be there.

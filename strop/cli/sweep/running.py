@@ -29,7 +29,7 @@ class Job:
     command: Sequence[str]
     """Words after `strop`."""
     log: Path
-    """What it prints."""
+    """File for its standard output and standard error."""
     code: int | None = None
     """Exit code; None before the end."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)

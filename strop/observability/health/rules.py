@@ -80,7 +80,7 @@ class Diagnosis:
     name: str
     """Of the rule."""
     message: str
-    """What was seen, and what to do."""
+    """The observation, and the advice."""
 
 
 def no_signal(history: History) -> str:

@@ -12,7 +12,7 @@ _NOTHING = dict.fromkeys(
     ("detect_repository", "catboost", "fastai", "gradio", "hydra", "joblib", "lightgbm", "matplotlib", "megengine",
      "pytorch", "scikit", "tensorboard", "tensorflow", "tfdefines", "xgboost"), False,
 )  # fmt: skip
-"""What ClearML would otherwise take from the process. Its search for a repository, which False alone does not stop, can
+"""Automatic captures of ClearML, all off. Its search for a repository, which False alone does not stop, can
 take minutes."""
 
 

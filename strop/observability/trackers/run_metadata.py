@@ -1,4 +1,4 @@
-"""What a run tells a tracker beside its numbers: name and settings, samples of its validations, its curve."""
+"""Metadata of a run for trackers, beside its metrics: name and settings, samples of its validations, its curve."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Story:
 
 
 def is_validation(metrics: Mapping[str, float]) -> bool:
-    """Whether a step ended with one."""
+    """True if a step ended with a validation."""
     return any(name.startswith(("val-core/", "val-aux/", "val/")) for name in metrics)
 
 

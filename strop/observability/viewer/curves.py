@@ -12,13 +12,13 @@ from strop.observability.viewer.summary import SAMPLE_COUNTS, TOKENS
 
 Axis = Literal["step", "samples", "tokens", "hours"]
 AXES: tuple[Axis, ...] = ("step", "samples", "tokens", "hours")
-"""What numbers are drawn against; all but the step are sums over the steps so far."""
+"""Choices of the x axis; all but the step are sums over the steps so far."""
 REWARD = ("critic/rewards/mean", "critic/score/mean", "train/loss", "prefer/loss")
 PASS_RATE = ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val/loss", "val/prefer/rewards/accuracies")
 
 
 def axis_of(records: RunRecords, axis: Axis) -> dict[int, float]:
-    """Where each step lies on the axis; a step without the number lies where the one before it does."""
+    """Position of each step on the axis; a step without the number lies where the one before it does."""
     seconds = {event["step"]: event.get("seconds") for event in records.of_kind("step")}
     places: dict[int, float] = {}
     total = 0.0

@@ -30,12 +30,12 @@ class SampleDifference:
 
     id: str
     text: str
-    """How, in words."""
+    """The difference in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What two runs have in common and where they part."""
+    """Comparison of two runs: common steps, differing settings, first difference."""
 
     steps: Sequence[int]
     """Steps that both have."""
@@ -45,11 +45,11 @@ class Comparison:
     sample: SampleDifference | None
     """The first sample that shows it; None where no stored sample does."""
     settings: Mapping[str, list[Any]]
-    """Those that differ, by full key, with both values."""
+    """Settings that differ, by full key, with both values."""
     has_schedules: bool
     """Both ran ahead of training."""
     schedule: ScheduleDifference | None
-    """Where their schedules part before the difference."""
+    """First difference of their schedules before that of the samples."""
 
     def as_json(self) -> dict[str, object]:
         """Plain values."""
@@ -67,7 +67,7 @@ class Comparison:
 
 
 def compared(a: RunFolder, b: RunFolder) -> Comparison:
-    """Where two runs part, if they do.
+    """Compare two runs.
 
     Raises:
         ValueError: they have no step in common.

@@ -29,7 +29,7 @@ _TAIL_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """What is known of the end of a run."""
+    """Records of the end of a run."""
 
     state: str
     """running, crashed, was interrupted, is finished; or `was killed`: it ended without a word."""
@@ -50,7 +50,7 @@ class Incident:
 
 
 def look_into(folder: Path) -> Incident:
-    """What a run did last.
+    """Read the last activity of a run.
 
     Raises:
         RunError: there is no run.
@@ -90,24 +90,24 @@ def _tail(logs: Path, process: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a process wrote last."""
+    """Last heartbeat of a process."""
 
     process: str
     """Name of its file: controller, or pool and rank."""
     pid: int
     host: str
     at: float
-    """When, in seconds since 1970."""
+    """Time of the heartbeat, in seconds since 1970."""
     doing: str
     """From the whole to the part; empty between two things."""
     doing_s: float
-    """How long it had done that part."""
+    """Seconds that it had spent on that part."""
     num_items: int
     """Things that it waited for."""
     item: str
     """The one that it had waited for longest, and what it was doing with it; empty for none."""
     item_s: float
-    """How long that had been there."""
+    """Seconds that it had spent on that item."""
 
 
 def read_beats(logs: Path) -> list[Beat]:

@@ -28,7 +28,7 @@ _OF_SAMPLES = tuple(
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process writes the run whose lock file this is; False for one that is not there."""
+    """True if a process writes the run whose lock file this is; False for one that is not there."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -99,7 +99,7 @@ class GrowingLines:
 
 
 class RunRecords:
-    """What a run folder says of a run, but for the fates of single samples: those make opening a folder slow."""
+    """Records of a run, read from its folder, except the fates of single samples: those make opening a folder slow."""
 
     def __init__(self, path: Path) -> None:
         """Raises:
@@ -150,5 +150,5 @@ class RunRecords:
         return found if isinstance(found, dict) else {}
 
     def is_running(self) -> bool:
-        """Whether a process writes it."""
+        """True if a process writes it."""
         return is_held(self.path / "lock")

@@ -167,7 +167,7 @@ def _sections(row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
 
 
 def _agent_facts(row: Mapping[str, Any]) -> str:
-    """Who played, and what it noted about the whole episode."""
+    """Agent of the episode, and its notes about the whole of it."""
     facts = row.get("agent_facts") or {}
     player = [row["agent_name"]] if row.get("agent_name") and row.get("messages") else []
     return " ".join(

@@ -25,7 +25,7 @@ _MAX_FOLDERS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """How a run stands or ended."""
+    """Summary of a run: its state, progress and final numbers."""
 
     name: str
     """The last parts of its path: quickstart's runs are all called train."""
@@ -35,7 +35,7 @@ class RunSummary:
     status: Status
     """stopped: it ended without being finished, and can go on."""
     reason: str = ""
-    """Why it failed, or what it says of its end."""
+    """Reason of a failure, or the run's own note on its end."""
     created: str = ""
     step: int = 0
     """The last one."""
@@ -48,7 +48,7 @@ class RunSummary:
     """Prompts and answers of all steps."""
     samples: float | None = None
     cost: float | None = None
-    """What judges have cost, in their currency."""
+    """Cost of the judges, in their currency."""
     pass_rate_start: float | None = None
     """Validation before the first step; None without one."""
     pass_rate_final: float | None = None
@@ -70,7 +70,7 @@ class RunSummary:
 
 
 def summary_of(records: RunRecords) -> RunSummary:
-    """What the records say, as they were last read."""
+    """Summary of the records, as they were last read."""
     steps = {event["step"]: event for event in records.of_kind("step")}
     seconds = math.fsum(_number(event.get("seconds")) or 0.0 for event in steps.values())
     validations = records.of_kind("validation")

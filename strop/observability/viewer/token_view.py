@@ -111,7 +111,7 @@ def token_table(tokens: Sequence[Token]) -> RenderableType:
 
 
 def legend() -> Text:
-    """What the colours mean."""
+    """Legend of the colours."""
     from rich.text import Text
 
     text = Text("token colours: ")

@@ -1,4 +1,4 @@
-"""What the page asks for, as plain values; every text in them is one that nothing acts on."""
+"""Responses to the page's requests, as plain values; every text in them is made harmless."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def metrics(catalog: Catalog, words: Words) -> dict[str, Any]:
 
 
 def events(catalog: Catalog, words: Words) -> dict[str, Any]:
-    """What happened, each with its sentence, and the seconds of each phase of each step."""
+    """Events of a run, each with its sentence, and the seconds of each phase of each step."""
     run = catalog.run(words["run"])
     steps = [event for event in run.of_kind("step") if isinstance(event.get("phases"), dict)]
     names = list(dict.fromkeys(name for event in steps for name in event["phases"]))
@@ -140,7 +140,7 @@ def groups(catalog: Catalog, words: Words) -> dict[str, Any]:
 
 
 def fates(catalog: Catalog, words: Words) -> dict[str, Any]:
-    """What became of all samples, and why."""
+    """Fates of all samples, with the reasons."""
     run = catalog.run(words["run"])
     with RunFolder.open(run.path, read_only=True) as folder:
         return {"fates": [_harmless(one.as_json()) for one in find_fates(folder)]}
@@ -196,7 +196,7 @@ def _settings(run: RunRecords, keys: Sequence[str]) -> dict[str, str]:
 
 
 def _sentence(event: Mapping[str, Any]) -> str:
-    """What an event says, in words where it has some."""
+    """Message of an event; its fields in words where it has none."""
     for name in ("message", "error", "reason", "cause", "verdict"):
         if isinstance(event.get(name), str) and event[name]:
             return printable(event[name])[:2000]

@@ -29,7 +29,7 @@ _VISIT = re.compile(r"e\d+-(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What is looked for; None and empty texts take all."""
+    """Search filters; None and empty texts match everything."""
 
     split: str = "train"
     first_step: int | None = None

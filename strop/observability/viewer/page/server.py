@@ -54,7 +54,7 @@ def plotly_script() -> Path:
 
 
 def static_files() -> dict[str, Path]:
-    """What the page is made of, by name."""
+    """Files of the page, by name."""
     ours = {path.name: path for path in sorted(STATIC.iterdir()) if path.suffix in _TYPES}
     return {**ours, PLOTLY: plotly_script()}
 
@@ -108,7 +108,7 @@ def make_app(catalog: Catalog, token: str) -> web.Application:
 
 
 def address(port: int, token: str) -> str:
-    """What is opened in a browser."""
+    """URL of the page, with its token."""
     return f"http://{HOST}:{port}/?token={token}"
 
 
