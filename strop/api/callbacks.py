@@ -40,8 +40,8 @@ class Functions(Listeners):
         """A step has ended; why the run is to end, or nothing."""
         if self.on_samples is not None:
             self.on_samples(step, run.samples.read(step))
-        said = None if self.on_step is None else self.on_step(step, metrics)
-        return said if isinstance(said, str) else ""
+        answer = None if self.on_step is None else self.on_step(step, metrics)
+        return answer if isinstance(answer, str) else ""
 
     def hear_checkpoint(self, checkpoint: Checkpoint) -> None:
         """A checkpoint is whole."""

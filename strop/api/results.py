@@ -60,8 +60,8 @@ class Result:
         """One row per step with all its numbers; the index is the step."""
         import pandas as pd  # half a second
 
-        found = read_metrics(self._folder() / METRICS_FILE)
-        return pd.DataFrame(found).set_index("step") if found else pd.DataFrame()
+        records = read_metrics(self._folder() / METRICS_FILE)
+        return pd.DataFrame(records).set_index("step") if records else pd.DataFrame()
 
     def model(self, **options: Any) -> Any:
         """The trained model, loaded by transformers.

@@ -52,10 +52,10 @@ class Samples:
 
     def groups(self) -> list[list[int]]:
         """The numbers of the samples of each prompt."""
-        found: dict[str, list[int]] = {}
+        rows_of: dict[str, list[int]] = {}
         for number, report in enumerate(self.reports):
-            found.setdefault(report.uid, []).append(number)
-        return list(found.values())
+            rows_of.setdefault(report.uid, []).append(number)
+        return list(rows_of.values())
 
     def with_advantages(self, advantages: Tensor) -> Samples:
         """The same samples, each of whose tokens has the advantage of its sample.
@@ -71,7 +71,7 @@ class Samples:
                 f"the advantages have shape {list(advantages.shape)} and {int((~advantages.isfinite()).sum())} numbers "
                 f"that are not finite: give one finite number for each of {len(self)} samples"
             )
-        values = dict(zip((one.episode_id for one in self.reports), advantages.tolist(), strict=True))
+        values = dict(zip((report.episode_id for report in self.reports), advantages.tolist(), strict=True))
         rows = [
             torch.full((row.num_response_tokens,), values[row.episode_id]) for row in self.experience.reports
         ]
@@ -198,14 +198,14 @@ class Pieces:
             raise ValueError(f"algorithm.adv_estimator={algorithm.adv_estimator} has no critic; gae has")
         if not experience.totals().num_tokens:
             raise ValueError("no sample has a token to train on: leave this optimizer step out")
-        wanted = ["values", "returns"] if role == "critic" else ["advantages"]
+        required = ["values", "returns"] if role == "critic" else ["advantages"]
         if role == "actor" and algorithm.use_kl_loss:
-            wanted.append("ref_log_prob")
-        missing = [name for name in wanted if name not in experience.column_names]
+            required.append("ref_log_prob")
+        missing = [name for name in required if name not in experience.column_names]
         if missing:
-            why = " (algorithm.use_kl_loss)" if "ref_log_prob" in missing else ""
+            reason = " (algorithm.use_kl_loss)" if "ref_log_prob" in missing else ""
             raise ValueError(
-                f"the update of the {role} needs the columns {', '.join(missing)}{why}: make them with "
+                f"the update of the {role} needs the columns {', '.join(missing)}{reason}: make them with "
                 f"with_columns(samples, {', '.join(map(repr, missing))})"
             )
 

@@ -74,11 +74,11 @@ class GRPO:
 
     def settings(self) -> dict[str, Any]:
         """By key of the configuration, what is given."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        found = {_KEYS[name]: value for name, value in given.items() if value is not None}
+        arguments = {member.name: getattr(self, member.name) for member in fields(self)}
+        values = {_KEYS[name]: value for name, value in arguments.items() if value is not None}
         if self.kl_coef:
-            found["algorithm.use_kl_loss"] = True
-        return found
+            values["algorithm.use_kl_loss"] = True
+        return values
 
 
 _KEYS = {
@@ -241,9 +241,13 @@ def sft(
 
                     fine_tune(start.config, run, checkpoint=start.checkpoint, say=_say, stop=stop)
                 _link_model(run)
-                done = sft_result_of(run)
+                result = sft_result_of(run)
             return Result(
-                run=done.run, steps=done.steps, seconds=done.seconds, loss=done.loss, val_loss=done.val_loss
+                run=result.run,
+                steps=result.steps,
+                seconds=result.seconds,
+                loss=result.loss,
+                val_loss=result.val_loss,
             )
 
         with _way_on("sft", folder):
@@ -275,30 +279,32 @@ def evaluate(
         ConfigError, ValueError: the sentence says what cannot be used.
     """
     with tempfile.TemporaryDirectory(prefix="strop-evaluate-") as name:
-        given: dict[str, Any] = {}
+        model_settings: dict[str, Any] = {}
         if isinstance(model, str | Path) and is_run(Path(model)):
             config = Path(model) / CONFIG_FILE if config is None else config
-            given |= {"model.path": str(Path(model) / MODEL_FOLDER), "resources.runtime": "inline"}
-            given |= {"resources.ranks": 1, "resources.nodes": 1, "resources.apart": {}}
+            model_settings |= {"model.path": str(Path(model) / MODEL_FOLDER), "resources.runtime": "inline"}
+            model_settings |= {"resources.ranks": 1, "resources.nodes": 1, "resources.apart": {}}
             model = None
-        given |= _brought(model, tokenizer, {"data.val_files": data}, Path(name)) | column_settings(data)
-        given |= reward_settings(rewards, reward_weights, Path(name))
-        overrides = [*map(override_of, given.items()), *overrides_of(settings)]
+        model_settings |= _brought(model, tokenizer, {"data.val_files": data}, Path(name)) | column_settings(
+            data
+        )
+        model_settings |= reward_settings(rewards, reward_weights, Path(name))
+        overrides = [*map(override_of, model_settings.items()), *overrides_of(settings)]
         loaded = load(config, overrides=overrides, in_shell=False, aliases=key_aliases)
         check_named_files(loaded, "eval")
         from strop.evaluation.evaluate import evaluate as evaluate_model  # torch and transformers: seconds
 
-        found = _carried_out(lambda: evaluate_model(loaded, say=_say), SignalRequest())
-    rate = found.total.pass_rate
+        evaluation = _carried_out(lambda: evaluate_model(loaded, say=_say), SignalRequest())
+    rate = evaluation.total.pass_rate
     return Result(
         run=None,
-        seconds=found.seconds,
+        seconds=evaluation.seconds,
         pass_rate_start=rate,
         pass_rate_final=rate,
-        reward_start=found.total.mean_reward,
-        reward_final=found.total.mean_reward,
-        interval=found.total.interval(),
-        answers=found.answers,
+        reward_start=evaluation.total.mean_reward,
+        reward_final=evaluation.total.mean_reward,
+        interval=evaluation.total.interval(),
+        answers=evaluation.answers,
     )
 
 
@@ -320,14 +326,14 @@ def _in_words(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_in_words(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_in_words(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ", ".join(map(_in_words, value)) + "]"
     text = str(value)
     if text.isidentifier() and text not in ("null", "true", "false"):
         return text
     # Backslashes are doubled where they stand before a quote, the last one included.
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
 def _folder(out: str | Path | None, kind: str) -> Path:
@@ -340,11 +346,11 @@ def _folder(out: str | Path | None, kind: str) -> Path:
 
 def _brought(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path) -> dict[str, Any]:
     """The settings of a model and of rows, by their keys, for what is given of it."""
-    found: dict[str, Any] = {} if model is None else {"model.path": model_folder(model, tokenizer, inputs)}
+    settings: dict[str, Any] = {} if model is None else {"model.path": model_folder(model, tokenizer, inputs)}
     for key, some in rows.items():
         if some is not None:
-            found[key] = data_files(some, "val_data" if "val" in key and len(rows) > 1 else "data", inputs)
-    return found
+            settings[key] = data_files(some, "val_data" if "val" in key and len(rows) > 1 else "data", inputs)
+    return settings
 
 
 @contextlib.contextmanager
@@ -426,16 +432,16 @@ def _link_model(run: RunFolder) -> None:
 
 
 def _result_of(run: RunFolder) -> Result:
-    done = result_of(run)
+    result = result_of(run)
     return Result(
-        run=done.run,
-        steps=done.steps,
-        seconds=done.seconds,
-        pass_rate_start=done.pass_rate_start,
-        pass_rate_final=done.pass_rate_final,
-        reward_start=done.reward_start,
-        reward_final=done.reward_final,
-        interval=done.interval_final,
+        run=result.run,
+        steps=result.steps,
+        seconds=result.seconds,
+        pass_rate_start=result.pass_rate_start,
+        pass_rate_final=result.pass_rate_final,
+        reward_start=result.reward_start,
+        reward_final=result.reward_final,
+        interval=result.interval_final,
     )
 
 

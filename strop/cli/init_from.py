@@ -27,8 +27,8 @@ def settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | N
         return load_settings(args, section="" if kind == "train" else kind), None
     folder, step = _run_and_step(args.origin)
     check_kind(folder, kind, needs_same=args.config is None)
-    given = [word.lstrip("+~").split("=", 1)[0] for word in args.overrides]
-    if "model.path" in given:
+    keys = [word.lstrip("+~").split("=", 1)[0] for word in args.overrides]
+    if "model.path" in keys:
         raise UsageError("--from and model.path both say what the run begins with: leave one of them out")
     with RunFolder.open(folder, read_only=True) as run:
         checkpoint, lines = choose_checkpoint(run, step)
@@ -44,7 +44,7 @@ def settings(args: argparse.Namespace, kind: str) -> tuple[Config, Beginning | N
         info=info,
         checkpoint=checkpoint,
         settings=config if args.config is None else None,
-        given=given,
+        given=keys,
         with_optimizer=args.with_optimizer,
     )
     return config, beginning

@@ -87,25 +87,25 @@ def _requirements() -> dict[str, list[Requirement]]:
         **{name: [] for name in extras if name not in _FOR_DEVELOPERS},
     }
     for line in written.get_all("Requires-Dist") or []:
-        one = Requirement(str(line))
+        requirement = Requirement(str(line))
         for name, requirements in needed.items():
-            is_of_all = one.marker is None or one.marker.evaluate({"extra": ""})
+            is_of_all = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             if (
                 is_of_all
                 if name == ""
-                else one.marker and not is_of_all and one.marker.evaluate({"extra": name})
+                else requirement.marker and not is_of_all and requirement.marker.evaluate({"extra": name})
             ):
-                requirements.append(one)
+                requirements.append(requirement)
     return needed
 
 
 def _lacks(requirements: Iterable[Requirement]) -> list[str]:
     """Sentences about packages that are missing or of a wrong version, one each."""
-    found = []
-    for one in requirements:
-        here, wanted = _version(one.name), f"{one.name}{one.specifier}"
-        if not here:
-            found.append(f"{wanted} {_ABSENT}")
-        elif not one.specifier.contains(here, prereleases=True):
-            found.append(f"{wanted} is needed, and {here} installed")
-    return found
+    sentences = []
+    for requirement in requirements:
+        installed, needed = _version(requirement.name), f"{requirement.name}{requirement.specifier}"
+        if not installed:
+            sentences.append(f"{needed} {_ABSENT}")
+        elif not requirement.specifier.contains(installed, prereleases=True):
+            sentences.append(f"{needed} is needed, and {installed} installed")
+    return sentences

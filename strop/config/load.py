@@ -78,15 +78,15 @@ def load_layers(
     sources = source_layers(source, text) if source is not None else ()
     layers = Layers(root, sources, section=section, in_shell=in_shell, aliases=aliases)
     folder = Path(source).parent if source is not None and text is None and Path(source).is_file() else None
-    others = []
+    remaining = []
     for word in overrides:
         try:
             override = parse_override(word)
             if override.kind == "reset" or not _choose(layers, folder, override):
-                others.append(override)
+                remaining.append(override)
         except ValueError as error:
             layers.problems.append(str(error))
-    for override in others:
+    for override in remaining:
         layers.apply(override)
     if text is None:
         layers.resolve()
@@ -112,9 +112,9 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
         return own_layers(path)
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         return preset_layers("", source)
-    what = "is a directory" if path.is_dir() else "does not exist"
+    problem = "is a directory" if path.is_dir() else "does not exist"
     raise ConfigError(
-        f"the configuration file {source} {what}; give a YAML file, "
+        f"the configuration file {source} {problem}; give a YAML file, "
         f"or the name of a preset: {', '.join(preset_names()) or '(none)'}"
     )
 

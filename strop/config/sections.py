@@ -82,8 +82,8 @@ def code_below(config: Any, key: str, name: str) -> Iterator[Named]:
         name: of the section below it.
     """
     below = getattr(config, name)
-    named = below.code_named() if hasattr(below, "code_named") else ()
-    for setting, value, path in named:
+    references = below.code_named() if hasattr(below, "code_named") else ()
+    for setting, value, path in references:
         yield Named(key=f"{key}.{name}.{setting}".lstrip("."), value=value, path=path)
 
 

@@ -204,8 +204,8 @@ def _to_the_path() -> list[str]:
     activate = Path(sys.prefix, "bin", "activate")
     if shutil.which("strop") or not activate.is_file():
         return []
-    here = Path.cwd()
-    return [f"  source {activate.relative_to(here) if activate.is_relative_to(here) else activate}"]
+    folder = Path.cwd()
+    return [f"  source {activate.relative_to(folder) if activate.is_relative_to(folder) else activate}"]
 
 
 def _answers(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[_Answer]:

@@ -198,8 +198,8 @@ def _result(validation: Mapping[str, Any]) -> str:
 
 def _data(facts: CardFacts) -> list[str]:
     """Files that were trained and validated on, and the revisions of data sets of hubs."""
-    named = (("trained on", _files(facts, "train_files")), ("validated on", _files(facts, "val_files")))
-    return [f"{label}: {', '.join(map(_code, files))}" for label, files in named if files] + [
+    columns = (("trained on", _files(facts, "train_files")), ("validated on", _files(facts, "val_files")))
+    return [f"{label}: {', '.join(map(_code, files))}" for label, files in columns if files] + [
         f"{_code(record['source'])} was read at revision {_code(record['revision'])}"
         for key, record in facts.models.items()
         if key.startswith("data")
