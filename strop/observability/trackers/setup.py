@@ -108,10 +108,10 @@ def _drop_lines_after(path: Path, step: int) -> None:
     """Rewrite the file without later steps and without an unfinished line; a file that has none stays."""
     if not path.exists():
         return
-    kept = [
+    lines = [
         json.dumps(record, ensure_ascii=False) + "\n" for record in _records(path) if record["step"] <= step
     ]
-    text = "".join(kept)
+    text = "".join(lines)
     with open_regular(path) as file:
         is_same = file.read(len(text.encode()) + 1) == text.encode()
     if not is_same:

@@ -112,11 +112,11 @@ class Beat:
 
 def read_beats(logs: Path) -> list[Beat]:
     """The last of each process of a run, the one that was silent first in front; damaged files are left out."""
-    found: list[Beat] = []
+    beats: list[Beat] = []
     for file in sorted(logs.glob(f"*{SUFFIX}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             beat = read_json(file)
-            found.append(
+            beats.append(
                 Beat(
                     process=file.name.removesuffix(SUFFIX),
                     pid=int(beat["pid"]),
@@ -129,4 +129,4 @@ def read_beats(logs: Path) -> list[Beat]:
                     item_s=float(beat["item_s"]),
                 )
             )
-    return sorted(found, key=lambda beat: beat.at)
+    return sorted(beats, key=lambda beat: beat.at)

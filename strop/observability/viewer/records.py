@@ -69,12 +69,12 @@ class GrowingLines:
         """
         try:
             with open_regular(self._path) as file:
-                found = os.fstat(file.fileno())
-                is_new = (found.st_dev, found.st_ino) != self._file or found.st_size < self._offset
+                stat = os.fstat(file.fileno())
+                is_new = (stat.st_dev, stat.st_ino) != self._file or stat.st_size < self._offset
                 if is_new:
                     had = bool(self.records)
-                    self.records, self._offset, self._file = [], 0, (found.st_dev, found.st_ino)
-                elif found.st_size == self._offset:
+                    self.records, self._offset, self._file = [], 0, (stat.st_dev, stat.st_ino)
+                elif stat.st_size == self._offset:
                     return False
                 file.seek(self._offset)
                 before = len(self.records)
@@ -124,7 +124,7 @@ class RunRecords:
         """Read what was added; whether anything was."""
         has_events, has_metrics = self._events.read_on(), self._metrics.read_on()
         if has_events:
-            self.events = without_taken_back(one for one in self._events.records if is_record(one))
+            self.events = without_taken_back(event for event in self._events.records if is_record(event))
         if has_metrics:
             if len(self._metrics.records) <= self._num_taken:  # the file is another one
                 self.metrics, self._num_taken = {}, 0
@@ -146,8 +146,8 @@ class RunRecords:
     @property
     def config(self) -> Mapping[str, Any]:
         """The settings with which it began."""
-        found = self.info.get("config")
-        return found if isinstance(found, dict) else {}
+        settings = self.info.get("config")
+        return settings if isinstance(settings, dict) else {}
 
     def is_running(self) -> bool:
         """True if a process writes it."""
