@@ -153,7 +153,7 @@ def column_settings(rows: Rows) -> dict[str, Any]:
 
 
 def _columns(rows: Rows) -> frozenset[str]:
-    """Of rows in memory."""
+    """Column names of rows in memory."""
     if isinstance(rows, str | Path) or rows is None:
         return frozenset()
     if isinstance(rows, Sequence):  # dictionaries, or files

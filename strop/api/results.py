@@ -30,11 +30,11 @@ class Result:
     """Validation before the first step; None without validation data, and where nothing decides which answers pass."""
     pass_rate_final: float | None = None
     interval: tuple[float, float] | None = None
-    """95 % Wilson interval of the last one, with the answers to one prompt as a cluster."""
+    """95 % Wilson interval of the last validation's pass rate, with the answers to one prompt as a cluster."""
     reward_start: float | None = None
     """Mean reward of the validation before the first step."""
     reward_final: float | None = None
-    """Of the last one."""
+    """Mean reward of the last validation."""
     loss: float | None = None
     """With strop.sft: mean loss per trained token of the last step."""
     val_loss: float | None = None

@@ -113,7 +113,7 @@ class Pieces:
         self.num_steps: int = self.data.num_steps
         """Steps that trainer.max_steps and trainer.num_epochs allow."""
         self.version = 0
-        """Of the weights that generate: the calls of `update_weights` so far."""
+        """Version of the weights that generate: the calls of `update_weights` so far."""
         self.roles: Roles
         self._stack = ExitStack()
 
@@ -238,5 +238,5 @@ class Pieces:
 
     @property
     def tokenizer(self) -> Any:
-        """Of the model."""
+        """Tokenizer of the model."""
         return self.data.tokenizer

@@ -37,7 +37,7 @@ from strop.utils.quiet_libraries import quiet_libraries
 
 T = TypeVar("T")
 Settings = Mapping[str, Any] | Sequence[str]
-"""By key (`{"actor.optim.lr": 1e-6}`), or as on the command line (`["actor.optim.lr=1e-6"]`)."""
+"""Settings by key (`{"actor.optim.lr": 1e-6}`), or as on the command line (`["actor.optim.lr=1e-6"]`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ class GRPO:
     temperature: float | None = None
     max_response_tokens: int | None = None
     kl_coef: float | None = None
-    """Of a KL term in the loss; beta in TRL."""
+    """Coefficient of a KL term in the loss; beta in TRL."""
     clip: float | None = None
-    """Of the ratio, on both sides of 1; epsilon in TRL."""
+    """Clip range of the ratio, on both sides of 1; epsilon in TRL."""
     clip_high: float | None = None
-    """Above 1, where that is another one; epsilon_high in TRL."""
+    """Clip range above 1, where that is another one; epsilon_high in TRL."""
     scale_rewards: bool | None = None
     """Divide advantages by the standard deviation of their group."""
     steps: int | None = None
@@ -73,7 +73,7 @@ class GRPO:
         return super().__new__(cls)
 
     def settings(self) -> dict[str, Any]:
-        """By key of the configuration, what is given."""
+        """Arguments that were given, by key of the configuration."""
         arguments = {member.name: getattr(self, member.name) for member in fields(self)}
         values = {_KEYS[name]: value for name, value in arguments.items() if value is not None}
         if self.kl_coef:
@@ -163,14 +163,16 @@ def train(
     def given(inputs: Path) -> dict[str, Any]:
         return {
             **({"algorithm": "grpo" if isinstance(algorithm, GRPO) else algorithm} if algorithm else {}),
-            **_brought(model, tokenizer, {"data.train_files": data, "data.val_files": val_data}, inputs),
+            **_input_settings(
+                model, tokenizer, {"data.train_files": data, "data.val_files": val_data}, inputs
+            ),
             **column_settings(data),
             **reward_settings(rewards, reward_weights, inputs),
             **(algorithm.settings() if isinstance(algorithm, GRPO) else {}),
         }
 
     folder = _folder(out, "train")
-    begun = _begun(
+    begun = _start_run(
         folder, given, config, settings, kind="train", resume=resume, accept_changes=accept_changes
     )
     with begun as start:
@@ -194,8 +196,8 @@ def train(
                 _link_model(run)
                 return _result_of(run)
 
-        with _way_on("train", folder):
-            return _carried_out(work, stop)
+        with _resume_hint("train", folder):
+            return _run_work(work, stop)
 
 
 @named_arguments
@@ -225,10 +227,12 @@ def sft(
 
     def given(inputs: Path) -> dict[str, Any]:
         rows = {"sft.data.train_files": data, "sft.data.val_files": val_data}
-        return _brought(model, tokenizer, rows, inputs)
+        return _input_settings(model, tokenizer, rows, inputs)
 
     folder = _folder(out, "sft")
-    begun = _begun(folder, given, config, settings, kind="sft", resume=resume, accept_changes=accept_changes)
+    begun = _start_run(
+        folder, given, config, settings, kind="sft", resume=resume, accept_changes=accept_changes
+    )
     with begun as start:
         stop = SignalRequest()
 
@@ -250,8 +254,8 @@ def sft(
                 val_loss=result.val_loss,
             )
 
-        with _way_on("sft", folder):
-            return _carried_out(work, stop)
+        with _resume_hint("sft", folder):
+            return _run_work(work, stop)
 
 
 @named_arguments
@@ -285,16 +289,16 @@ def evaluate(
             model_settings |= {"model.path": str(Path(model) / MODEL_FOLDER), "resources.runtime": "inline"}
             model_settings |= {"resources.ranks": 1, "resources.nodes": 1, "resources.apart": {}}
             model = None
-        model_settings |= _brought(model, tokenizer, {"data.val_files": data}, Path(name)) | column_settings(
-            data
-        )
+        model_settings |= _input_settings(
+            model, tokenizer, {"data.val_files": data}, Path(name)
+        ) | column_settings(data)
         model_settings |= reward_settings(rewards, reward_weights, Path(name))
         overrides = [*map(override_of, model_settings.items()), *overrides_of(settings)]
         loaded = load(config, overrides=overrides, in_shell=False, aliases=key_aliases)
         check_named_files(loaded, "eval")
         from strop.evaluation.evaluate import evaluate as evaluate_model  # torch and transformers: seconds
 
-        evaluation = _carried_out(lambda: evaluate_model(loaded, say=_say), SignalRequest())
+        evaluation = _run_work(lambda: evaluate_model(loaded, say=_say), SignalRequest())
     rate = evaluation.total.pass_rate
     return Result(
         run=None,
@@ -344,7 +348,7 @@ def _folder(out: str | Path | None, kind: str) -> Path:
     )
 
 
-def _brought(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path) -> dict[str, Any]:
+def _input_settings(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path) -> dict[str, Any]:
     """The settings of a model and of rows, by their keys, for what is given of it."""
     settings: dict[str, Any] = {} if model is None else {"model.path": model_folder(model, tokenizer, inputs)}
     for key, some in rows.items():
@@ -354,7 +358,7 @@ def _brought(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path)
 
 
 @contextlib.contextmanager
-def _begun(
+def _start_run(
     folder: Path,
     given: Callable[[Path], Mapping[str, Any]],
     config: str | Path | None,
@@ -446,7 +450,7 @@ def _result_of(run: RunFolder) -> Result:
 
 
 @contextlib.contextmanager
-def _way_on(function: str, folder: Path) -> Iterator[None]:
+def _resume_hint(function: str, folder: Path) -> Iterator[None]:
     """Print how to resume when the call is interrupted."""
     try:
         yield
@@ -455,7 +459,7 @@ def _way_on(function: str, folder: Path) -> Iterator[None]:
         raise
 
 
-def _carried_out(work: Callable[[], T], stop: SignalRequest) -> T:
+def _run_work(work: Callable[[], T], stop: SignalRequest) -> T:
     """Run the work; where this thread has an event loop, as in a notebook, in a thread of its own.
 
     An interrupt then lets the step that runs come to its end and be saved; a second one, or one outside of a step, ends

@@ -34,8 +34,8 @@ def describe_installation() -> str:
     needed = _requirements()
     if not needed:
         return "\n".join([*lines, "strop was not installed by pip or uv, so its extras are not known"])
-    lines += _lacks(needed.pop(""))
-    missing = {name: _lacks(requirements) for name, requirements in needed.items()}
+    lines += _problems(needed.pop(""))
+    missing = {name: _problems(requirements) for name, requirements in needed.items()}
     whole = [name for name, lacks in missing.items() if not lacks]
     lines.append(f"extras installed: {', '.join(whole) or 'none'}")
     lines.append(
@@ -99,7 +99,7 @@ def _requirements() -> dict[str, list[Requirement]]:
     return needed
 
 
-def _lacks(requirements: Iterable[Requirement]) -> list[str]:
+def _problems(requirements: Iterable[Requirement]) -> list[str]:
     """Sentences about packages that are missing or of a wrong version, one each."""
     sentences = []
     for requirement in requirements:

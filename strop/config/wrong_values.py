@@ -81,7 +81,7 @@ def mismatch(key: str, hint: Any, value: Any, origin: str = "", written: Written
         if isinstance(reason, str)
     ]
     needed = ": ".join([_type_name(hint), *reasons])
-    advice = _way_out(key, hint, value, typed, written)
+    advice = _suggestion(key, hint, value, typed, written)
     return f"{key} is {typed}{origin}, but it needs {needed}{f'; {advice}' if advice else ''}"
 
 
@@ -99,7 +99,7 @@ def _plain(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _way_out(key: str, hint: Any, value: Any, typed: str, written: Written | None) -> str:
+def _suggestion(key: str, hint: Any, value: Any, typed: str, written: Written | None) -> str:
     """Advice on a value to write instead, where the wrong one suggests it."""
     kinds = [without_bounds(member) for member in union_members(hint)]
     lists = [kind for kind in kinds if get_origin(kind) is tuple]

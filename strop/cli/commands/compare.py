@@ -51,23 +51,23 @@ class Answers:
 
     name: str
     passed: Mapping[str, Sequence[bool | None]]
-    """By prompt, of each answer; None where nothing decides that."""
+    """Pass flag of each answer, by prompt; None where nothing decides it."""
     scores: Mapping[str, Sequence[float]]
-    """By prompt, of the answers that could be scored."""
+    """Scores of the answers that could be scored, by prompt."""
     texts: Mapping[str, str]
     """The prompts themselves."""
 
     @property
     def has_rate(self) -> bool:
-        """Of each answer something decides whether it passes."""
+        """True if every answer has a pass flag."""
         return all(one is not None for some in self.passed.values() for one in some)
 
     def rate(self, prompt: str) -> float:
-        """Share of the answers to it that passed."""
+        """Share of the answers to a prompt that passed."""
         return sum(map(bool, self.passed[prompt])) / len(self.passed[prompt])
 
     def mean_reward(self, prompt: str) -> float | None:
-        """Of the answers to it; None where none could be scored."""
+        """Mean reward of the answers to a prompt; None where none could be scored."""
         scores = self.scores.get(prompt, ())
         return sum(scores) / len(scores) if scores else None
 
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
     from strop.evaluation.paired_test import compare_paired
 
-    models_answers = _answered(args, names)
+    models_answers = _collect_answers(args, names)
     if len(models_answers) < 2:
         raise UsageError(f"{names[0]} is one model alone: name another one to compare it with")
     prompts = _same_prompts(models_answers)
@@ -157,7 +157,7 @@ def _record(
     return {"model": answers.name, "pass_rate": mean, "low": low, "high": high}
 
 
-def _answered(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
+def _collect_answers(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
     """The answers of each, played now or read."""
     if all(map(_is_file_of_answers, names)):
         return [read_answers(Path(name)) for name in names]
@@ -271,7 +271,9 @@ def _show(models: Sequence[Mapping[str, Any]], compared: Sequence[PairedComparis
             f"differ"
         )
         print_plain(
-            _how_sure(result, better=name if result.difference > 0 else names[0], are_rates=are_rates)
+            _significance_line(
+                result, better=name if result.difference > 0 else names[0], are_rates=are_rates
+            )
         )
 
 
@@ -280,7 +282,7 @@ def _shown(value: float, is_rate: bool, sign: str = "") -> str:
     return format(100 * value, f"{sign}.1f") if is_rate else format(value, f"{sign}.4g")
 
 
-def _how_sure(result: PairedComparison, *, better: str, are_rates: bool) -> str:
+def _significance_line(result: PairedComparison, *, better: str, are_rates: bool) -> str:
     is_beyond_zero = result.low > 0 or result.high < 0
     if is_beyond_zero and result.p_value < SURE:
         return f"  the interval does not hold 0: {better} is better on prompts of this kind"

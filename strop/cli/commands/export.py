@@ -89,13 +89,13 @@ def run(args: argparse.Namespace) -> int:
     out = _named(args)
     if not is_url(out):
         exported = export_checkpoint(args, folder, _writable(user_path(out)), role=args.role)
-        _tell(args, exported, str(exported.result.folder))
+        _report(args, exported, str(exported.result.folder))
         return 0
     target = destination(out, Sending(say=say), key="--out")
     with tempfile.TemporaryDirectory(prefix="strop-export-") as staging:
         exported = export_checkpoint(args, folder, Path(staging) / "model", role=args.role)
         target.send(exported.result.folder)
-    _tell(args, exported, out)
+    _report(args, exported, out)
     return 0
 
 
@@ -106,7 +106,7 @@ class Exported:
     result: Export
     checkpoint: Checkpoint
     config: Config
-    """Of the run."""
+    """Configuration of the run."""
 
 
 def exported_run(args: argparse.Namespace) -> Path:
@@ -166,7 +166,7 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
     return Exported(result, checkpoint, config)
 
 
-def _tell(args: argparse.Namespace, exported: Exported, location: str) -> None:
+def _report(args: argparse.Namespace, exported: Exported, location: str) -> None:
     result = exported.result
     print_plain(result.describe())
     if args.json:

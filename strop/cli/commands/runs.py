@@ -37,7 +37,7 @@ DEFAULT_FOLDER = Path("runs")
 _MAX_SETTINGS = 4
 _SHOWN_CHARS = 40
 _WIDTH, _UNBOUND = 160, 10_000
-"""Of the table where there is no terminal."""
+"""Widths of the table: where there is no terminal, and without a bound."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

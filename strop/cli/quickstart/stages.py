@@ -191,7 +191,7 @@ class _Report:
         console.print(f"run folder: {self.run}\ncurve:      {picture}", highlight=False, soft_wrap=True)
         for line in (
             "try next:",
-            *_to_the_path(),
+            *_activation_lines(),
             f"  strop samples {shell_word(self.run)} --limit 5",
             f"  strop eval {shell_word(self.run)} eval.temperature=1 eval.samples_per_prompt=4",
             f"  strop generate {shell_word(self.run)}      (type: reverse: abcd)",
@@ -199,7 +199,7 @@ class _Report:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _to_the_path() -> list[str]:
+def _activation_lines() -> list[str]:
     """Shell line that puts the command on the PATH, where it is not: `make quickstart` calls it by its path."""
     activate = Path(sys.prefix, "bin", "activate")
     if shutil.which("strop") or not activate.is_file():

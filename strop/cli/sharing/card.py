@@ -114,16 +114,16 @@ class CardFacts:
     """Contents of a card."""
 
     records: RunRecords
-    """Of the run, read."""
+    """Records of the run, already read."""
     step: int
-    """Of the checkpoint."""
+    """Step of the checkpoint."""
     settings: Mapping[str, Any]
     """Settings that differ from their defaults, by full key."""
     models: Mapping[str, Mapping[str, Any]]
     """Fetched models and data sets: of each key source, kind and revision (strop.trainer.model_locations)."""
     export: Export
     name: str
-    """Of the model, at the hub."""
+    """Name of the model at the hub."""
     is_loadable: bool = True
     """transformers loads it by this name."""
 

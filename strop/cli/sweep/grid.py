@@ -28,7 +28,7 @@ class Planned:
     """One run of a sweep."""
 
     name: str
-    """Of its folder: the settings that are its own."""
+    """Name of its folder, made of the settings that are its own."""
     chosen: tuple[str, ...]
     """Overrides that are its own, such as `actor.optim.lr=1e-5`."""
     overrides: tuple[str, ...]

@@ -31,7 +31,7 @@ class Outcome:
     """Reason of a failure."""
     steps: int = 0
     pass_rate: float | None = None
-    """Of the last validation; None without one, and where nothing decides which answers pass."""
+    """Pass rate of the last validation; None without one, and where nothing decides which answers pass."""
     low: float | None = None
     high: float | None = None
     """Its 95 % Wilson interval."""

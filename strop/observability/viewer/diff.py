@@ -40,7 +40,7 @@ class Comparison:
     steps: Sequence[int]
     """Steps that both have."""
     num_steps: int
-    """Of the longer run."""
+    """Number of steps of the longer run."""
     difference: Difference | None
     sample: SampleDifference | None
     """The first sample that shows it; None where no stored sample does."""

@@ -34,7 +34,7 @@ class Incident:
     state: str
     """running, crashed, was interrupted, is finished; or `was killed`: it ended without a word."""
     step: int
-    """Of the last event."""
+    """Step of the last event."""
     phase: str
     """In which it ended, where it says so."""
     error: str
@@ -44,9 +44,9 @@ class Incident:
     beats: Sequence[Beat]
     """The last of each process, first the one that was silent first."""
     events: Sequence[Mapping[str, Any]]
-    """The last notable ones."""
+    """The last notable events."""
     logs: Mapping[str, str]
-    """By process that stopped before the others, the end of its log."""
+    """Ends of the logs of processes that stopped before the others, by process."""
 
 
 def look_into(folder: Path) -> Incident:

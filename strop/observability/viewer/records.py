@@ -118,7 +118,7 @@ class RunRecords:
         self.events: list[dict[str, Any]] = []
         """Without those of single samples, and without those that a resume took back."""
         self.metrics: dict[int, dict[str, float]] = {}
-        """By step."""
+        """Metrics by step."""
 
     def read_on(self) -> bool:
         """Read what was added; whether anything was."""

@@ -42,7 +42,7 @@ def turns_text(row: Mapping[str, Any], decode: Decode | None = None) -> Text:
     for message in row.get("messages") or ():
         at = int(message.get("sequence", 0))
         if at > sequence:
-            text.append(f"sequence {at + 1}: {_why_begun(row, at)}\n", "dim")
+            text.append(f"sequence {at + 1}: {_sequence_reason(row, at)}\n", "dim")
             sequence = at
         num_answers += message["role"] == "assistant"
         span = _span(message, tokens)
@@ -81,7 +81,7 @@ def _images(row: Mapping[str, Any]) -> dict[int, dict[int, tuple[int, str]]]:
     return images
 
 
-def _why_begun(row: Mapping[str, Any], sequence: int) -> str:
+def _sequence_reason(row: Mapping[str, Any], sequence: int) -> str:
     before = (row.get("earlier_sequences") or ())[sequence - 1 : sequence]
     if any(one.get("stop_reason") == "turn" for one in before):
         return "an answer is trained by itself (agent.credit=turn)"
