@@ -40,8 +40,8 @@ class FunctionCallbacks(Callbacks):
         """Called after a step; gives a reason to end the run, or an empty text."""
         if self.on_samples is not None:
             self.on_samples(step, run.samples.read(step))
-        result = None if self.on_step is None else self.on_step(step, metrics)
-        return result if isinstance(result, str) else ""
+        answer = None if self.on_step is None else self.on_step(step, metrics)
+        return answer if isinstance(answer, str) else ""
 
     def on_save(self, checkpoint: Checkpoint) -> None:
         """Called when a checkpoint is complete."""

@@ -1,4 +1,4 @@
-"""What a caller brings in memory, as files: reward functions, datasets, loaded models.
+"""In-memory inputs of a caller written as files: reward functions, datasets, loaded models.
 
 Processes of a run, and a resume after it, read files. A function of an importable module is named by its file; one of a
 notebook, of the program itself or with values around it is written down whole, with its source for a reader.
@@ -49,17 +49,17 @@ def reward_settings(
     Raises:
         ValueError: one cannot be used, or the weights are not as many.
     """
-    given = [rewards] if isinstance(rewards, str | Path) or callable(rewards) else list(rewards)
-    if weights is not None and len(weights) != len(given):
+    given_rewards = [rewards] if isinstance(rewards, str | Path) or callable(rewards) else list(rewards)
+    if weights is not None and len(weights) != len(given_rewards):
         raise ValueError(
-            f"there are {len(given)} rewards and {len(weights)} reward_weights: give one for each"
+            f"there are {len(given_rewards)} rewards and {len(weights)} reward_weights: give one for each"
         )
-    named = [_named(one, number, folder) for number, one in enumerate(given)]
-    if not named:
+    references = [_named(function, number, folder) for number, function in enumerate(given_rewards)]
+    if not references:
         return {}
-    if len(named) == 1 and weights is None:
-        return {"reward.path": named[0][0], "reward.name": named[0][1]}
-    keys = [name for _, name in named]
+    if len(references) == 1 and weights is None:
+        return {"reward.path": references[0][0], "reward.name": references[0][1]}
+    keys = [name for _, name in references]
     functions = [
         {
             "path": path,
@@ -67,7 +67,7 @@ def reward_settings(
             "weight": float(1.0 if weights is None else weights[number]),
             "key": name if keys.count(name) == 1 else f"{name}_{number}",
         }
-        for number, (path, name) in enumerate(named)
+        for number, (path, name) in enumerate(references)
     ]
     return {"reward.functions": functions}
 
@@ -144,22 +144,22 @@ def column_settings(rows: Rows) -> dict[str, Any]:
     """The settings that rows of memory need which say less than those of files: no source of data, and perhaps no
     right answer, or one in a column of TRL's habit."""
     columns = _columns(rows)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if columns and "data_source" not in columns:
-        found["data.default_data_source"] = "data"
+        settings["data.default_data_source"] = "data"
     if columns and "reward_model" not in columns:
-        found["data.ground_truth_key"] = next((name for name in ANSWERS if name in columns), None)
-    return found
+        settings["data.ground_truth_key"] = next((name for name in ANSWERS if name in columns), None)
+    return settings
 
 
 def _columns(rows: Rows) -> frozenset[str]:
-    """Of rows in memory."""
+    """Column names of rows in memory."""
     if isinstance(rows, str | Path) or rows is None:
         return frozenset()
     if isinstance(rows, Sequence):  # dictionaries, or files
         return frozenset(rows[0]) if rows and isinstance(rows[0], Mapping) else frozenset()
-    named: Any = getattr(rows, "column_names", None) or getattr(rows, "columns", rows)
-    return frozenset(map(str, named))
+    names: Any = getattr(rows, "column_names", None) or getattr(rows, "columns", rows)
+    return frozenset(map(str, names))
 
 
 def data_files(rows: Rows, name: str, folder: Path) -> list[str]:
@@ -175,8 +175,8 @@ def data_files(rows: Rows, name: str, folder: Path) -> list[str]:
     """
     if isinstance(rows, str | Path):
         return [str(rows)]
-    if isinstance(rows, Sequence) and rows and all(isinstance(one, str | Path) for one in rows):
-        return [str(one) for one in rows]
+    if isinstance(rows, Sequence) and rows and all(isinstance(path, str | Path) for path in rows):
+        return [str(path) for path in rows]
     from datasets import Dataset, DatasetDict  # half a second
 
     if isinstance(rows, DatasetDict):
@@ -186,10 +186,14 @@ def data_files(rows: Rows, name: str, folder: Path) -> list[str]:
     if isinstance(rows, Mapping):
         rows = Dataset.from_dict(dict(rows))
     elif isinstance(rows, Sequence):
-        wrong = next((number for number, row in enumerate(rows) if not isinstance(row, Mapping)), None)
-        if wrong is not None or not rows:
-            what = "has no row" if wrong is None else f"has a {type(rows[wrong]).__name__} as row {wrong}"
-            raise ValueError(f"{name} {what}: give files, a datasets.Dataset, a DataFrame, or dictionaries")
+        bad_row = next((number for number, row in enumerate(rows) if not isinstance(row, Mapping)), None)
+        if bad_row is not None or not rows:
+            problem = (
+                "has no row" if bad_row is None else f"has a {type(rows[bad_row]).__name__} as row {bad_row}"
+            )
+            raise ValueError(
+                f"{name} {problem}: give files, a datasets.Dataset, a DataFrame, or dictionaries"
+            )
         rows = _set_of(rows, name)
     elif hasattr(rows, "to_dict") and hasattr(rows, "columns"):
         rows = Dataset.from_pandas(rows, preserve_index=False)
@@ -214,11 +218,11 @@ def _set_of(rows: Sequence[Mapping[str, Any]], name: str) -> Any:
     import pyarrow
     from datasets import Dataset
 
-    made = [{key: _plain(value) for key, value in row.items()} for row in rows]
+    plain_rows = [{key: _plain(value) for key, value in row.items()} for row in rows]
     try:
-        return Dataset.from_list(made)
+        return Dataset.from_list(plain_rows)
     except (pyarrow.ArrowException, TypeError, ValueError) as error:
-        for number, row in enumerate(made):
+        for number, row in enumerate(plain_rows):
             for key, value in row.items():
                 try:
                     pyarrow.array([value])
@@ -242,7 +246,7 @@ def _plain(value: Any) -> Any:
 
 
 def model_folder(model: Any, tokenizer: Any, folder: Path) -> str:
-    """Where a model is: its path or hub name as it was given, or the folder that a loaded one is written to.
+    """Path or hub name of a model as it was given, or the folder that a loaded one is written to.
 
     Raises:
         ValueError: it is no model, or its tokenizer is not known.

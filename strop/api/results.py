@@ -1,4 +1,4 @@
-"""How a call of strop.train, strop.sft or strop.evaluate ended, and everything that it left."""
+"""Results of strop.train, strop.sft and strop.evaluate: how the call ended, its metrics, samples and files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of it."""
+    """Result of a call that made a run."""
 
     run: Path | None
     """The run folder, which every command of strop reads; None for an evaluation, which leaves none."""
@@ -30,11 +30,11 @@ class Result:
     """Validation before the first step; None without validation data, and where nothing decides which answers pass."""
     pass_rate_final: float | None = None
     interval: tuple[float, float] | None = None
-    """95 % Wilson interval of the last one, with the answers to one prompt as a cluster."""
+    """95 % Wilson interval of the last validation's pass rate, with the answers to one prompt as a cluster."""
     reward_start: float | None = None
     """Mean reward of the validation before the first step."""
     reward_final: float | None = None
-    """Of the last one."""
+    """Mean reward of the last validation."""
     loss: float | None = None
     """With strop.sft: mean loss per trained token of the last step."""
     val_loss: float | None = None
@@ -43,7 +43,7 @@ class Result:
     """With strop.evaluate: each answer."""
 
     def samples(self, step: int | None = None, *, split: str = "train") -> pd.DataFrame:
-        """What the model wrote, one row per sample: prompt, response, score, reward_parts, advantage, fate, ...
+        """Samples as a table, one row each: prompt, response, score, reward_parts, advantage, fate, ...
 
         Args:
             step: of the run; None: all of them.
@@ -60,8 +60,8 @@ class Result:
         """One row per step with all its numbers; the index is the step."""
         import pandas as pd  # half a second
 
-        found = read_metrics(self._folder() / METRICS_FILE)
-        return pd.DataFrame(found).set_index("step") if found else pd.DataFrame()
+        records = read_metrics(self._folder() / METRICS_FILE)
+        return pd.DataFrame(records).set_index("step") if records else pd.DataFrame()
 
     def model(self, **options: Any) -> Any:
         """The trained model, loaded by transformers.

@@ -1,4 +1,4 @@
-"""What a training loop of one's own is written with: prompts, play, columns, updates, weights.
+"""Building blocks of a custom training loop: prompts, rollout, columns, updates, weight sync.
 
 `Pieces` starts the roles of a configuration, in this process or on a cluster, and leaves the order of things to the
 caller. `strop.train` is one such loop, with a run folder, a resume and a health report around it; here there are none.
@@ -49,7 +49,7 @@ class Samples:
     batch: RolloutBatch
     """The rows that are trained on; a sample has several where its history was rewritten on the way."""
     reports: tuple[EpisodeReport, ...] = field(repr=False)
-    """What is known of each sample without its tokens."""
+    """Report on the episode of each sample, without its tokens."""
     rewards: Tensor
     """[samples] float32: what each is worth."""
 
@@ -58,10 +58,10 @@ class Samples:
 
     def groups(self) -> list[list[int]]:
         """The numbers of the samples of each prompt."""
-        found: dict[str, list[int]] = {}
+        rows_of: dict[str, list[int]] = {}
         for number, report in enumerate(self.reports):
-            found.setdefault(report.uid, []).append(number)
-        return list(found.values())
+            rows_of.setdefault(report.uid, []).append(number)
+        return list(rows_of.values())
 
     def with_advantages(self, advantages: Tensor) -> Samples:
         """The same samples, each of whose tokens has the advantage of its sample.
@@ -77,7 +77,7 @@ class Samples:
                 f"the advantages have shape {list(advantages.shape)} and {int((~advantages.isfinite()).sum())} numbers "
                 f"that are not finite: give one finite number for each of {len(self)} samples"
             )
-        values = dict(zip((one.episode_id for one in self.reports), advantages.tolist(), strict=True))
+        values = dict(zip((report.episode_id for report in self.reports), advantages.tolist(), strict=True))
         rows = [torch.full((row.num_response_tokens,), values[row.episode_id]) for row in self.batch.reports]
         column = DataProto.from_dict({"advantages": jagged(rows)})
         return replace(self, batch=self.batch.union(column, "advantages"))
@@ -117,7 +117,7 @@ class Pieces:
         self.num_steps: int = self.data.num_steps
         """Steps that trainer.max_steps and trainer.num_epochs allow."""
         self.version = 0
-        """Of the weights that generate: the calls of `update_weights` so far."""
+        """Version of the weights that generate: the calls of `update_weights` so far."""
         self.roles: WorkerGroups
         self._stack = ExitStack()
 
@@ -202,14 +202,14 @@ class Pieces:
             raise ValueError(f"algorithm.adv_estimator={algorithm.adv_estimator} has no critic; gae has")
         if not batch.totals().num_tokens:
             raise ValueError("no sample has a token to train on: leave this optimizer step out")
-        wanted = ["values", "returns"] if role == "critic" else ["advantages"]
+        required = ["values", "returns"] if role == "critic" else ["advantages"]
         if role == "actor" and algorithm.use_kl_loss:
-            wanted.append("ref_log_prob")
-        missing = [name for name in wanted if name not in batch.column_names]
+            required.append("ref_log_prob")
+        missing = [name for name in required if name not in batch.column_names]
         if missing:
-            why = " (algorithm.use_kl_loss)" if "ref_log_prob" in missing else ""
+            reason = " (algorithm.use_kl_loss)" if "ref_log_prob" in missing else ""
             raise ValueError(
-                f"the update of the {role} needs the columns {', '.join(missing)}{why}: make them with "
+                f"the update of the {role} needs the columns {', '.join(missing)}{reason}: make them with "
                 f"with_columns(samples, {', '.join(map(repr, missing))})"
             )
 
@@ -242,5 +242,5 @@ class Pieces:
 
     @property
     def tokenizer(self) -> Any:
-        """Of the model."""
+        """Tokenizer of the model."""
         return self.data.tokenizer

@@ -37,7 +37,7 @@ from strop.utils.quiet_libraries import quiet_libraries
 
 T = TypeVar("T")
 Settings = Mapping[str, Any] | Sequence[str]
-"""By key (`{"actor.optim.lr": 1e-6}`), or as on the command line (`["actor.optim.lr=1e-6"]`)."""
+"""Settings by key (`{"actor.optim.lr": 1e-6}`), or as on the command line (`["actor.optim.lr=1e-6"]`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ class GRPO:
     temperature: float | None = None
     max_response_tokens: int | None = None
     kl_coef: float | None = None
-    """Of a KL term in the loss; beta in TRL."""
+    """Coefficient of a KL term in the loss; beta in TRL."""
     clip: float | None = None
-    """Of the ratio, on both sides of 1; epsilon in TRL."""
+    """Clip range of the ratio, on both sides of 1; epsilon in TRL."""
     clip_high: float | None = None
-    """Above 1, where that is another one; epsilon_high in TRL."""
+    """Clip range above 1, where that is another one; epsilon_high in TRL."""
     scale_rewards: bool | None = None
     """Divide advantages by the standard deviation of their group."""
     steps: int | None = None
@@ -73,12 +73,12 @@ class GRPO:
         return super().__new__(cls)
 
     def settings(self) -> dict[str, Any]:
-        """By key of the configuration, what is given."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        found = {_KEYS[name]: value for name, value in given.items() if value is not None}
+        """Arguments that were given, by key of the configuration."""
+        arguments = {member.name: getattr(self, member.name) for member in fields(self)}
+        values = {_KEYS[name]: value for name, value in arguments.items() if value is not None}
         if self.kl_coef:
-            found["algorithm.use_kl_loss"] = True
-        return found
+            values["algorithm.use_kl_loss"] = True
+        return values
 
 
 _KEYS = {
@@ -108,7 +108,7 @@ _ELSEWHERE = {
     "num_train_epochs": "epochs",
     "total_epochs": "epochs",
 }
-"""What TRL and verl call these."""
+"""Names of these arguments in TRL and verl."""
 
 
 @named_arguments
@@ -163,14 +163,16 @@ def train(
     def given(inputs: Path) -> dict[str, Any]:
         return {
             **({"algorithm": "grpo" if isinstance(algorithm, GRPO) else algorithm} if algorithm else {}),
-            **_brought(model, tokenizer, {"data.train_files": data, "data.val_files": val_data}, inputs),
+            **_input_settings(
+                model, tokenizer, {"data.train_files": data, "data.val_files": val_data}, inputs
+            ),
             **column_settings(data),
             **reward_settings(rewards, reward_weights, inputs),
             **(algorithm.settings() if isinstance(algorithm, GRPO) else {}),
         }
 
     folder = _folder(out, "train")
-    begun = _begun(
+    begun = _start_run(
         folder, given, config, settings, kind="train", resume=resume, accept_changes=accept_changes
     )
     with begun as start:
@@ -194,8 +196,8 @@ def train(
                 _link_model(run)
                 return _result_of(run)
 
-        with _way_on("train", folder):
-            return _carried_out(work, stop)
+        with _resume_hint("train", folder):
+            return _run_work(work, stop)
 
 
 @named_arguments
@@ -225,10 +227,12 @@ def sft(
 
     def given(inputs: Path) -> dict[str, Any]:
         rows = {"sft.data.train_files": data, "sft.data.val_files": val_data}
-        return _brought(model, tokenizer, rows, inputs)
+        return _input_settings(model, tokenizer, rows, inputs)
 
     folder = _folder(out, "sft")
-    begun = _begun(folder, given, config, settings, kind="sft", resume=resume, accept_changes=accept_changes)
+    begun = _start_run(
+        folder, given, config, settings, kind="sft", resume=resume, accept_changes=accept_changes
+    )
     with begun as start:
         stop = SignalRequest()
 
@@ -241,13 +245,17 @@ def sft(
 
                     fine_tune(start.config, run, checkpoint=start.checkpoint, say=_say, stop=stop)
                 _link_model(run)
-                done = sft_result(run)
+                result = sft_result(run)
             return Result(
-                run=done.run, steps=done.steps, seconds=done.seconds, loss=done.loss, val_loss=done.val_loss
+                run=result.run,
+                steps=result.steps,
+                seconds=result.seconds,
+                loss=result.loss,
+                val_loss=result.val_loss,
             )
 
-        with _way_on("sft", folder):
-            return _carried_out(work, stop)
+        with _resume_hint("sft", folder):
+            return _run_work(work, stop)
 
 
 @named_arguments
@@ -275,30 +283,32 @@ def evaluate(
         ConfigError, ValueError: the sentence says what cannot be used.
     """
     with tempfile.TemporaryDirectory(prefix="strop-evaluate-") as name:
-        given: dict[str, Any] = {}
+        model_settings: dict[str, Any] = {}
         if isinstance(model, str | Path) and is_run(Path(model)):
             config = Path(model) / CONFIG_FILE if config is None else config
-            given |= {"model.path": str(Path(model) / MODEL_FOLDER), "resources.runtime": "inline"}
-            given |= {"resources.ranks": 1, "resources.nodes": 1, "resources.apart": {}}
+            model_settings |= {"model.path": str(Path(model) / MODEL_FOLDER), "resources.runtime": "inline"}
+            model_settings |= {"resources.ranks": 1, "resources.nodes": 1, "resources.apart": {}}
             model = None
-        given |= _brought(model, tokenizer, {"data.val_files": data}, Path(name)) | column_settings(data)
-        given |= reward_settings(rewards, reward_weights, Path(name))
-        overrides = [*map(override_of, given.items()), *overrides_of(settings)]
+        model_settings |= _input_settings(
+            model, tokenizer, {"data.val_files": data}, Path(name)
+        ) | column_settings(data)
+        model_settings |= reward_settings(rewards, reward_weights, Path(name))
+        overrides = [*map(override_of, model_settings.items()), *overrides_of(settings)]
         loaded = load(config, overrides=overrides, in_shell=False, aliases=key_aliases)
         check_named_files(loaded, "eval")
         from strop.evaluation.evaluate import evaluate as evaluate_model  # torch and transformers: seconds
 
-        found = _carried_out(lambda: evaluate_model(loaded, say=_say), SignalRequest())
-    rate = found.total.pass_rate
+        evaluation = _run_work(lambda: evaluate_model(loaded, say=_say), SignalRequest())
+    rate = evaluation.total.pass_rate
     return Result(
         run=None,
-        seconds=found.seconds,
+        seconds=evaluation.seconds,
         pass_rate_start=rate,
         pass_rate_final=rate,
-        reward_start=found.total.mean_reward,
-        reward_final=found.total.mean_reward,
-        interval=found.total.interval(),
-        answers=found.answers,
+        reward_start=evaluation.total.mean_reward,
+        reward_final=evaluation.total.mean_reward,
+        interval=evaluation.total.interval(),
+        answers=evaluation.answers,
     )
 
 
@@ -320,14 +330,14 @@ def _in_words(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {_in_words(one)}" for key, one in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {_in_words(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ", ".join(map(_in_words, value)) + "]"
     text = str(value)
     if text.isidentifier() and text not in ("null", "true", "false"):
         return text
     # Backslashes are doubled where they stand before a quote, the last one included.
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
 def _folder(out: str | Path | None, kind: str) -> Path:
@@ -338,17 +348,17 @@ def _folder(out: str | Path | None, kind: str) -> Path:
     )
 
 
-def _brought(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path) -> dict[str, Any]:
+def _input_settings(model: Any, tokenizer: Any, rows: Mapping[str, Rows], inputs: Path) -> dict[str, Any]:
     """The settings of a model and of rows, by their keys, for what is given of it."""
-    found: dict[str, Any] = {} if model is None else {"model.path": model_folder(model, tokenizer, inputs)}
+    settings: dict[str, Any] = {} if model is None else {"model.path": model_folder(model, tokenizer, inputs)}
     for key, some in rows.items():
         if some is not None:
-            found[key] = data_files(some, "val_data" if "val" in key and len(rows) > 1 else "data", inputs)
-    return found
+            settings[key] = data_files(some, "val_data" if "val" in key and len(rows) > 1 else "data", inputs)
+    return settings
 
 
 @contextlib.contextmanager
-def _begun(
+def _start_run(
     folder: Path,
     given: Callable[[Path], Mapping[str, Any]],
     config: str | Path | None,
@@ -426,22 +436,22 @@ def _link_model(run: RunFolder) -> None:
 
 
 def _result_of(run: RunFolder) -> Result:
-    done = train_result(run)
+    result = train_result(run)
     return Result(
-        run=done.run,
-        steps=done.steps,
-        seconds=done.seconds,
-        pass_rate_start=done.pass_rate_start,
-        pass_rate_final=done.pass_rate_final,
-        reward_start=done.reward_start,
-        reward_final=done.reward_final,
-        interval=done.interval_final,
+        run=result.run,
+        steps=result.steps,
+        seconds=result.seconds,
+        pass_rate_start=result.pass_rate_start,
+        pass_rate_final=result.pass_rate_final,
+        reward_start=result.reward_start,
+        reward_final=result.reward_final,
+        interval=result.interval_final,
     )
 
 
 @contextlib.contextmanager
-def _way_on(function: str, folder: Path) -> Iterator[None]:
-    """How to go on, where it is interrupted."""
+def _resume_hint(function: str, folder: Path) -> Iterator[None]:
+    """Print how to resume when the call is interrupted."""
     try:
         yield
     except KeyboardInterrupt:
@@ -449,8 +459,8 @@ def _way_on(function: str, folder: Path) -> Iterator[None]:
         raise
 
 
-def _carried_out(work: Callable[[], T], stop: SignalRequest) -> T:
-    """What the work returns. Where this thread has an event loop, as in a notebook, the work has a thread of its own.
+def _run_work(work: Callable[[], T], stop: SignalRequest) -> T:
+    """Run the work; where this thread has an event loop, as in a notebook, in a thread of its own.
 
     An interrupt then lets the step that runs come to its end and be saved; a second one, or one outside of a step, ends
     the work where it is.

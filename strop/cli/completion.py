@@ -61,7 +61,7 @@ def complete(commands: Collection[str], parser_of: Callable[[str], argparse.Argu
         parser = argparse.ArgumentParser(prog="strop")
         parser.add_argument("command", choices=tuple(commands))
         parser.add_argument("--version", action="store_true")
-    library.autocomplete(parser, validator=lambda found, prefix: found.startswith(prefix))
+    library.autocomplete(parser, validator=lambda text, prefix: text.startswith(prefix))
     return 0
 
 
@@ -101,8 +101,8 @@ def _complete_settings(action: argparse.Action, library: Any) -> None:
 
 
 def _offer(files: Any, prefix: str, **rest: object) -> list[str]:
-    found = [one for one in settings(prefix) if one.startswith(prefix)] if prefix or files is None else []
-    return found if files is None else [*files(prefix), *found]
+    offers = [text for text in settings(prefix) if text.startswith(prefix)] if prefix or files is None else []
+    return offers if files is None else [*files(prefix), *offers]
 
 
 def _library() -> Any:

@@ -39,88 +39,88 @@ class Measured:
         return sum(lengths) / len(lengths)
 
     def per_point(self) -> dict[str, float]:
-        """What each percentage point of the gain has cost; empty where no gain is shown or its cost not known."""
+        """Tokens and device hours per percentage point of the gain; empty where no gain is shown or no cost known."""
         if self.spent is None or self.gain is None or self.gain.low <= 0 or not self.are_rates:
             return {}
         points = 100 * self.gain.difference
-        found = {"tokens": self.spent.tokens / points}
+        costs = {"tokens": self.spent.tokens / points}
         if self.spent.device_hours is not None:
-            found["device_hours"] = self.spent.device_hours / points
-        return found
+            costs["device_hours"] = self.spent.device_hours / points
+        return costs
 
 
-def measured(found: Sequence[tuple[Point, Evaluation]]) -> list[Measured]:
+def measured(evaluations: Sequence[tuple[Point, Evaluation]]) -> list[Measured]:
     """The models beside the first one."""
     from strop.evaluation.paired_test import compare_known
 
-    first, base = found[0]
-    are_rates = all(evaluation.total.num_passed is not None for _, evaluation in found)
-    values = [_by_prompt(evaluation, are_rates) for _, evaluation in found]
-    made = []
-    for (point, evaluation), own in zip(found, values, strict=True):
+    first, base = evaluations[0]
+    are_rates = all(evaluation.total.num_passed is not None for _, evaluation in evaluations)
+    values = [_by_prompt(evaluation, are_rates) for _, evaluation in evaluations]
+    models = []
+    for (point, evaluation), rates in zip(evaluations, values, strict=True):
         is_same_run = first.run is not None and first.run == point.run
         before = first.spent if is_same_run else None
         spent = point.spent if point.run is not None and (before is not None or not is_same_run) else None
-        made.append(
+        models.append(
             Measured(
                 point=point,
                 evaluation=evaluation,
                 are_rates=are_rates,
-                gain=None if evaluation is base else compare_known(values[0], own, are_rates=are_rates),
+                gain=None if evaluation is base else compare_known(values[0], rates, are_rates=are_rates),
                 spent=spent if spent is None or before is None else spent.less(before),
             )
         )
-    return made
+    return models
 
 
 def _by_prompt(evaluation: Evaluation, are_rates: bool) -> list[float | None]:
     """Pass rate, or mean reward, on each prompt, in the order of the data; None where no answer to it has a reward."""
-    found: dict[str, list[float]] = {}
+    values: dict[str, list[float]] = {}
     for report in evaluation.total.reports:
         value = float(bool(report.passes)) if are_rates else report.score
-        found.setdefault(report.uid, []).extend([] if value is None else [value])
-    return [sum(some) / len(some) if some else None for some in found.values()]
+        values.setdefault(report.uid, []).extend([] if value is None else [value])
+    return [sum(some) / len(some) if some else None for some in values.values()]
 
 
-def record_of(one: Measured, numbers: dict[str, object]) -> dict[str, object]:
+def record_of(model: Measured, numbers: dict[str, object]) -> dict[str, object]:
     """One model as JSON; `numbers` are those of `strop eval` of one model."""
     return {
-        "model": one.point.name,
-        "step": one.point.step,
+        "model": model.point.name,
+        "step": model.point.step,
         **numbers,
-        "tokens_per_answer": one.tokens_per_answer,
-        "spent": None if one.spent is None else dataclasses.asdict(one.spent),
-        "gain": None if one.gain is None else dataclasses.asdict(one.gain),
-        "per_point": one.per_point(),
+        "tokens_per_answer": model.tokens_per_answer,
+        "spent": None if model.spent is None else dataclasses.asdict(model.spent),
+        "gain": None if model.gain is None else dataclasses.asdict(model.gain),
+        "per_point": model.per_point(),
     }
 
 
 def show(models: Sequence[Measured]) -> None:
     """The table, and below it what the gain has cost."""
-    rows = [_row(one) for one in models]
+    rows = [_row(model) for model in models]
     names = list(dict.fromkeys(name for row in rows for name in row))
     widths = {name: max(len(name), *(len(row.get(name, "-")) for row in rows)) for name in names}
     for row in [{name: name for name in names}, *rows]:
         cells = [f"{row.get(name, '-'):{'<' if name == 'model' else '>'}{widths[name]}}" for name in names]
         print_plain("  ".join(cells).rstrip())
-    for one in models:
-        cost = one.per_point()
+    for model in models:
+        cost = model.per_point()
         if cost:
             hours = f", {cost['device_hours']:.3g} device-hours" if "device_hours" in cost else ""
             print_plain(
-                f"{plain(one.point.name, is_one_line=True)}: {cost['tokens']:,.0f} tokens{hours} of training for each "
-                f"point over {plain(models[0].point.name, is_one_line=True)}"
+                f"{plain(model.point.name, is_one_line=True)}: {cost['tokens']:,.0f} tokens{hours} of training for "
+                f"each point over {plain(models[0].point.name, is_one_line=True)}"
             )
 
 
-def _row(one: Measured) -> dict[str, str]:
+def _row(model: Measured) -> dict[str, str]:
     """One line of the table, by column."""
     from strop.evaluation.pass_at_k import maj_at, pass_at
 
-    total = one.evaluation.total
-    row = {"model": plain(one.point.name, is_one_line=True)}
+    total = model.evaluation.total
+    row = {"model": plain(model.point.name, is_one_line=True)}
     interval = total.interval()
-    if one.are_rates and total.pass_rate is not None and interval is not None:
+    if model.are_rates and total.pass_rate is not None and interval is not None:
         row["pass rate"] = f"{100 * total.pass_rate:.1f} %"
         row["95 % interval"] = f"{100 * interval[0]:.1f} to {100 * interval[1]:.1f}"
     elif total.mean_reward is not None:
@@ -131,16 +131,16 @@ def _row(one: Measured) -> dict[str, str]:
         if rates:
             k = max(rates)
             row[f"{label}@{k}"] = f"{100 * rates[k].rate:.1f} %"
-    row["tokens/answer"] = f"{one.tokens_per_answer:.1f}"
-    if one.gain is not None:
-        gain = [one.gain.difference, one.gain.low, one.gain.high]
-        shown = [f"{100 * value:+.1f}" if one.are_rates else f"{value:+.4g}" for value in gain]
+    row["tokens/answer"] = f"{model.tokens_per_answer:.1f}"
+    if model.gain is not None:
+        gain = [model.gain.difference, model.gain.low, model.gain.high]
+        shown = [f"{100 * value:+.1f}" if model.are_rates else f"{value:+.4g}" for value in gain]
         row["gain"] = shown[0]
         row["95 % interval of it"] = f"{shown[1]} to {shown[2]}"
-    if one.spent is not None:
-        row["tokens trained"] = f"{one.spent.tokens:,.0f}"
-        if one.spent.device_hours is not None:
-            row["device-hours"] = f"{one.spent.device_hours:.3g}"
+    if model.spent is not None:
+        row["tokens trained"] = f"{model.spent.tokens:,.0f}"
+        if model.spent.device_hours is not None:
+            row["device-hours"] = f"{model.spent.device_hours:.3g}"
     return row
 
 
@@ -159,28 +159,28 @@ def draw(path: Path, models: Sequence[Measured]) -> None:
     """
     from strop.observability.reward_curve import figure_of
 
-    are_rates = all(one.are_rates for one in models)
+    are_rates = all(model.are_rates for model in models)
     title = "pass rate" if are_rates else "mean reward"
     figure = figure_of([], title=title)
     axes: Any = figure.get_axes()[0]
     runs: dict[Path, list[Measured]] = {}
-    for one in models:
-        if one.point.run is not None:
-            runs.setdefault(one.point.run, []).append(one)
+    for model in models:
+        if model.point.run is not None:
+            runs.setdefault(model.point.run, []).append(model)
             continue
         axes.axhline(
-            _number(one.evaluation.total, are_rates), linestyle="--", label=one.point.name, linewidth=1
+            _number(model.evaluation.total, are_rates), linestyle="--", label=model.point.name, linewidth=1
         )
-    for run, own in runs.items():
-        ordered = sorted(own, key=lambda one: one.point.step or 0)
-        rates = [_number(one.evaluation.total, are_rates) for one in ordered]
-        bounds = [one.evaluation.total.interval() if are_rates else None for one in ordered]
+    for run, checkpoints in runs.items():
+        ordered = sorted(checkpoints, key=lambda model: model.point.step or 0)
+        rates = [_number(model.evaluation.total, are_rates) for model in ordered]
+        bounds = [model.evaluation.total.interval() if are_rates else None for model in ordered]
         ends = [bound or (rate, rate) for rate, bound in zip(rates, bounds, strict=True)]
         errors = [
             [max(rate - low, 0.0) for rate, (low, _) in zip(rates, ends, strict=True)],
             [max(high - rate, 0.0) for rate, (_, high) in zip(rates, ends, strict=True)],
         ]
-        steps = [one.point.step or 0 for one in ordered]
+        steps = [model.point.step or 0 for model in ordered]
         axes.errorbar(steps, rates, yerr=errors, fmt="o-", capsize=3, label=run.name, linewidth=1.5)
     axes.set(ylabel=title)
     if are_rates:

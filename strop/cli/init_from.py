@@ -1,4 +1,4 @@
-"""What `--from RUN` and `--with-optimizer` ask for."""
+"""Initialization from another run: `--from RUN` and `--with-optimizer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strop.utils.terminal import UsageError, say
 
 
 def settings(args: argparse.Namespace, kind: str) -> tuple[Config, InitFromRun | None]:
-    """What a run begins with, and the run whose weights it takes.
+    """Configuration of a new run, and the run whose weights it takes.
 
     Raises:
         ConfigError, RunError, UsageError: the sentence says what cannot be used.
@@ -27,8 +27,8 @@ def settings(args: argparse.Namespace, kind: str) -> tuple[Config, InitFromRun |
         return load_settings(args, section="" if kind == "train" else kind), None
     folder, step = _run_and_step(args.origin)
     check_kind(folder, kind, needs_same=args.config is None)
-    given = [word.lstrip("+~").split("=", 1)[0] for word in args.overrides]
-    if "model.path" in given:
+    keys = [word.lstrip("+~").split("=", 1)[0] for word in args.overrides]
+    if "model.path" in keys:
         raise UsageError("--from and model.path both say what the run begins with: leave one of them out")
     with RunFolder.open(folder, read_only=True) as run:
         checkpoint, lines = choose_checkpoint(run, step)
@@ -44,7 +44,7 @@ def settings(args: argparse.Namespace, kind: str) -> tuple[Config, InitFromRun |
         info=info,
         checkpoint=checkpoint,
         settings=config if args.config is None else None,
-        given=given,
+        given=keys,
         with_optimizer=args.with_optimizer,
     )
     return config, beginning

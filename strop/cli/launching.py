@@ -1,4 +1,4 @@
-"""What commands that make runs share: a run folder is begun or continued, and closed in every case."""
+"""Launching of runs, shared by commands: a run folder is begun or continued, and closed in every case."""
 
 from __future__ import annotations
 
@@ -129,11 +129,11 @@ def _check_given(config: Config, kind: str, command: str, *, begins: bool) -> No
     if not section.data.train_files:
         missing[f"{prefix}data.train_files"] = "a list of .parquet or .jsonl files"
     if missing:
-        what = " and ".join(f"{key} ({text})" for key, text in missing.items())
+        missing_settings = " and ".join(f"{key} ({text})" for key, text in missing.items())
         verb, them = ("is", "it") if len(missing) == 1 else ("are", "them")
         raise UsageError(
-            f"{what} {verb} not set: write {them} on the command line or into a file (--config FILE), as in "
-            f"`strop {command} {EXAMPLES[kind]}`; `strop quickstart` needs nothing and shows a whole run"
+            f"{missing_settings} {verb} not set: write {them} on the command line or into a file (--config FILE), as "
+            f"in `strop {command} {EXAMPLES[kind]}`; `strop quickstart` needs nothing and shows a whole run"
         )
 
 
@@ -187,12 +187,12 @@ def carrying_out(start: Start, *, kind: str) -> Iterator[None]:
 
 
 def _refuse_sources(args: argparse.Namespace) -> None:
-    given = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
+    options = [f"--{name}" for name in ("config", "out") if getattr(args, name) is not None]
     # Of strop.trainer.init_from.
     others = {"origin": "--from", "with_optimizer": "--with-optimizer"}
-    given += [option for name, option in others.items() if getattr(args, name, None)]
-    if given:
+    options += [option for name, option in others.items() if getattr(args, name, None)]
+    if options:
         raise UsageError(
-            f"--resume continues a run with its own settings, so {' '.join(given)} has no place "
+            f"--resume continues a run with its own settings, so {' '.join(options)} has no place "
             f"here; leave it out, or start a run of its own with --out"
         )

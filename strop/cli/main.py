@@ -187,11 +187,11 @@ def _signalled(error: KeyboardInterrupt, *, debug: bool, command: str) -> int:
         print_plain("".join(traceback.format_exception(failed)), end="", file=sys.stderr)
     if failed is not None:
         print_plain(f"after {signal.Signals(number).name}: {_sentence(failed, command)}", file=sys.stderr)
-    how = {
+    ending = {
         signal.SIGINT: "\ninterrupted",
         signal.SIGUSR1: "ended before the machine's end, as its scheduler asked (SIGUSR1)",
     }.get(number, f"ended by {signal.Signals(number).name}")
-    print_plain(f"{how}{f'; {error}' if str(error) else ''}", file=sys.stderr)
+    print_plain(f"{ending}{f'; {error}' if str(error) else ''}", file=sys.stderr)
     return TRY_AGAIN if number == signal.SIGUSR1 else SIGNALLED + number
 
 
@@ -249,7 +249,9 @@ def _top_parser() -> Parser:
         usage="strop COMMAND [options] [key=value ...]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="store_true", help="what is installed, and which extras")
+    parser.add_argument(
+        "--version", action="store_true", help="versions of the installed packages and extras"
+    )
     parser.add_argument("command", nargs="?", type=_known_command, help=argparse.SUPPRESS)
     return parser
 
@@ -263,8 +265,8 @@ def _known_command(name: str) -> str:
 def _user_error(error: BaseException) -> BaseException | None:
     """The error whose message is a sentence for the user; None when it is not one of those."""
     if isinstance(error, BaseExceptionGroup):  # of concurrent tasks that failed together
-        found = [_user_error(one) for one in error.exceptions]
-        return found[0] if all(one is not None for one in found) else None
+        found = [_user_error(inner) for inner in error.exceptions]
+        return found[0] if all(inner is not None for inner in found) else None
     if isinstance(error, (ValueError, OSError)):
         return error
     for module, name in _LATE_ERRORS:
@@ -288,7 +290,7 @@ _LESS_MEMORY = {
     "sft": "sft.engine.max_tokens_per_device",
     **dict.fromkeys(("prefer", "dpo", "reward-model"), "prefer.engine.max_tokens_per_device"),
 }
-"""What bounds the tokens that are trained at one time, by command."""
+"""Setting that bounds the tokens trained at one time, by command."""
 
 
 def _out_of_memory(text: str, command: str) -> str:

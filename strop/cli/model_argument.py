@@ -71,13 +71,13 @@ def with_model(config: Config, source: ModelSource | None, args: argparse.Namesp
     model = dataclasses.replace(config.model, path=str(source.folder), revision="")
     if source.config is not None and not args.config:
         plain = ModelConfig()
-        given = [word.lstrip("+~") for word in args.overrides]
+        words = [word.lstrip("+~") for word in args.overrides]
         model = dataclasses.replace(
             model,
             **{
                 name: getattr(plain, name)
                 for name in ("tokenizer_path", "chat_template", "override_config")
-                if not any(word.startswith(f"model.{name}") for word in given)
+                if not any(word.startswith(f"model.{name}") for word in words)
             },
         )
     return locate(dataclasses.replace(config, model=model), say=say, keys=POLICY).config

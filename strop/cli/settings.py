@@ -93,7 +93,7 @@ def check_unchanged(
 
 
 def is_setting(word: str) -> bool:
-    """Whether a word among files and folders is key=value."""
+    """True if a word among files and folders is key=value."""
     return _SETTING.match(word) is not None
 
 
@@ -134,7 +134,7 @@ def load_settings(
 
 
 def admission(path: Path, overrides: Sequence[str]) -> Callable[[str], object]:
-    """What refuses to go on with the settings of a run folder when they name code and are not the user's own: a
+    """Check that refuses the settings of a run folder when they name code and are not the user's own: a
     function of their text, which raises an UntrustedCode that lists what they name, or a ConfigError."""
     return lambda text: received.load(path, text, overrides, EVERYTHING, aliases=key_aliases)
 

@@ -19,14 +19,14 @@ from strop.utils.terminal import UsageError, say
 
 @dataclass(frozen=True, kw_only=True)
 class Reads:
-    """What one command reads: sections and keys, without those in `but`."""
+    """Sections and keys that one command reads, without those in `but`."""
 
     keys: Sequence[str]
     """Full keys; a section stands for all that is in it, "" for everything."""
     but: Sequence[str] = ()
     """Sections and keys below them that are not read after all."""
     instead: Mapping[str, str] = field(default_factory=dict)
-    """What to set in place of some keys that are not read."""
+    """Replacements for some keys that are not read."""
     is_one_process: bool = False
     """It takes no more, whatever `resources` says."""
 
@@ -50,7 +50,7 @@ BUDGET = "actor.engine.max_tokens_per_device"
 ENGINES = (
     "rollout.engine", *(f"rollout.{name}" for name in (*OWN_PROCESSES, *REMOTE)),
 )  # fmt: skip
-"""Which engine generates, and its settings."""
+"""The choice of the rollout engine, and its settings."""
 GENERATION = (
     "model", *ENGINES, "rollout.max_running", "rollout.stop_token_ids", "rollout.timeout_s", *ONE_PROCESS, *_ANSWERS,
     BUDGET, "algorithm.extensions",
@@ -61,18 +61,18 @@ ORDER = (
 )  # fmt: skip
 AFTER_SCORING = ("reward.weight", "reward.overlong_buffer", "reward.overlong_penalty")
 OF_TRAINING = Reads(keys=("",), but=FINE_TUNING_SECTIONS)
-"""What `strop train` reads; other commands say it themselves."""
+"""Keys that `strop train` reads; other commands declare their own."""
 
 
 def reads_with_engine(reads: Reads, engine: str) -> Reads:
-    """What a command without a limit of prompts reads: engines in other processes are started for a longest one."""
+    """Add the prompt limit for engines in other processes: they are started for a longest prompt."""
     if engine not in OWN_PROCESSES:
         return reads
     return replace(reads, keys=(*reads.keys, "data.max_prompt_tokens"))
 
 
 def reads_which_model(reads: Reads) -> Reads:
-    """What a command reads whose command line names no model: that of the settings."""
+    """Keys of a command whose command line names no model: it takes the model of the settings."""
     return replace(reads, but=tuple(key for key in reads.but if key not in WHICH_MODEL))
 
 
@@ -109,8 +109,8 @@ def unread_of_file(source: str, reads: Reads) -> list[str]:
     from strop.trainer.config import Config
 
     defaults = to_flat_dict(Config())
-    given = load_layers(Config, source=source).values
-    unread = [key for key, value in given.items() if not reads.covers(key) and value != defaults.get(key)]
+    values = load_layers(Config, source=source).values
+    unread = [key for key, value in values.items() if not reads.covers(key) and value != defaults.get(key)]
     read = {_section(key) for key in defaults if reads.covers(key)}
     return sorted({key if _section(key) in read else _section(key) for key in unread})
 
@@ -124,11 +124,11 @@ def _reason(key: str, command: str, reads: Reads) -> str:
         if _is_below(key, replaced):
             return f"`strop {command}` does not read {replaced}; set {other}"
     section = _section(key)
-    if (meant := _same_name(key, reads)) is not None:
-        return f"`strop {command}` does not read {key}; set {meant}"
+    if (replacement := _same_name(key, reads)) is not None:
+        return f"`strop {command}` does not read {key}; set {replacement}"
     if reads.is_one_process and any(_is_below(key, known) for known in _OF_RANKS):
         return f"`strop {command}` is one process, so it does not read {key}; leave it out"
-    known = [one for one in reads.keys if one and _is_below(one, section)]
+    known = [read for read in reads.keys if read and _is_below(read, section)]
     if not known or known == [section]:
         return f"`strop {command}` does not read {key}; leave it out, or put it into a file of settings"
     return f"of {section}, `strop {command}` reads {', '.join(known)} alone; leave it out"
@@ -143,8 +143,10 @@ def _same_name(key: str, reads: Reads) -> str | None:
         pairs = zip(reversed(key.split(".")), reversed(other.split(".")), strict=False)
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    own = [kind for kind in FINE_TUNING_SECTIONS if kind in reads.keys]
-    known = [full for full, found in tree(Config).items() if _section(full) in own and not found.is_section]
+    sections = [kind for kind in FINE_TUNING_SECTIONS if kind in reads.keys]
+    known = [
+        full for full, entry in tree(Config).items() if _section(full) in sections and not entry.is_section
+    ]
     best = max(known, key=common, default=None)
     return best if best is not None and common(best) and reads.covers(best) else None
 

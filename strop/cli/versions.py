@@ -1,4 +1,4 @@
-"""What is installed, for `strop --version` and others. Nothing is imported; the records of the installer are read."""
+"""Installed packages and extras for `strop --version` and others; read from the installer's records without imports."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def describe_installation() -> str:
     needed = _requirements()
     if not needed:
         return "\n".join([*lines, "strop was not installed by pip or uv, so its extras are not known"])
-    lines += _lacks(needed.pop(""))
-    missing = {name: _lacks(requirements) for name, requirements in needed.items()}
+    lines += _problems(needed.pop(""))
+    missing = {name: _problems(requirements) for name, requirements in needed.items()}
     whole = [name for name, lacks in missing.items() if not lacks]
     lines.append(f"extras installed: {', '.join(whole) or 'none'}")
     lines.append(
@@ -76,7 +76,7 @@ def _version(name: str) -> str:
 
 
 def _requirements() -> dict[str, list[Requirement]]:
-    """What each extra asks for, under "" what strop always needs; nothing where no installer has written it down."""
+    """Requirements of each extra, under "" those of strop itself; empty where no installer has written them down."""
     try:
         written = metadata("strop")
     except PackageNotFoundError:
@@ -87,25 +87,25 @@ def _requirements() -> dict[str, list[Requirement]]:
         **{name: [] for name in extras if name not in _FOR_DEVELOPERS},
     }
     for line in written.get_all("Requires-Dist") or []:
-        one = Requirement(str(line))
+        requirement = Requirement(str(line))
         for name, requirements in needed.items():
-            is_of_all = one.marker is None or one.marker.evaluate({"extra": ""})
+            is_of_all = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
             if (
                 is_of_all
                 if name == ""
-                else one.marker and not is_of_all and one.marker.evaluate({"extra": name})
+                else requirement.marker and not is_of_all and requirement.marker.evaluate({"extra": name})
             ):
-                requirements.append(one)
+                requirements.append(requirement)
     return needed
 
 
-def _lacks(requirements: Iterable[Requirement]) -> list[str]:
-    """What is wrong with the packages that are installed for them, a sentence each."""
-    found = []
-    for one in requirements:
-        here, wanted = _version(one.name), f"{one.name}{one.specifier}"
-        if not here:
-            found.append(f"{wanted} {_ABSENT}")
-        elif not one.specifier.contains(here, prereleases=True):
-            found.append(f"{wanted} is needed, and {here} installed")
-    return found
+def _problems(requirements: Iterable[Requirement]) -> list[str]:
+    """Sentences about packages that are missing or of a wrong version, one each."""
+    sentences = []
+    for requirement in requirements:
+        installed, needed = _version(requirement.name), f"{requirement.name}{requirement.specifier}"
+        if not installed:
+            sentences.append(f"{needed} {_ABSENT}")
+        elif not requirement.specifier.contains(installed, prereleases=True):
+            sentences.append(f"{needed} is needed, and {installed} installed")
+    return sentences

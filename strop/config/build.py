@@ -86,12 +86,14 @@ class _Builder:
                 return self._entry(part, value, key)
             if is_mapping(part) and isinstance(value, Mapping):
                 self._check_names(value, key)
-                return {name: self._value(args[1], one, join(key, str(name))) for name, one in value.items()}
+                return {
+                    name: self._value(args[1], entry, join(key, str(name))) for name, entry in value.items()
+                }
             if get_origin(part) is tuple and isinstance(value, list | tuple):
                 items = (args[0],) * len(value) if args[-1] is Ellipsis else args
                 if len(items) == len(value):
                     each = enumerate(zip(items, value, strict=True))
-                    return tuple(self._value(item, one, f"{key}[{i}]") for i, (item, one) in each)
+                    return tuple(self._value(item, entry, f"{key}[{i}]") for i, (item, entry) in each)
         if not fits(hint, value):
             self.problems.append(self._mismatch(key, hint, value))
         elif type(value) is int and not any(

@@ -1,4 +1,4 @@
-"""What each key means: read from the dataclasses, where it is written once."""
+"""Documentation of each key, read from the dataclasses, where it is written once."""
 
 from __future__ import annotations
 

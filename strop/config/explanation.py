@@ -17,7 +17,7 @@ _PAPER = re.compile(r"(?:([A-Z][\w-]+(?: et al\.)? \d{4}), )?(arXiv:\d{4}\.\d{4,
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What a key means and where it matters."""
+    """Meaning of a key and its presets, papers and neighbours."""
 
     key: str
     """The full key; of an entry of a free dict, the key of that dict."""
@@ -50,18 +50,18 @@ def explain(root: type, key: str, *, aliases: KeyAliases | None = None) -> Expla
     Raises:
         ValueError: there is no such key; the message names the nearest one.
     """
-    found = locate(root, current_key(key), aliases=aliases)[0]
+    field_key = locate(root, current_key(key), aliases=aliases)[0]
     docs = {doc.key: doc for doc in describe(root)}
-    doc = field_texts(found.owner).get(found.key.rpartition(".")[2], "")
+    doc = field_texts(field_key.owner).get(field_key.key.rpartition(".")[2], "")
     return Explanation(
-        key=found.key,
-        type=type_name(found.hint),
-        default=None if found.is_section else docs[found.key].default,
+        key=field_key.key,
+        type=type_name(field_key.hint),
+        default=None if field_key.is_section else docs[field_key.key].default,
         doc=doc,
-        choices=_choices(found.hint),
-        below=tuple(one for one in docs.values() if one.key.startswith(f"{found.key}.")),
-        presets=_presets(root, found),
-        defined_in=f"{found.owner.__module__}.{found.owner.__qualname__}",
+        choices=_choices(field_key.hint),
+        below=tuple(entry for entry in docs.values() if entry.key.startswith(f"{field_key.key}.")),
+        presets=_presets(root, field_key),
+        defined_in=f"{field_key.owner.__module__}.{field_key.owner.__qualname__}",
         papers=papers_in(doc),
     )
 
@@ -69,8 +69,8 @@ def explain(root: type, key: str, *, aliases: KeyAliases | None = None) -> Expla
 def papers_in(text: str) -> tuple[str, ...]:
     """`Shao et al. 2024, arXiv:2402.03300` for every paper that a text names so; the number alone where it stands
     alone."""
-    found = _PAPER.findall(" ".join(text.split()))
-    return tuple(dict.fromkeys(", ".join(part for part in paper if part) for paper in found))
+    citations = _PAPER.findall(" ".join(text.split()))
+    return tuple(dict.fromkeys(", ".join(part for part in paper if part) for paper in citations))
 
 
 def _choices(hint: Any) -> tuple[str, ...]:
@@ -78,13 +78,13 @@ def _choices(hint: Any) -> tuple[str, ...]:
     return (*words, "true", "false") if bool in union_members(hint) else words
 
 
-def _presets(root: type, wanted: Key) -> dict[str, Any]:
+def _presets(root: type, target: Key) -> dict[str, Any]:
     """Presets that set a key, or anything below a section."""
-    found: dict[str, Any] = {}
+    setting_presets: dict[str, Any] = {}
     for section in preset_sections():
         for name in preset_names(section):
             values = Layers(root, preset_layers(section, name)).values
-            below = {key: value for key, value in values.items() if key.startswith(f"{wanted.key}.")}
-            if below or wanted.key in values:
-                found[f"{section}={name}"] = values.get(wanted.key, below)
-    return found
+            below = {key: value for key, value in values.items() if key.startswith(f"{target.key}.")}
+            if below or target.key in values:
+                setting_presets[f"{section}={name}"] = values.get(target.key, below)
+    return setting_presets

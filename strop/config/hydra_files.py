@@ -31,13 +31,13 @@ def own_layers(path: Path, section: str = "", *, above: tuple[str, ...] = ()) ->
     if label in above:
         raise ConfigError(f"{' -> '.join((*above, label))}: the defaults of these files form a circle")
     text = read_settings(path, label)
-    if found := _PACKAGE.match(text):
-        if found[1] not in ("_global_", "_group_"):
+    if match := _PACKAGE.match(text):
+        if match[1] not in ("_global_", "_group_"):
             raise ConfigError(
-                f"{label} begins with `# @package {found[1]}`; here a file of a folder is for the section of the "
+                f"{label} begins with `# @package {match[1]}`; here a file of a folder is for the section of the "
                 f"folder's name, or with `# @package _global_` for the whole configuration"
             )
-        section = "" if found[1] == "_global_" else section
+        section = "" if match[1] == "_global_" else section
     above = (*above, label)
 
     def of_entry(group: str, name: str) -> list[Layer] | None:
@@ -67,7 +67,7 @@ def own_file(folder: Path | None, group: str, name: str) -> Path | None:
         return None
     path = folder.joinpath(*group.replace(".", "/").split("/"), name)
     options = (path,) if path.suffix in (".yaml", ".yml") else (Path(f"{path}.yaml"), Path(f"{path}.yml"))
-    return next((one for one in options if one.is_file()), None)
+    return next((option for option in options if option.is_file()), None)
 
 
 def chosen_file(folder: Path | None, group: str, name: str) -> list[Layer] | None:

@@ -22,16 +22,16 @@ _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 
 
 class Interpolation:
-    """What `${...}` stands for among the values of one configuration."""
+    """Resolver of `${...}` among the values of one configuration."""
 
     def __init__(self, root: type, values: Mapping[str, Any], aliases: KeyAliases | None = None) -> None:
         self._root, self._values, self._aliases = root, values, aliases
 
-    def value(self, given: Any, key: str, *, above: tuple[str, ...] = ()) -> Any:
+    def value(self, written: Any, key: str, *, above: tuple[str, ...] = ()) -> Any:
         """A value, or a list of values, with everything put in.
 
         Args:
-            given: as it was written.
+            written: the value as it was written.
             key: its full key.
             above: keys whose values lead here.
 
@@ -40,18 +40,18 @@ class Interpolation:
         """
         if key in above:
             raise ValueError(f"{' -> '.join((*above, key))}: these keys stand for each other")
-        if isinstance(given, list):
-            return [self.value(one, key, above=above) for one in given]
-        if not isinstance(given, str):
-            return given
-        result: Any = given
-        while isinstance(result, str) and (found := _INNERMOST.search(result)):
-            inner = self._named(found[1].strip(), key, (*above, key))
-            if found[0] == result:
+        if isinstance(written, list):
+            return [self.value(entry, key, above=above) for entry in written]
+        if not isinstance(written, str):
+            return written
+        result: Any = written
+        while isinstance(result, str) and (match := _INNERMOST.search(result)):
+            inner = self._named(match[1].strip(), key, (*above, key))
+            if match[0] == result:
                 return inner
             if isinstance(inner, str) and "${" in inner:
-                raise ValueError(f"{found[0]} gives {inner!r}, which is not resolved again")
-            result = f"{result[: found.start()]}{_as_text(inner)}{result[found.end() :]}"
+                raise ValueError(f"{match[0]} gives {inner!r}, which is not resolved again")
+            result = f"{result[: match.start()]}{_as_text(inner)}{result[match.end() :]}"
         if "${" in result:
             raise ValueError("a ${ in it is not closed by }")
         return result
@@ -65,12 +65,12 @@ class Interpolation:
             if dots > len(parts):
                 raise ValueError(f"${{{name}}} leads above the top of the configuration")
             name = ".".join([*parts[: len(parts) - dots], name.lstrip(".")])
-        found, entry = locate(self._root, name, aliases=self._aliases)
-        if entry or found.is_section:
-            what = "an entry of a free dict" if entry else "a section"
-            raise ValueError(f"${{{name}}} is {what}; name a key with one value")
-        given = self._values.get(name, found.default)
-        return self.value(list(given) if isinstance(given, tuple) else given, name, above=above)
+        target, entry = locate(self._root, name, aliases=self._aliases)
+        if entry or target.is_section:
+            kind = "an entry of a free dict" if entry else "a section"
+            raise ValueError(f"${{{name}}} is {kind}; name a key with one value")
+        value = self._values.get(name, target.default)
+        return self.value(list(value) if isinstance(value, tuple) else value, name, above=above)
 
     def _from_environment(self, name: str, key: str) -> Any:
         function, _, argument = name.partition(":")
@@ -86,8 +86,8 @@ class Interpolation:
                 f"the variable {variable} is not set; set it, or write ${{oc.env:{variable},VALUE}}"
             )
         hint = tree(self._root)[key].hint
-        meant = parse(text, variable) if not fits(hint, text) else text
-        return meant if isinstance(meant, bool | int | float | None) else text
+        parsed = parse(text, variable) if not fits(hint, text) else text
+        return parsed if isinstance(parsed, bool | int | float | None) else text
 
 
 def _as_text(value: Any) -> str:

@@ -65,14 +65,18 @@ class Layers:
         return Written(text=place[1], in_shell=self._in_shell) if place is not None and place[1] else None
 
     def source_of(self, key: str) -> str:
-        """Where the value of a full key comes from: default, preset NAME, file PATH, command line; several of them for
+        """Origin of the value of a full key: default, preset NAME, file PATH, command line; several of them for
         a free dict that was put together."""
         above = self._given_at(key)
         places = [self._origins[above]] if above else []
         places += [origin for known, origin in self._origins.items() if known.startswith(f"{key}.")]
         names = [
-            "command line" if not place else place if place in self._of_presets else f"file {place}"
-            for place in places
+            "command line"
+            if not origin_name
+            else origin_name
+            if origin_name in self._of_presets
+            else f"file {origin_name}"
+            for origin_name in places
         ]
         return ", ".join(dict.fromkeys(names)) or "default"
 
@@ -109,14 +113,14 @@ class Layers:
         """Apply one override of the command line."""
         remember_secrets_in(override.value, override.key)
         try:
-            found, entry = locate(self.root, override.key, self._section, self._aliases)
+            target, entry = locate(self.root, override.key, self._section, self._aliases)
             if entry:
-                self._change_entry(found, entry, override)
+                self._change_entry(target, entry, override)
             elif override.kind == "reset":
                 self._forget(override.key)
             else:
                 section, _, name = override.key.rpartition(".")
-                self._lay(found.owner, {name: override.value}, section, None)
+                self._lay(target.owner, {name: override.value}, section, None)
                 self._typed[override.key] = override.text.partition("=")[2].strip()
         except ValueError as error:
             self.problems.append(str(error))
@@ -178,14 +182,14 @@ class Layers:
 
     def _forget(self, key: str) -> None:
         """Go back to the default of a full key, with all that is below it."""
-        given: dict[str, Any]
-        for given in (self.values, self._origins, self._files, self._typed):
-            for known in [name for name in given if name == key or name.startswith(f"{key}.")]:
-                del given[known]
+        table: dict[str, Any]
+        for table in (self.values, self._origins, self._files, self._typed):
+            for known in [name for name in table if name == key or name.startswith(f"{key}.")]:
+                del table[known]
 
-    def _change_entry(self, found: Key, entry: tuple[str, ...], override: Override) -> None:
+    def _change_entry(self, target: Key, entry: tuple[str, ...], override: Override) -> None:
         """Set one entry of a free dict, or take it out."""
-        whole = copy.deepcopy(self.values.get(found.key, found.default))
+        whole = copy.deepcopy(self.values.get(target.key, target.default))
         entries = whole
         for name in entry[:-1]:
             if isinstance(entries, dict):
@@ -201,7 +205,7 @@ class Layers:
             del entries[entry[-1]]
         else:
             raise ValueError(f"~{override.key} has nothing to remove: there is no such entry")
-        self.values[found.key] = whole
+        self.values[target.key] = whole
         for known in [name for name in self._origins if f"{name}.".startswith(f"{override.key}.")]:
             del self._origins[known]
         if override.kind != "reset":

@@ -54,7 +54,7 @@ def load_layers(
     in_shell: bool = True,
     aliases: KeyAliases | None = None,
 ) -> Layers:
-    """What a source and overrides give for the tree of `root`, and where each value comes from.
+    """Values that a source and overrides give for the tree of `root`, each with its origin.
 
     Laid over each other, later ones winning: the defaults of the dataclasses; the presets that the file
     lists under `defaults:`; the file; presets named by overrides (`algorithm=dr_grpo` makes the section that
@@ -78,15 +78,15 @@ def load_layers(
     sources = source_layers(source, text) if source is not None else ()
     layers = Layers(root, sources, section=section, in_shell=in_shell, aliases=aliases)
     folder = Path(source).parent if source is not None and text is None and Path(source).is_file() else None
-    others = []
+    remaining = []
     for word in overrides:
         try:
             override = parse_override(word)
             if override.kind == "reset" or not _choose(layers, folder, override):
-                others.append(override)
+                remaining.append(override)
         except ValueError as error:
             layers.problems.append(str(error))
-    for override in others:
+    for override in remaining:
         layers.apply(override)
     if text is None:
         layers.resolve()
@@ -112,15 +112,15 @@ def source_layers(source: str | Path, text: str | None = None) -> list[Layer]:
         return own_layers(path)
     if isinstance(source, str) and path.suffix not in (".yaml", ".yml") and len(path.parts) == 1:
         return preset_layers("", source)
-    what = "is a directory" if path.is_dir() else "does not exist"
+    problem = "is a directory" if path.is_dir() else "does not exist"
     raise ConfigError(
-        f"the configuration file {source} {what}; give a YAML file, "
+        f"the configuration file {source} {problem}; give a YAML file, "
         f"or the name of a preset: {', '.join(preset_names()) or '(none)'}"
     )
 
 
 def _choose(layers: Layers, folder: Path | None, override: Override) -> bool:
-    """Whether the override names a preset, or a file below the folder of the configuration; if so, it is laid."""
+    """Apply an override that names a preset, or a file below the folder of the configuration; True if it does."""
     key, name = override.key, override.value
     if not isinstance(name, str) or "=" not in override.text:
         return False

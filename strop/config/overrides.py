@@ -31,8 +31,8 @@ class Override:
     """As it was typed."""
 
 
-def _way_to_write(key: str, value: str) -> str:
-    """How to write a value that the grammar does not take."""
+def _spelling_advice(key: str, value: str) -> str:
+    """Advice on writing a value that the grammar does not take."""
     if value.endswith(","):
         return "leave out the comma at its end"
     if value[:1] in ("{", "["):
@@ -98,7 +98,7 @@ def parse_override(text: str) -> Override:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException as error:
         reason = str(error).splitlines()[0].partition(" expecting ")[0]
-        way = _way_to_write(key, text.partition("=")[2].strip())
+        way = _spelling_advice(key, text.partition("=")[2].strip())
         raise ValueError(f"the override {text!r} cannot be read ({reason}): {way}") from error
     if parsed.is_sweep_override():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Where in a YAML text a value stands, and how it is written there; looked for once something about it is said."""
+"""Line and spelling of a value in a YAML text; looked up only when a message needs them."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def place_of(text: str, key: str) -> tuple[int, str] | None:
             line = node.start_mark.line + 1
             continue
         pairs = node.value if isinstance(node, yaml.MappingNode) else ()
-        found = next((pair for pair in pairs if pair[0].value == part), None)
-        if found is None:
+        match = next((pair for pair in pairs if pair[0].value == part), None)
+        if match is None:
             return None
-        line, node = found[0].start_mark.line + 1, found[1]
+        line, node = match[0].start_mark.line + 1, match[1]
     if not isinstance(node, yaml.ScalarNode):
         return line, ""
     return line, node.value if node.style is None else f'"{node.value}"'

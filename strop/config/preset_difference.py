@@ -1,4 +1,4 @@
-"""Where a configuration leaves the preset that it names."""
+"""Differences between a configuration and the preset that it names."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def preset_deviations(config: Any, name: str, *, section: str = "algorithm") -> 
     layers = preset_layers(section, name)
     open_keys = tuple(f"{key}." for layer in layers for key in layer.left_open)
     defaults = to_flat_dict(type(config)())
-    wanted = {key: value for key, value in defaults.items() if key.startswith(f"{section}.")}
-    wanted |= Layers(type(config), layers).values
+    expected = {key: value for key, value in defaults.items() if key.startswith(f"{section}.")}
+    expected |= Layers(type(config), layers).values
     actual = to_flat_dict(config)
     return [
         f"{key} is {json.dumps(actual[key])}; the preset {section}={name} has {json.dumps(value)}"
-        for key, value in wanted.items()
+        for key, value in expected.items()
         if actual[key] != value and not f"{key}.".startswith(open_keys)
     ]
 
 
 def deviations(config: Any, *, source: str | Path | None = None, overrides: Sequence[str] = ()) -> list[str]:
     """`preset_deviations` from every preset that the source and the overrides of a command line name."""
-    named = load_layers(type(config), source=source, overrides=overrides).presets
+    presets = load_layers(type(config), source=source, overrides=overrides).presets
     return [
         sentence
-        for section, name in named.items()
+        for section, name in presets.items()
         for sentence in preset_deviations(config, name, section=section)
     ]

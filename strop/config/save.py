@@ -45,11 +45,11 @@ def refuse_secrets(settings: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the sentence says which.
     """
-    held = [key for key, _ in secrets_in(settings)]
-    if held:
+    secret_keys = [key for key, _ in secrets_in(settings)]
+    if secret_keys:
         raise ConfigError(
-            f"{held[0]} holds a secret, and settings are written into the run folder: leave it out, and put it into a "
-            f"variable of the environment, which functions and tools read with os.environ"
+            f"{secret_keys[0]} holds a secret, and settings are written into the run folder: leave it out, and put it "
+            f"into a variable of the environment, which functions and tools read with os.environ"
         )
 
 

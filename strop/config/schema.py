@@ -86,13 +86,13 @@ def flat(cls: type, values: Mapping[Any, Any], prefix: str = "") -> Iterator[tup
         ValueError: an old and a new name of the same key are both given.
     """
     for name, value in values.items():
-        given = join(prefix, str(name))
-        key = current_key(given)
+        full = join(prefix, str(name))
+        key = current_key(full)
         if key in REMOVED and value == REMOVED[key]:
             continue
-        now = name if key == given else key.rpartition(".")[2]
+        now = name if key == full else key.rpartition(".")[2]
         if now != name and now in values:
-            raise ValueError(f"{given} and {key}, its name since 0.2, are both given: keep {key}")
+            raise ValueError(f"{full} and {key}, its name since 0.2, are both given: keep {key}")
         hint = field_hints(cls).get(now)
         if is_section(hint) and isinstance(value, Mapping | None):
             yield from flat(hint, value or {}, key)
@@ -103,7 +103,7 @@ def flat(cls: type, values: Mapping[Any, Any], prefix: str = "") -> Iterator[tup
 def locate(
     root: type, key: str, section: str = "", aliases: KeyAliases | None = None
 ) -> tuple[Key, tuple[str, ...]]:
-    """Where a full key leads, and what remains of it inside a free dict: nothing for the field itself. `section` and
+    """Field of a full key, and the rest of the key inside a free dict: empty for the field itself. `section` and
     `aliases` are as for `unknown_key`.
 
     Raises:
@@ -111,12 +111,12 @@ def locate(
     """
     parts = key.split(".")
     for depth in range(len(parts), 0, -1):
-        found, entry = tree(root).get(".".join(parts[:depth])), tuple(parts[depth:])
-        if found is not None and (found.is_free or not entry):
-            return found, entry
-        if found is not None and not found.is_section:
-            kind = type_name(found.hint)
-            raise ValueError(f"unknown key {key}: {found.key} is a value ({kind}) without keys of its own")
+        target, entry = tree(root).get(".".join(parts[:depth])), tuple(parts[depth:])
+        if target is not None and (target.is_free or not entry):
+            return target, entry
+        if target is not None and not target.is_section:
+            kind = type_name(target.hint)
+            raise ValueError(f"unknown key {key}: {target.key} is a value ({kind}) without keys of its own")
     raise ValueError(unknown_key(root, key, section=section, aliases=aliases))
 
 
@@ -135,10 +135,10 @@ def unknown_key(
     keys = tree(root)
     of_this_name = [full for full in keys if full.rpartition(".")[2] == key.rpartition(".")[2]]
     if section:
-        own = [full for full in of_this_name if full.startswith(f"{section}.")]
-        if f"{section}.{key}" in own or len(own) == 1:
-            meant = own[0] if len(own) == 1 else f"{section}.{key}"
-            return f"unknown key {key}{origin}; the nearest valid key is {meant}"
+        candidates = [full for full in of_this_name if full.startswith(f"{section}.")]
+        if f"{section}.{key}" in candidates or len(candidates) == 1:
+            suggestion = candidates[0] if len(candidates) == 1 else f"{section}.{key}"
+            return f"unknown key {key}{origin}; the nearest valid key is {suggestion}"
     if len(of_this_name) != 1:
         ours, sentence = ((), "") if aliases is None else aliases(key, section)
         if ours and set(ours) <= set(keys):
@@ -148,13 +148,13 @@ def unknown_key(
     near = nearest(key, keys)
     if near is not None:
         return f"unknown key {key}{origin}; the nearest valid key is {near}"
-    above, where = root, "the top level"
+    above, position = root, "the top level"
     for part in key.split(".")[:-1]:
         hint = field_hints(above).get(part)
         if not is_section(hint):
             break
-        above, where = hint, part if above is root else f"{where}.{part}"
-    return f"unknown key {key}{origin}; {where} has the keys {', '.join(field_hints(above))}"
+        above, position = hint, part if above is root else f"{position}.{part}"
+    return f"unknown key {key}{origin}; {position} has the keys {', '.join(field_hints(above))}"
 
 
 def current_key(key: str) -> str:

@@ -71,7 +71,7 @@ def check_fields(config: Any, key: str) -> None:
 
 
 def code_below(config: Any, key: str, name: str) -> Iterator[Named]:
-    """What a section below another would have run, imported, started or contacted.
+    """References to code, programs and hosts in a section below another: all it would run, import, start or contact.
 
     A section that names any says it in its method `code_named`: for each such setting its name there, the value with
     what becomes of it, and the file, where it is one.
@@ -82,8 +82,8 @@ def code_below(config: Any, key: str, name: str) -> Iterator[Named]:
         name: of the section below it.
     """
     below = getattr(config, name)
-    named = below.code_named() if hasattr(below, "code_named") else ()
-    for setting, value, path in named:
+    references = below.code_named() if hasattr(below, "code_named") else ()
+    for setting, value, path in references:
         yield Named(key=f"{key}.{name}.{setting}".lstrip("."), value=value, path=path)
 
 

@@ -1,4 +1,4 @@
-"""Where a configuration comes from: YAML files and the presets that ship with strop.
+"""Sources of a configuration: YAML files and the presets that ship with strop.
 
 A YAML file may begin with `defaults:`, a list of presets that it builds on:
 
@@ -47,7 +47,7 @@ class Layer:
     values: dict[str, Any]
     """Nested, as read."""
     origin: str
-    """Where they come from, in words: a file's path, or `preset algorithm/grpo`."""
+    """Origin of the values, in words: a file's path, or `preset algorithm/grpo`."""
     preset: str = ""
     """The name of the preset that they belong to; "" for a file."""
     text: str = ""
@@ -90,8 +90,8 @@ def preset_layers(section: str, name: str, *, above: tuple[str, ...] = ()) -> li
         raise ConfigError(f"{label} is the preset of a section and cannot have defaults")
     outside = values.pop("outside", {})
     left_open = tuple(join(section, key) for key in values.pop("left_open", ()))
-    own = Layer(section=section, values=values, origin=label, preset=name, left_open=left_open)
-    return [own, Layer(section="", values=outside, origin=label, preset=name)]
+    layer = Layer(section=section, values=values, origin=label, preset=name, left_open=left_open)
+    return [layer, Layer(section="", values=outside, origin=label, preset=name)]
 
 
 def _no_such_preset(section: str, name: str, known: list[str]) -> str:
@@ -103,8 +103,8 @@ def _no_such_preset(section: str, name: str, known: list[str]) -> str:
     if not known:
         return f"{section} is a section without presets, so {section}={name} says nothing; set a key below it"
     near = nearest(name, known)
-    meant = f"; did you mean {near}?" if near else ""
-    return f"{section} has no preset {name}; it has {', '.join(known)}{meant}"
+    suggestion = f"; did you mean {near}?" if near else ""
+    return f"{section} has no preset {name}; it has {', '.join(known)}{suggestion}"
 
 
 def layers_of(
@@ -117,7 +117,7 @@ def layers_of(
     own: Callable[[str, str], list[Layer] | None] = lambda group, name: None,
     above: tuple[str, ...] = (),
 ) -> list[Layer]:
-    """Those of the defaults of a file or preset, and its own values where `_self_` stands.
+    """Layers of the `defaults` list of a file or preset, with its own values where `_self_` stands.
 
     Args:
         values: as read.
@@ -190,9 +190,9 @@ def mapping_in(text: str, label: str) -> dict[str, Any]:
 
 def _defaults(entries: Any, label: str) -> list[tuple[str, str]]:
     """The (group, name) pairs of a `defaults:` list; the group of a whole configuration is "", `_SELF` the own keys."""
-    wanted = "a list of names such as `- base` or `- algorithm: grpo`"
+    expected = "a list of names such as `- base` or `- algorithm: grpo`"
     if not isinstance(entries, list):
-        raise ConfigError(f"{label}: defaults is {entries!r}, but it needs {wanted}")
+        raise ConfigError(f"{label}: defaults is {entries!r}, but it needs {expected}")
     pairs = []
     for entry in entries:
         if isinstance(entry, str):
@@ -209,7 +209,7 @@ def _defaults(entries: Any, label: str) -> list[tuple[str, str]]:
                     f"write `- GROUP: NAME`, and leave out what there may not be"
                 )
             case _:
-                raise ConfigError(f"{label}: defaults has the entry {entry!r}, but it needs {wanted}")
+                raise ConfigError(f"{label}: defaults has the entry {entry!r}, but it needs {expected}")
     return pairs
 
 

@@ -33,7 +33,7 @@ _OTHER_NAMES = {
     "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp32": "float32", "float": "float32", "fp64": "float64",
     "double": "float64",
 }  # fmt: skip
-"""What torch and other libraries call values of ours."""
+"""Names that torch and other libraries use for values of ours."""
 _NUMBER = re.compile(r"[-+]?(0|[1-9]\d*)(\.\d*)?(e[-+]?\d+)?")
 _INFINITY = ("inf", "infinity", ".inf", "+inf", "+.inf")
 _PLAIN_TEXT = re.compile(r"[A-Za-z_./][\w./@-]*", re.ASCII)
@@ -59,7 +59,7 @@ def text_in_list(text: str) -> str:
     if '"' not in text and "\\" not in text:
         return f'"{text}"'
     # Backslashes are doubled where they stand before a quote, the last one included.
-    return "'" + re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text) + "'"
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
 def mismatch(key: str, hint: Any, value: Any, origin: str = "", written: Written | None = None) -> str:
@@ -75,13 +75,13 @@ def mismatch(key: str, hint: Any, value: Any, origin: str = "", written: Written
     is_plain = isinstance(value, bool | int | float)
     typed = written.text if written is not None and is_plain else _plain(value)
     reasons = [
-        one
+        reason
         for member in union_members(hint)
-        for one in getattr(member, "__metadata__", ())
-        if isinstance(one, str)
+        for reason in getattr(member, "__metadata__", ())
+        if isinstance(reason, str)
     ]
     needed = ": ".join([_type_name(hint), *reasons])
-    advice = _way_out(key, hint, value, typed, written)
+    advice = _suggestion(key, hint, value, typed, written)
     return f"{key} is {typed}{origin}, but it needs {needed}{f'; {advice}' if advice else ''}"
 
 
@@ -99,8 +99,8 @@ def _plain(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _way_out(key: str, hint: Any, value: Any, typed: str, written: Written | None) -> str:
-    """What to write instead, where the value suggests it."""
+def _suggestion(key: str, hint: Any, value: Any, typed: str, written: Written | None) -> str:
+    """Advice on a value to write instead, where the wrong one suggests it."""
     kinds = [without_bounds(member) for member in union_members(hint)]
     lists = [kind for kind in kinds if get_origin(kind) is tuple]
     if str in kinds and isinstance(value, bool | int | float):
@@ -130,7 +130,7 @@ def _way_out(key: str, hint: Any, value: Any, typed: str, written: Written | Non
 def _nearest_word(value: str, words: Sequence[str]) -> str | None:
     """The word of a closed list that somebody means who is used to another library's."""
     word = _OTHER_NAMES.get(value.lower().removeprefix("torch."), value)
-    begins = [one for one in words if value.lower().startswith(f"{one}_")]
+    begins = [choice for choice in words if value.lower().startswith(f"{choice}_")]
     return word if word in words else nearest(value, words) or next(iter(begins), None)
 
 
@@ -149,21 +149,21 @@ def _as_list(key: str, hint: Any, value: Any, written: Written | None) -> str:
         return f"write {_assigned(key, f'[{begin},...]', written)}"
     if value is None or (isinstance(value, str) and value.lower() in ("", *_NONE)):
         return f"for none, write {none}"
-    listed, why = [value], "for a list of one, write "
+    listed, advice = [value], "for a list of one, write "
     if isinstance(value, str) and value.strip().startswith("[") and value.strip().endswith("]"):
-        inner, why = value.strip()[1:-1], "without the quotes around it, it is a list: "
+        inner, advice = value.strip()[1:-1], "without the quotes around it, it is a list: "
         if re.search(r"[\[\]{}]", inner):
-            return f"{why}{_assigned(key, value.strip(), written)}"
+            return f"{advice}{_assigned(key, value.strip(), written)}"
         listed = [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
     elif isinstance(value, str) and "," in value:
-        listed, why = [part.strip() for part in value.split(",") if part.strip()], "for a list, write "
+        listed, advice = [part.strip() for part in value.split(",") if part.strip()], "for a list, write "
     in_shell = written is not None and written.in_shell
-    entries = ("," if in_shell else ", ").join(_entry(items[0], one, written) for one in listed)
-    return f"{why}{_assigned(key, f'[{entries}]', written)}"
+    entries = ("," if in_shell else ", ").join(_entry(items[0], entry, written) for entry in listed)
+    return f"{advice}{_assigned(key, f'[{entries}]', written)}"
 
 
 def _assigned(key: str, value: str, written: Written | None) -> str:
-    """How to give a key a value: on a command line with its name, and in quotes where the shell wants them. One entry
+    """Assignment of a value to a key: with its name on a command line, in quotes where the shell wants them. One entry
     of a list has no key of its own."""
     if written is None or not written.in_shell or "[" in key:
         return value

@@ -84,13 +84,13 @@ _IN_WORDS = (
     ("found unexpected end of stream", "a quote that was opened before is not closed"),
     (r"could not find expected ':'", "a key has no `:` after it"),
 )
-"""What PyYAML says of the mistakes that people make, and what they did."""
+"""PyYAML's messages for common mistakes, and the mistakes in words."""
 
 
 def _in_words(problem: str) -> str:
     for pattern, words in _IN_WORDS:
-        if found := re.match(pattern, problem):
-            return found.expand(words)
+        if match := re.match(pattern, problem):
+            return match.expand(words)
     return problem
 
 
@@ -104,8 +104,8 @@ def parse(text: str, name: str) -> Any:
         return parse_yaml(text, loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
-        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ValueError(f"{name}{where}: {_in_words(error.problem or str(error))}") from error
+        location = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ValueError(f"{name}{location}: {_in_words(error.problem or str(error))}") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{name} is not YAML: {' '.join(str(error).split())}") from error
 

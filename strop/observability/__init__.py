@@ -1,7 +1,7 @@
-"""What is seen of a run: trackers, health rules, the viewer.
+"""Observability of a run: trackers, health rules, the viewer.
 
 reward_curve.py  The curve of a run, as text for the terminal and as a PNG
 health/          Rules that turn the metrics of a run into named diagnoses with advice, during and after it
 trackers/        Trackers
-viewer/          What a person looks at of a run that was recorded
+viewer/          Views of a recorded run: summaries, samples, plots, diffs, a web page
 """

@@ -74,22 +74,22 @@ def run_series(metrics: Iterable[Mapping[str, float]]) -> list[Series]:
         metrics: one mapping per step with the key "step", as `read_metrics` gives them.
     """
     records = list(metrics)
-    found: list[Series] = []
+    curves: list[Series] = []
     for name, patterns, is_line in _CURVES:
         points = [(int(record["step"]), find(record, patterns)) for record in records]
-        kept = [(step, value) for step, value in points if value is not None]
-        if name == PASSES and not _are_rates(records, [value for _, value in kept]):
+        pairs = [(step, value) for step, value in points if value is not None]
+        if name == PASSES and not _are_rates(records, [value for _, value in pairs]):
             continue
-        if name == VALIDATION_REWARD and any(one.name == PASSES for one in found):
+        if name == VALIDATION_REWARD and any(curve.name == PASSES for curve in curves):
             continue
-        if kept:
-            steps, values = zip(*kept, strict=True)
-            found.append(Series(name=name, steps=steps, values=values, is_line=is_line))
-    return found
+        if pairs:
+            steps, values = zip(*pairs, strict=True)
+            curves.append(Series(name=name, steps=steps, values=values, is_line=is_line))
+    return curves
 
 
 def _are_rates(records: Sequence[Mapping[str, float]], values: Sequence[float]) -> bool:
-    """Whether these numbers of validations are pass rates: each has one; of older runs, they are between 0 and 1."""
+    """True if these numbers of validations are pass rates: each has one; of older runs, they are between 0 and 1."""
     validated = [record for record in records if "val-core/mean_reward" in record]
     if validated:
         return all("val-core/pass_rate" in record for record in validated)
@@ -108,22 +108,22 @@ def text_curve(series: Sequence[Series], *, width: int = WIDTH, height: int = HE
     """
     if width < 10 or height < 3:
         raise ValueError(f"a curve of {width} x {height} cannot be read; use at least 10 columns and 3 rows")
-    drawn = [one for one in series if one.points()]
+    drawn = [curve for curve in series if curve.points()]
     if not drawn:
         return "no points to draw yet"
-    steps = [step for one in drawn for step, _ in one.points()]
-    values = [value for one in drawn for _, value in one.points()]
+    steps = [step for curve in drawn for step, _ in curve.points()]
+    values = [value for curve in drawn for _, value in curve.points()]
     axes = _Axes(min(steps), max(steps), *_padded_range(min(values), max(values)), width, height)
     grid = [[" "] * width for _ in range(height)]
     marks = _marks(drawn)
-    for one, mark in sorted(zip(drawn, marks, strict=True), key=lambda pair: not pair[0].is_line):
-        columns = _columns(one, axes)
-        if one.is_line:
+    for curve, mark in sorted(zip(drawn, marks, strict=True), key=lambda pair: not pair[0].is_line):
+        columns = _columns(curve, axes)
+        if curve.is_line:
             _draw_line(grid, columns, axes, mark)
         else:
             for column, value in columns:
                 grid[axes.row(value)][column] = mark
-    legend = "   ".join(f"{mark} {one.name}" for one, mark in zip(drawn, marks, strict=True))
+    legend = "   ".join(f"{mark} {curve.name}" for curve, mark in zip(drawn, marks, strict=True))
     return "\n".join(_framed(grid, axes, legend))
 
 
@@ -154,14 +154,16 @@ def figure_of(series: Sequence[Series], *, title: str) -> Figure:
     figure = Shown(figsize=(8, 4), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for one in series:
-        steps = [step for step, _ in one.points()]
-        values = [value for _, value in one.points()]
-        axes.plot(steps, values, "-" if one.is_line else "o-", label=one.name, linewidth=1.5, markersize=5)
+    for curve in series:
+        steps = [step for step, _ in curve.points()]
+        values = [value for _, value in curve.points()]
+        axes.plot(
+            steps, values, "-" if curve.is_line else "o-", label=curve.name, linewidth=1.5, markersize=5
+        )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(title=title, xlabel="step")
     axes.grid(alpha=0.3)
-    if any(one.points() for one in series):
+    if any(curve.points() for curve in series):
         axes.legend()
     return figure
 
@@ -201,7 +203,7 @@ def _padded_range(low: float, high: float) -> tuple[float, float]:
 
 def _marks(series: Sequence[Series]) -> list[str]:
     lines, points = iter("─━═"), iter("●◆▲■")
-    return [next(lines, "·") if one.is_line else next(points, "+") for one in series]
+    return [next(lines, "·") if curve.is_line else next(points, "+") for curve in series]
 
 
 def _columns(series: Series, axes: _Axes) -> list[tuple[int, float]]:

@@ -20,7 +20,7 @@ from door_rewards import BONUS, first_letter
 
 import strop
 from strop import GRPO, evaluate, sft, train
-from strop.api.training import _carried_out
+from strop.api.training import _run_work
 from strop.cli.quickstart.task import TaskFiles
 from strop.config.errors import ConfigError
 from strop.run import RunFolder
@@ -263,7 +263,7 @@ def test_an_interrupt_outside_of_a_step_ends_the_work_where_it_is() -> None:
             ended.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        in_a_cell(lambda: _carried_out(work, SignalRequest()))
+        in_a_cell(lambda: _run_work(work, SignalRequest()))
     assert ended == [True]
 
 

@@ -144,8 +144,8 @@ def _breaches(
     if expected.dtype != torch.float64:
         yield "float64 and finite", f"float64 columns gave advantages of {expected.dtype}"
     if not torch.isfinite(expected).all():
-        wrong = expected[~torch.isfinite(expected)].tolist()[:4]
-        yield "float64 and finite", f"finite columns gave the advantages {wrong}"
+        non_finite = expected[~torch.isfinite(expected)].tolist()[:4]
+        yield "float64 and finite", f"finite columns gave the advantages {non_finite}"
         return
     outside = expected[~mask]
     if outside.any():
@@ -154,13 +154,13 @@ def _breaches(
             f"a token outside the mask has advantage {outside[outside != 0][0]:g}",
         )
 
-    def differs(changed: Columns, wanted: Tensor, change: str) -> Iterator[str]:
+    def differs(changed: Columns, reference: Tensor, change: str) -> Iterator[str]:
         result = estimate(changed)[:, : mask.shape[1]]
-        apart = (result - wanted).abs() > TOLERANCE * wanted.abs().clamp(min=1.0)
+        apart = (result - reference).abs() > TOLERANCE * reference.abs().clamp(min=1.0)
         for row, column in apart.nonzero().tolist()[:1]:
             yield (
                 f"with {change}, the advantage of row {row}, token {column} is {result[row, column].item():g} where "
-                f"{wanted[row, column].item():g} was expected"
+                f"{reference[row, column].item():g} was expected"
             )
 
     filled = {name: torch.where(mask, columns[name], GARBAGE) for name in INSIDE_ONLY}

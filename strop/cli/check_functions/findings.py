@@ -12,4 +12,4 @@ class Finding:
     rule: str
     """The rule in a few words, the same for every function: `zero outside the mask`."""
     sentence: str
-    """What was seen, with the numbers, and what follows from it."""
+    """The observation, with the numbers, and its consequence."""

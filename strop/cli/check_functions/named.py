@@ -22,14 +22,14 @@ from strop.utils.user_files import load_user_file
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What is checked."""
+    """Function under check."""
 
     shown: str
     """As it was written."""
     target: Any
     """A registered name, or a function."""
     file: Path | None
-    """Where it was defined; None for one that comes with strop."""
+    """File that defines it; None for one that comes with strop."""
 
 
 def check_loss(name: str, words: Sequence[str]) -> list[Finding]:
@@ -44,8 +44,8 @@ def check_estimator(name: str, words: Sequence[str]) -> list[Finding]:
     subject = find_subject(name, ADV_ESTIMATOR_REGISTRY)
     settings = settings_in(words)
     if isinstance(subject.target, str):
-        own = {key: value for key, value in settings.items() if key not in SHARED_DEFAULTS}
-        check_adv_settings(subject.target, own)
+        own_settings = {key: value for key, value in settings.items() if key not in SHARED_DEFAULTS}
+        check_adv_settings(subject.target, own_settings)
     else:
         _check_parameters(subject, settings)
     return _findings(subject, lambda: check_adv_estimator(subject.target, settings=settings))
@@ -64,16 +64,16 @@ def _check_parameters(subject: Subject, settings: Mapping[str, object]) -> None:
 
 
 def _findings(subject: Subject, check: Callable[[], list[Finding]]) -> list[Finding]:
-    """What a check finds; an error that the user's own file raised is one of the findings."""
+    """Findings of a check; an error that the user's own file raised is one of the findings."""
     try:
         return check()
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if subject.file and Path(frame.filename) == subject.file]
-        if not own:
+        user_frames = [frame for frame in frames if subject.file and Path(frame.filename) == subject.file]
+        if not user_frames:
             raise
-        where = f"{own[-1].filename}, line {own[-1].lineno}"
-        return [Finding("it runs", f"{subject.shown} raised {type(error).__name__}: {error} ({where})")]
+        location = f"{user_frames[-1].filename}, line {user_frames[-1].lineno}"
+        return [Finding("it runs", f"{subject.shown} raised {type(error).__name__}: {error} ({location})")]
 
 
 def settings_in(words: Sequence[str]) -> dict[str, object]:

@@ -36,7 +36,7 @@ EXTREME_LOG_RATIOS = (50.0, -50.0, 200.0, -200.0)
 EXTREME_GRADIENT = 1e12
 """Far above any gradient of a log-ratio clamped to +-20 on the check's batch (e^20 = 5e8)."""
 GARBAGE = 7.25
-"""What stands outside the mask, where nothing may be read; finite, as a NaN would also show in harmless sums."""
+"""Value outside the mask, where nothing may be read; finite, as a NaN would also show in harmless sums."""
 COLUMNS = ("log_probs", "old_log_probs", "advantages", "ref_log_prob", "rollout_log_probs")
 """Columns of the batch; response_mask and row_ids come from its layout."""
 

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what",
         nargs="?",
         metavar="loss|estimator",
-        help="what the function is; CONFIG.yaml is the same as --config CONFIG.yaml",
+        help="kind of function; CONFIG.yaml is the same as --config CONFIG.yaml",
     )
     parser.add_argument(
         "words",
@@ -130,21 +130,21 @@ def _check_run(args: argparse.Namespace, overrides: Sequence[str]) -> int:
     quiet_models()
     from strop.trainer.preflight.trial import run_preflight
 
-    found = run_preflight(config, num_prompts=args.prompts)
+    report = run_preflight(config, num_prompts=args.prompts)
     if args.json:
         print_json(
             {
                 "kind": "run",
                 "name": args.config,
-                "passed": not found.obstacles,
-                "seconds": found.seconds,
-                "num_prompts": found.num_prompts,
-                "num_samples": found.num_samples,
-                "checks": [asdict(check) for check in found.checks],
-                "samples": found.samples,
+                "passed": not report.obstacles,
+                "seconds": report.seconds,
+                "num_prompts": report.num_prompts,
+                "num_samples": report.num_samples,
+                "checks": [asdict(check) for check in report.checks],
+                "samples": report.samples,
             }
         )
-        return 1 if found.obstacles else 0
-    for line in found.lines():
+        return 1 if report.obstacles else 0
+    for line in report.lines():
         print_plain(plain(line, is_one_line=True))
-    return 1 if found.obstacles else 0
+    return 1 if report.obstacles else 0

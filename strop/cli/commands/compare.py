@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from strop.evaluation.models import ModelSource
     from strop.evaluation.paired_test import PairedComparison
 
-SUMMARY = "whether a model is better than another on the same prompts, and how sure that is"
+SUMMARY = "compare models on the same prompts: difference, its interval and p-value"
 EPILOG = """\
 examples:
   strop compare runs/first runs/second --data test.parquet
@@ -47,27 +47,27 @@ interval alone is too narrow."""
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What a model was worth on each prompt."""
+    """Scores and pass flags of one model for each prompt."""
 
     name: str
     passed: Mapping[str, Sequence[bool | None]]
-    """By prompt, of each answer; None where nothing decides that."""
+    """Pass flag of each answer, by prompt; None where nothing decides it."""
     scores: Mapping[str, Sequence[float]]
-    """By prompt, of the answers that could be scored."""
+    """Scores of the answers that could be scored, by prompt."""
     texts: Mapping[str, str]
     """The prompts themselves."""
 
     @property
     def has_rate(self) -> bool:
-        """Of each answer something decides whether it passes."""
+        """True if every answer has a pass flag."""
         return all(one is not None for some in self.passed.values() for one in some)
 
     def rate(self, prompt: str) -> float:
-        """Share of the answers to it that passed."""
+        """Share of the answers to a prompt that passed."""
         return sum(map(bool, self.passed[prompt])) / len(self.passed[prompt])
 
     def mean_reward(self, prompt: str) -> float | None:
-        """Of the answers to it; None where none could be scored."""
+        """Mean reward of the answers to a prompt; None where none could be scored."""
         scores = self.scores.get(prompt, ())
         return sum(scores) / len(scores) if scores else None
 
@@ -109,27 +109,30 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
     from strop.evaluation.paired_test import compare_paired
 
-    found = _answered(args, names)
-    if len(found) < 2:
+    models_answers = _collect_answers(args, names)
+    if len(models_answers) < 2:
         raise UsageError(f"{names[0]} is one model alone: name another one to compare it with")
-    prompts = _same_prompts(found)
-    are_rates = all(one.has_rate for one in found)
+    prompts = _same_prompts(models_answers)
+    are_rates = all(one.has_rate for one in models_answers)
     if not are_rates:
-        prompts = [prompt for prompt in prompts if all(one.mean_reward(prompt) is not None for one in found)]
+        prompts = [
+            prompt for prompt in prompts if all(one.mean_reward(prompt) is not None for one in models_answers)
+        ]
         if not prompts:
             raise ValueError("there is no prompt of which each model has an answer that could be scored")
     values = [
         [one.rate(prompt) if are_rates else one.mean_reward(prompt) or 0.0 for prompt in prompts]
-        for one in found
+        for one in models_answers
     ]
     compared = [compare_paired(values[0], others, are_rates=are_rates) for others in values[1:]]
     models = [
-        _record(one, by_prompt, prompts, are_rates) for one, by_prompt in zip(found, values, strict=True)
+        _record(one, by_prompt, prompts, are_rates)
+        for one, by_prompt in zip(models_answers, values, strict=True)
     ]
     if args.json:
         others = [
             {"model": one.name, **dataclasses.asdict(result)}
-            for one, result in zip(found[1:], compared, strict=True)
+            for one, result in zip(models_answers[1:], compared, strict=True)
         ]
         print_json({"models": models, **dataclasses.asdict(compared[-1]), "comparisons": others})
     else:
@@ -137,47 +140,49 @@ def _run(args: argparse.Namespace, names: Sequence[str]) -> int:
     return 0
 
 
-def _record(one: Answers, values: Sequence[float], prompts: Sequence[str], are_rates: bool) -> dict[str, Any]:
+def _record(
+    answers: Answers, values: Sequence[float], prompts: Sequence[str], are_rates: bool
+) -> dict[str, Any]:
     """A model's own number, with its interval."""
     from strop.algorithms.intervals import clustered_interval, mean_interval
 
     mean = sum(values) / len(values)
     if not are_rates:
         low, high = mean_interval(values, [1] * len(values)) or (None, None)
-        return {"model": one.name, "pass_rate": None, "mean_reward": mean, "low": low, "high": high}
-    passed = [one.passed[prompt] for prompt in prompts]
+        return {"model": answers.name, "pass_rate": None, "mean_reward": mean, "low": low, "high": high}
+    passed = [answers.passed[prompt] for prompt in prompts]
     low, high = clustered_interval(
         [float(sum(map(bool, some))) for some in passed], [len(some) for some in passed]
     )
-    return {"model": one.name, "pass_rate": mean, "low": low, "high": high}
+    return {"model": answers.name, "pass_rate": mean, "low": low, "high": high}
 
 
-def _answered(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
+def _collect_answers(args: argparse.Namespace, names: Sequence[str]) -> list[Answers]:
     """The answers of each, played now or read."""
     if all(map(_is_file_of_answers, names)):
         return [read_answers(Path(name)) for name in names]
     from strop.evaluation.evaluate import evaluate
 
-    asked: list[tuple[str, ModelSource | None]] = []
+    sources: list[tuple[str, ModelSource | None]] = []
     for name in names:
         if _is_file_of_answers(name):
-            asked.append((name, None))
+            sources.append((name, None))
         else:
-            asked += [(point.name, point.source) for point in points_of(name)]
+            sources += [(point.name, point.source) for point in points_of(name)]
     first = next(
-        (source.config for _, source in asked if source is not None and source.config is not None), None
+        (source.config for _, source in sources if source is not None and source.config is not None), None
     )
     settings = settings_of(args, first, command="compare", reads=READS)
     quiet_models()
-    found = []
-    for name, source in asked:
+    results = []
+    for name, source in sources:
         if source is None:
-            found.append(read_answers(Path(name)))
+            results.append(read_answers(Path(name)))
             continue
         with progress_bar(name) as show:
             evaluation = evaluate(with_model(settings, source, args), say=say, on_progress=show)
-        found.append(answers_of(name, evaluation.answers, name))
-    return found
+        results.append(answers_of(name, evaluation.answers, name))
+    return results
 
 
 def _is_file_of_answers(name: str) -> bool:
@@ -185,7 +190,7 @@ def _is_file_of_answers(name: str) -> bool:
 
 
 def read_answers(path: Path) -> Answers:
-    """What `strop eval --out` wrote.
+    """Read the answers in a file of `strop eval --out`.
 
     Raises:
         ValueError: it is something else.
@@ -203,7 +208,7 @@ def read_answers(path: Path) -> Answers:
     return answers_of(path.name, rows, str(path))
 
 
-def answers_of(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Answers:
+def answers_of(name: str, rows: Sequence[Mapping[str, Any]], source: str) -> Answers:
     """Answers by prompt.
 
     Raises:
@@ -216,7 +221,7 @@ def answers_of(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Answ
         sample, is_right, score = row.get("id"), row.get("passed"), finite(row.get("score"))
         is_known = isinstance(is_right, bool) or (is_right is None and score is not None)
         if not isinstance(sample, str) or not is_known:
-            raise ValueError(f"an answer in {where} has no id, or does not say whether it passed (`passed`)")
+            raise ValueError(f"an answer in {source} has no id, or does not say whether it passed (`passed`)")
         prompt = sample.rpartition("/")[0] or sample
         passed[prompt].append(is_right)
         scores[prompt] += [] if score is None else [score]
@@ -224,14 +229,14 @@ def answers_of(name: str, rows: Sequence[Mapping[str, Any]], where: str) -> Answ
     return Answers(name=name, passed=passed, scores=scores, texts=texts)
 
 
-def _same_prompts(found: Sequence[Answers]) -> list[str]:
+def _same_prompts(models: Sequence[Answers]) -> list[str]:
     """The prompts that all have answered.
 
     Raises:
         ValueError: they are not the same.
     """
-    first = found[0]
-    for other in found[1:]:
+    first = models[0]
+    for other in models[1:]:
         differing = [prompt for prompt in first.texts if other.texts.get(prompt) != first.texts[prompt]]
         if differing or len(other.texts) != len(first.texts):
             example = f"; {differing[0]} is another one" if differing else ""
@@ -245,17 +250,17 @@ def _same_prompts(found: Sequence[Answers]) -> list[str]:
 
 
 def _show(models: Sequence[Mapping[str, Any]], compared: Sequence[PairedComparison]) -> None:
-    names = [plain(one["model"], is_one_line=True) for one in models]
+    names = [plain(model["model"], is_one_line=True) for model in models]
     are_rates = models[0]["pass_rate"] is not None
-    for name, one in zip(names, models, strict=True):
+    for name, model in zip(names, models, strict=True):
         if are_rates:
-            interval = f"95 % interval {100 * one['low']:.1f} to {100 * one['high']:.1f}"
-            shown = f"pass rate {100 * one['pass_rate']:.1f} % ({interval})"
+            interval = f"95 % interval {100 * model['low']:.1f} to {100 * model['high']:.1f}"
+            number = f"pass rate {100 * model['pass_rate']:.1f} % ({interval})"
         else:
-            shown = f"mean reward {one['mean_reward']:.4g}"
-            if one["low"] is not None:
-                shown += f" (95 % interval {one['low']:.4g} to {one['high']:.4g})"
-        print_plain(f"{name:<{max(map(len, names))}}  {shown}")
+            number = f"mean reward {model['mean_reward']:.4g}"
+            if model["low"] is not None:
+                number += f" (95 % interval {model['low']:.4g} to {model['high']:.4g})"
+        print_plain(f"{name:<{max(map(len, names))}}  {number}")
     if not are_rates:
         print_plain("no pass rates: nothing says which answers pass, so mean rewards are compared")
     for name, result in zip(names[1:], compared, strict=True):
@@ -266,7 +271,9 @@ def _show(models: Sequence[Mapping[str, Any]], compared: Sequence[PairedComparis
             f"differ"
         )
         print_plain(
-            _how_sure(result, better=name if result.difference > 0 else names[0], are_rates=are_rates)
+            _significance_line(
+                result, better=name if result.difference > 0 else names[0], are_rates=are_rates
+            )
         )
 
 
@@ -275,7 +282,7 @@ def _shown(value: float, is_rate: bool, sign: str = "") -> str:
     return format(100 * value, f"{sign}.1f") if is_rate else format(value, f"{sign}.4g")
 
 
-def _how_sure(result: PairedComparison, *, better: str, are_rates: bool) -> str:
+def _significance_line(result: PairedComparison, *, better: str, are_rates: bool) -> str:
     is_beyond_zero = result.low > 0 or result.high < 0
     if is_beyond_zero and result.p_value < SURE:
         return f"  the interval does not hold 0: {better} is better on prompts of this kind"
@@ -286,10 +293,12 @@ def _how_sure(result: PairedComparison, *, better: str, are_rates: bool) -> str:
         if result.prompts_needed is None
         else f"; to see the difference found takes about {result.prompts_needed}"
     )
-    shown = f"{_shown(result.detectable, are_rates)}{' points' if are_rates else ''} with a chance of 80 %"
-    why = (
+    detectable = (
+        f"{_shown(result.detectable, are_rates)}{' points' if are_rates else ''} with a chance of 80 %"
+    )
+    doubt = (
         f" (the interval does not hold 0, but p is not below {SURE:g}: few prompts differ)"
         if is_beyond_zero
         else ""
     )
-    return f"  not told apart{why}: this many prompts show a difference of {shown}{needed}"
+    return f"  not told apart{doubt}: this many prompts show a difference of {detectable}{needed}"

@@ -97,19 +97,19 @@ def _documented(values: Mapping[str, Any], docs: Mapping[str, FieldDoc]) -> Iter
     """Lines of YAML, each key under a comment with its meaning, type and default."""
     from strop.config.yaml_text import dump
 
-    for one in _entries_of(values, docs):
-        if one.is_section:
-            yield f"{one.indent}{one.name}:"
+    for entry in _entries_of(values, docs):
+        if entry.is_section:
+            yield f"{entry.indent}{entry.name}:"
             continue
-        doc = docs[one.key]
+        doc = docs[entry.key]
         yield textwrap.fill(
             f"{doc.doc} ({doc.type}; default {_shown(doc.default)})".strip(),
             width=_COMMENT_WIDTH,
-            initial_indent=f"{one.indent}# ",
-            subsequent_indent=f"{one.indent}# ",
+            initial_indent=f"{entry.indent}# ",
+            subsequent_indent=f"{entry.indent}# ",
             break_on_hyphens=False,
         )
-        yield textwrap.indent(dump({one.name: one.value}).rstrip("\n"), one.indent)
+        yield textwrap.indent(dump({entry.name: entry.value}).rstrip("\n"), entry.indent)
 
 
 def _with_origins(
@@ -118,19 +118,19 @@ def _with_origins(
     """Lines of YAML, each value with a comment that says where it comes from."""
     from strop.config.yaml_text import dump
 
-    for one in _entries_of(values, docs):
-        if one.is_section:
-            yield f"{one.indent}{one.name}:"
+    for entry in _entries_of(values, docs):
+        if entry.is_section:
+            yield f"{entry.indent}{entry.name}:"
             continue
-        origin = plain(origin_of(one.key), is_one_line=True)
-        first, *rest = dump({one.name: one.value}).rstrip("\n").splitlines()
+        origin = plain(origin_of(entry.key), is_one_line=True)
+        first, *rest = dump({entry.name: entry.value}).rstrip("\n").splitlines()
         if rest and isinstance(
-            one.value, str
+            entry.value, str
         ):  # a comment inside a text of several lines would be part of it
             lines = [f"# {origin}", first, *rest]
         else:
             lines = [f"{first}  # {origin}", *rest]
-        yield from (f"{one.indent}{line}" for line in lines)
+        yield from (f"{entry.indent}{line}" for line in lines)
 
 
 class _Entry(NamedTuple):

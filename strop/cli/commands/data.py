@@ -1,4 +1,4 @@
-"""`strop data`: data files before a run, and what is kept of them.
+"""`strop data`: checks of data files, prepared data sets, and the cache.
 
 Exit codes: 0 a run would take the files; 2 it would refuse them, with every reason, or they cannot be read.
 """
@@ -16,7 +16,7 @@ from strop.cli.unused_keys import Reads, refuse_unread
 from strop.data.cache import cache_folder, entries, remove
 from strop.utils.terminal import UsageError, plain, print_json, print_plain
 
-SUMMARY = "data files: what is wrong with them; well-known data sets made ready"
+SUMMARY = "check data files; prepare well-known data sets"
 READS = Reads(keys=("data.cache_dir", "data.cache_max_bytes"))
 EPILOG = """\
 examples:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help="one of those above")
     parser.add_argument(
-        "words", nargs="*", default=[], metavar="WORD", help="what the action takes; settings are key=value"
+        "words", nargs="*", default=[], metavar="WORD", help="arguments of the action; settings are key=value"
     )
     parser.add_argument("--model", metavar="MODEL", help="check: whose tokenizer and chat template count")
     parser.add_argument(
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--with-tool", action="store_true", help="prepare gsm8k: rows for an agent with a tool"
     )
-    parser.add_argument("--clear", action="store_true", help="cache: remove what is kept")
+    parser.add_argument("--clear", action="store_true", help="cache: remove the entries")
     parser.add_argument("-o", "--out", metavar="FILE", help="prepare, index: the file to write")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     action = ACTIONS[args.action]
     for option in ("model", "val", "config", "with_tool", "clear", "out"):
         if getattr(args, option) and option not in action.options:
-            owners = " and ".join(name for name, one in ACTIONS.items() if option in one.options)
+            owners = " and ".join(name for name, candidate in ACTIONS.items() if option in candidate.options)
             raise UsageError(f"--{option.replace('_', '-')} belongs to {owners}")
     args.overrides = [word for word in args.words if is_setting(word)]
     args.words = [word for word in args.words if not is_setting(word)]
@@ -82,24 +82,24 @@ def _cache(args: argparse.Namespace) -> int:
     config = load_settings(args, needs=("data.cache_dir",))
     refuse_unread(args, "data cache", READS)
     folder = cache_folder(config.data.cache_dir)
-    found = entries(folder)
-    total = sum(entry.num_bytes for entry in found)
+    cached = entries(folder)
+    total = sum(entry.num_bytes for entry in cached)
     if args.clear:
-        remove(found)
+        remove(cached)
     if args.json:
         rows = [
-            {"path": str(entry.path), "bytes": entry.num_bytes, "used_at": entry.used_at} for entry in found
+            {"path": str(entry.path), "bytes": entry.num_bytes, "used_at": entry.used_at} for entry in cached
         ]
         print_json({"folder": str(folder), "bytes": total, "entries": rows, "cleared": args.clear})
         return 0
-    for entry in found if not args.clear else []:
+    for entry in cached if not args.clear else []:
         used = datetime.fromtimestamp(entry.used_at, UTC).strftime("%Y-%m-%d %H:%M")
         name = plain(str(entry.path.relative_to(folder)))
         print_plain(f"{entry.num_bytes / 2**20:10.1f} MiB  last used {used} UTC  {name}")
-    what = "removed from" if args.clear else "in"
+    verb = "removed from" if args.clear else "in"
     limit = config.data.cache_max_bytes / 2**20
-    size = f"{len(found)} {'entry' if len(found) == 1 else 'entries'} of {total / 2**20:.1f} MiB"
-    print_plain(f"{size} {what} {plain(str(folder))}; a run keeps at most {limit:.0f} MiB")
+    size = f"{len(cached)} {'entry' if len(cached) == 1 else 'entries'} of {total / 2**20:.1f} MiB"
+    print_plain(f"{size} {verb} {plain(str(folder))}; a run keeps at most {limit:.0f} MiB")
     return 0
 
 
@@ -111,7 +111,7 @@ class Action:
     """One line for --help."""
     carry_out: Callable[[argparse.Namespace], int]
     options: tuple[str, ...]
-    """Those of its own."""
+    """Options of this action alone."""
 
 
 ACTIONS = {
@@ -119,7 +119,7 @@ ACTIONS = {
     "prepare": Action(summary=data_prepare.SUMMARY, carry_out=data_prepare.run, options=data_prepare.OPTIONS),
     "index": Action(summary=data_index.SUMMARY, carry_out=data_index.run, options=data_index.OPTIONS),
     "cache": Action(
-        summary="what is kept for the next run, and --clear to remove it",
+        summary="cached files, rows and token ids; --clear removes them",
         carry_out=_cache,
         options=("config", "clear"),
     ),

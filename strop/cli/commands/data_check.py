@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from strop.data.file_check import DataReport
     from strop.trainer.config import Config
 
-SUMMARY = "everything that is wrong with the rows of FILE ..., as `strop train` would read them"
+SUMMARY = "report all problems in the rows of FILE ..., read as `strop train` would"
 OPTIONS = ("model", "val", "config")
 """Options of `strop data` that are its own."""
 READS = Reads(
@@ -108,7 +108,7 @@ def _agent_problems(split: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _scorer_finder(config: Config) -> Callable[[str], bool]:
-    """Whether a data source has a scorer: the user's function scores every one."""
+    """Predicate: True if a data source has a scorer; the user's function scores every one."""
     known = known_data_sources()
     prefixes = tuple(name.removesuffix("*") for name in known if name.endswith("*"))
     return lambda source: bool(config.reward.path) or source in known or source.startswith(prefixes)
@@ -138,7 +138,7 @@ def _record(report: DataReport, has_scorer: Callable[[str], bool]) -> dict[str, 
 
 
 def _lines(split: str, report: DataReport, has_scorer: Callable[[str], bool]) -> Iterator[str]:
-    """What a person reads about one split."""
+    """Lines of the printed report on one split."""
     yield f"{split}: {_count(report.num_rows, 'row')}"
     yield "  columns"
     width = max(len(column.name) for column in report.columns)

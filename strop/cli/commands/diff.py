@@ -13,7 +13,7 @@ from strop.run.first_difference import Difference
 from strop.run.replay_schedule import ScheduleDifference
 from strop.utils.terminal import print_json, print_plain
 
-SUMMARY = "where two runs part: first step and stage"
+SUMMARY = "first step and stage in which two runs differ"
 EPILOG = """\
 examples:
   strop diff runs/first runs/second
@@ -39,19 +39,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     with RunFolder.open(args.run_a, read_only=True) as a, RunFolder.open(args.run_b, read_only=True) as b:
-        found = compared(a, b)
+        result = compared(a, b)
     if args.json:
-        print_json(found.as_json())
-    elif found.difference is None:
-        rest = f"; the longer run has {found.num_steps} steps" if found.num_steps > len(found.steps) else ""
+        print_json(result.as_json())
+    elif result.difference is None:
+        rest = (
+            f"; the longer run has {result.num_steps} steps" if result.num_steps > len(result.steps) else ""
+        )
         print_plain(
-            f"equal over {len(found.steps)} common steps ({found.steps[0]} to {found.steps[-1]}){rest}"
+            f"equal over {len(result.steps)} common steps ({result.steps[0]} to {result.steps[-1]}){rest}"
         )
     else:
-        _show(found.difference, found.sample, found.settings)
-        if found.has_schedules:
-            print_plain(_cause_in_words(found.schedule))
-    return 0 if found.difference is None else 1
+        _show(result.difference, result.sample, result.settings)
+        if result.has_schedules:
+            print_plain(_cause_in_words(result.schedule))
+    return 0 if result.difference is None else 1
 
 
 def _show(difference: Difference, sample: SampleDifference | None, settings: Mapping[str, list[Any]]) -> None:

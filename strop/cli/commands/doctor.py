@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from strop.trainer.config import Config
     from strop.trainer.sections import ResourcesConfig
 
-SUMMARY = "whether the machines of a cluster fit together; and of a run, what its numbers say"
+SUMMARY = "check that the machines of a cluster fit together; or diagnose a run from its metrics"
 EPILOG = """\
 examples:
   strop doctor
@@ -66,7 +66,7 @@ class Finding:
     check: str
     is_fine: bool
     text: str
-    """What was found and, where it is not fine, what to do."""
+    """The observation and, where it is not fine, the remedy."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,19 +105,19 @@ def run(args: argparse.Namespace) -> int:
     refuse_unread(args, "doctor", READS)
     findings = [_rollout(config), *examine(config.resources, path=args.path or Path.cwd())]
     if args.json:
-        print_json({"findings": [vars(one) for one in findings]})
+        print_json({"findings": [vars(finding) for finding in findings]})
     else:
-        for one in findings:
-            print_plain(f"{'ok  ' if one.is_fine else 'FAIL'} {one.check}: {one.text}")
-    return 0 if all(one.is_fine for one in findings) else 1
+        for finding in findings:
+            print_plain(f"{'ok  ' if finding.is_fine else 'FAIL'} {finding.check}: {finding.text}")
+    return 0 if all(finding.is_fine for finding in findings) else 1
 
 
 def _try_engines(args: argparse.Namespace) -> int:
     """A live check of the rollout engines."""
-    given = [*args.overrides, *(f"--{name}" for name in ("config", "path") if getattr(args, name))]
-    if given:
+    arguments = [*args.overrides, *(f"--{name}" for name in ("config", "path") if getattr(args, name))]
+    if arguments:
         raise UsageError(
-            f"--engines tries all that are installed, so {' '.join(given)} has no place beside it"
+            f"--engines tries all that are installed, so {' '.join(arguments)} has no place beside it"
         )
     from strop.cli.doctor.engines import check_engines  # torch: seconds
 
@@ -125,16 +125,16 @@ def _try_engines(args: argparse.Namespace) -> int:
 
 
 def _refuse_more(args: argparse.Namespace, folders: list[str]) -> None:
-    given = [word for word in args.overrides if word != folders[0]]
-    given += [f"--{name}" for name in ("config", "path") if getattr(args, name) is not None]
-    if given:
+    extra = [word for word in args.overrides if word != folders[0]]
+    extra += [f"--{name}" for name in ("config", "path") if getattr(args, name) is not None]
+    if extra:
         raise UsageError(
-            f"`strop doctor {folders[0]}` looks at that run, so {' '.join(given)} has no place here"
+            f"`strop doctor {folders[0]}` looks at that run, so {' '.join(extra)} has no place here"
         )
 
 
 def _diagnose(folder: Path, *, wants_json: bool) -> int:
-    """What the health rules say of a run."""
+    """Print the diagnoses of the health rules for a run."""
     from strop.observability.health import RULES
 
     found, num_steps = diagnose(folder)
@@ -179,13 +179,13 @@ def diagnose(folder: Path) -> tuple[list[tuple[int, Diagnosis]], int]:
 
 
 def _rollout(config: Config) -> Finding:
-    """Which engine generates, where, and whether it is installed here."""
+    """Check the rollout engine: its name, its devices, and that it is installed here."""
     text = config.placement().removeprefix("rollout: ")
-    own = config.rollout.own_processes
-    if own is None:
+    subprocess_config = config.rollout.own_processes
+    if subprocess_config is None:
         return Finding(check="rollout", is_fine=True, text=text)
     try:
-        python = own.installed()
+        python = subprocess_config.installed()
     except ValueError as error:
         return Finding(check="rollout", is_fine=False, text=f"{text}: {error}")
     versions = versions_in(python, config.rollout.engine) or "of versions that it does not say"
@@ -213,7 +213,7 @@ def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:
     finally:
         cluster.close()
     machines = [(node, facts) for node, facts in answers if not isinstance(facts, str)]
-    silent = [f"{node.address}: {why}" for node, why in answers if isinstance(why, str)]
+    silent = [f"{node.address}: {reason}" for node, reason in answers if isinstance(reason, str)]
     findings = [
         Finding(
             check="machines",
@@ -237,26 +237,26 @@ def examine(resources: ResourcesConfig, *, path: Path) -> list[Finding]:
 def _versions(machines: list[MachineFacts]) -> Iterator[Finding]:
     first = machines[0]
     for name in ("python", *first.versions):
-        found = {m.address: m.python if name == "python" else m.versions[name] for m in machines}
-        kinds = sorted(set(found.values()))
+        values = {m.address: m.python if name == "python" else m.versions[name] for m in machines}
+        kinds = sorted(set(values.values()))
         if kinds == [""]:
             continue
-        text = f"{name} {kinds[0]}" if len(kinds) == 1 else _by_value(found)
+        text = f"{name} {kinds[0]}" if len(kinds) == 1 else _by_value(values)
         advice = f"; install one version of {name} everywhere" if len(kinds) > 1 else ""
         yield Finding(check="version", is_fine=len(kinds) == 1, text=text + advice)
 
 
 def _devices(machines: list[tuple[Node, MachineFacts]], resources: ResourcesConfig) -> Finding:
-    found = {facts.address: f"{facts.num_devices} {facts.device}" for _, facts in machines}
-    wanted = resources.device
-    lacking = [facts.address for _, facts in machines if wanted not in ("auto", facts.device)]
-    equal = len(set(found.values())) == 1
-    text = f"{next(iter(found.values()))} each" if equal else _by_value(found)
-    if lacking and wanted != "cpu":
+    values = {facts.address: f"{facts.num_devices} {facts.device}" for _, facts in machines}
+    device = resources.device
+    lacking = [facts.address for _, facts in machines if device not in ("auto", facts.device)]
+    equal = len(set(values.values())) == 1
+    text = f"{next(iter(values.values()))} each" if equal else _by_value(values)
+    if lacking and device != "cpu":
         return Finding(
             check="devices",
             is_fine=False,
-            text=f"{text}; no {wanted} on {', '.join(lacking)}: check its driver",
+            text=f"{text}; no {device} on {', '.join(lacking)}: check its driver",
         )
     advice = "" if equal else "; ranks are spread evenly, so machines should be alike: leave the odd one out"
     return Finding(check="devices", is_fine=equal, text=text + advice)
@@ -265,13 +265,13 @@ def _devices(machines: list[tuple[Node, MachineFacts]], resources: ResourcesConf
 def _capacity(machines: list[tuple[Node, MachineFacts]], resources: ResourcesConfig) -> Iterator[Finding]:
     if resources.runtime != "ray":
         return
-    wanted = resources.ranks + sum(resources.apart.values())
+    num_ranks = resources.ranks + sum(resources.apart.values())
     cores = sum(node.total.get("CPU", 0.0) for node, _ in machines)
-    needed = wanted * resources.cpus_per_rank
+    needed = num_ranks * resources.cpus_per_rank
     yield Finding(
         check="capacity",
         is_fine=len(machines) >= resources.nodes and cores >= needed,
-        text=f"{wanted} ranks on {resources.nodes} nodes need {needed:g} CPU cores; there are {cores:g} on "
+        text=f"{num_ranks} ranks on {resources.nodes} nodes need {needed:g} CPU cores; there are {cores:g} on "
         f"{len(machines)} nodes"
         + ("" if cores >= needed else "; lower resources.ranks or resources.cpus_per_rank"),
     )
@@ -284,11 +284,13 @@ def _ports(machines: list[MachineFacts]) -> Finding:
         return Finding(
             check="ports", is_fine=True, text=f"{count} of Ray, on loopback or private addresses only"
         )
-    shown = ", ".join(f"{port.program} on {port.host}:{port.port} of {where}" for where, port in public[:3])
+    examples = ", ".join(
+        f"{port.program} on {port.host}:{port.port} of {address}" for address, port in public[:3]
+    )
     return Finding(
         check="ports",
         is_fine=False,
-        text=f"{len(public)} of {count} listen on every address ({shown}): whoever reaches them may run programs. "
+        text=f"{len(public)} of {count} listen on every address ({examples}): whoever reaches them may run programs. "
         f"Start Ray with --node-ip-address=<private address> and without a dashboard, or close them in the firewall",
     )
 
@@ -308,11 +310,15 @@ def _paths(machines: list[MachineFacts], token: str, path: Path) -> Finding:
 def _clocks(machines: list[MachineFacts], started: float, seconds: float) -> Finding:
     """Each answer was given between the start of the survey and its end, by whatever clock is right."""
     early, late = started - MAX_CLOCK_DIFFERENCE_S, started + seconds + MAX_CLOCK_DIFFERENCE_S
-    wrong = [f"{m.address} ({m.clock - started:+.0f} s)" for m in machines if not early <= m.clock <= late]
+    deviating = [
+        f"{m.address} ({m.clock - started:+.0f} s)" for m in machines if not early <= m.clock <= late
+    ]
     return Finding(
         check="clocks",
-        is_fine=not wrong,
-        text="all agree" if not wrong else f"{', '.join(wrong)} differ: run a time daemon on all machines",
+        is_fine=not deviating,
+        text="all agree"
+        if not deviating
+        else f"{', '.join(deviating)} differ: run a time daemon on all machines",
     )
 
 
@@ -323,9 +329,9 @@ def _shared_memory(machines: list[MachineFacts]) -> Finding:
     return Finding(check="shared memory", is_fine=not small, text=f"{least:.1f} GiB free at least{advice}")
 
 
-def _by_value(found: dict[str, str]) -> str:
-    kinds = sorted(set(found.values()))
+def _by_value(values: dict[str, str]) -> str:
+    kinds = sorted(set(values.values()))
     return ", ".join(
-        f"{kind or 'nothing'} on {' '.join(where for where, value in found.items() if value == kind)}"
+        f"{kind or 'nothing'} on {' '.join(address for address, value in values.items() if value == kind)}"
         for kind in kinds
     )

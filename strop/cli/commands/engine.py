@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         choices=("cpu", "cuda"),
-        help="what it is to run on (default: an accelerator where PyTorch finds one here)",
+        help="device that it runs on (default: an accelerator where PyTorch finds one here)",
     )
 
 

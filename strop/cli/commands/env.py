@@ -21,7 +21,7 @@ from strop.utils.terminal import UsageError, check_writable, plain, print_json, 
 if TYPE_CHECKING:
     from strop.agents.envs.certificate import Certificate
 
-SUMMARY = "whether an environment is fit for training, without a model"
+SUMMARY = "check that an environment is fit for training, without a model"
 EPILOG = """\
 examples:
   strop env check examples/multi_turn_env/env.py:GuessNumber
@@ -37,7 +37,7 @@ same seed must give the same episode, also while others are played at the same t
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("action", choices=["check"], help="what to do")
+    parser.add_argument("action", choices=["check"], help="the action")
     parser.add_argument("name", help="environment: a name, FILE.py:CLASS, or the dotted path of a class")
     parser.add_argument(
         "kwargs", nargs="*", metavar="key=value", help="arguments of the environment, as YAML"
@@ -89,16 +89,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kwargs(words: Sequence[str]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
+    kwargs: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key.isidentifier():
             raise UsageError(f"{word!r} is no argument of an environment; write key=value")
         try:
-            made[key] = parse_yaml(value)
+            kwargs[key] = parse_yaml(value)
         except (yaml.YAMLError, ValueError) as error:
             raise UsageError(f"the value of {key} is no YAML: {error}") from None
-    return made
+    return kwargs
 
 
 def _rows(path: Path, count: int) -> list[Mapping[str, Any]]:

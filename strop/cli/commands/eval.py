@@ -177,16 +177,16 @@ def _run_several(args: argparse.Namespace, words: Sequence[str]) -> int:
     from strop.cli.eval_table import draw, measured, record_of, show
     from strop.evaluation.evaluate import evaluate
 
-    found = []
+    results = []
     for point in points:
         with progress_bar(point.name) as on_progress:
             config = with_model(settings, point.source, args)
-            found.append((point, evaluate(config, say=say, on_progress=on_progress)))
-    models = measured(found)
+            results.append((point, evaluate(config, say=say, on_progress=on_progress)))
+    models = measured(results)
     if args.plot is not None:
         draw(args.plot, models)
     if args.json:
-        print_json({"models": [record_of(one, _record(one.evaluation)) for one in models]})
+        print_json({"models": [record_of(model, _record(model.evaluation)) for model in models]})
     else:
         show(models)
     return 0

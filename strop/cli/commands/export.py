@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--role",
         choices=("actor", "critic", "prm"),
         default="actor",
-        help="which model (default: actor); prm: the process reward model",
+        help="model to export (default: actor); prm: the process reward model",
     )
     add_trust_argument(parser)
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
@@ -86,16 +86,16 @@ def run(args: argparse.Namespace) -> int:
     args.overrides = [word for word in args.words if is_setting(word)]
     refuse_unread(args, "export", READS)
     folder = exported_run(args)
-    named = _named(args)
-    if not is_url(named):
-        exported = export_checkpoint(args, folder, _writable(user_path(named)), role=args.role)
-        _tell(args, exported, str(exported.result.folder))
+    out = _named(args)
+    if not is_url(out):
+        exported = export_checkpoint(args, folder, _writable(user_path(out)), role=args.role)
+        _report(args, exported, str(exported.result.folder))
         return 0
-    there = destination(named, Sending(say=say), key="--out")
+    target = destination(out, Sending(say=say), key="--out")
     with tempfile.TemporaryDirectory(prefix="strop-export-") as staging:
         exported = export_checkpoint(args, folder, Path(staging) / "model", role=args.role)
-        there.send(exported.result.folder)
-    _tell(args, exported, named)
+        target.send(exported.result.folder)
+    _report(args, exported, out)
     return 0
 
 
@@ -106,7 +106,7 @@ class Exported:
     result: Export
     checkpoint: Checkpoint
     config: Config
-    """Of the run."""
+    """Configuration of the run."""
 
 
 def exported_run(args: argparse.Namespace) -> Path:
@@ -166,13 +166,13 @@ def export_checkpoint(args: argparse.Namespace, folder: Path, out: Path, *, role
     return Exported(result, checkpoint, config)
 
 
-def _tell(args: argparse.Namespace, exported: Exported, where: str) -> None:
+def _report(args: argparse.Namespace, exported: Exported, location: str) -> None:
     result = exported.result
     print_plain(result.describe())
     if args.json:
         print_json(
             {
-                "folder": where,
+                "folder": location,
                 "step": exported.checkpoint.step,
                 "role": args.role,
                 "tensors": result.num_tensors,
@@ -185,16 +185,16 @@ def _tell(args: argparse.Namespace, exported: Exported, where: str) -> None:
 
 def _check_run(folder: Path) -> None:
     if not is_run(folder):
-        what = "is no run folder" if folder.exists() else "does not exist"
-        raise ValueError(f"{folder} {what}; give the folder that --out named when the run started")
+        problem = "is no run folder" if folder.exists() else "does not exist"
+        raise ValueError(f"{folder} {problem}; give the folder that --out named when the run started")
 
 
 def _named(args: argparse.Namespace) -> str:
     """OUT: a folder or a URL."""
-    named = [*args.words, *([] if args.out is None else [args.out])]
-    if len(named) != 1:
+    names = [*args.words, *([] if args.out is None else [args.out])]
+    if len(names) != 1:
         raise UsageError("name one folder for the model: strop export RUN --out OUT")
-    return str(named[0])
+    return str(names[0])
 
 
 def _writable(out: Path) -> Path:

@@ -130,20 +130,20 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _log_given(args: argparse.Namespace, config: Config) -> int:
-    """What the model finds likely in the place of each token of answers that are there."""
+    """Write existing answers to --out with the model's likeliest tokens at each position."""
     quiet_models()
     from strop.data.readers import read_rows
     from strop.evaluation.answer_files import with_top_log_probs, write_answers
 
-    where = str(args.prompts)
+    source = str(args.prompts)
     rows = read_rows([args.prompts])
     chats = [
-        None if has_tokens(row) else _row(row, f"row {number} of {where}", config).chat
+        None if has_tokens(row) else _row(row, f"row {number} of {source}", config).chat
         for number, row in enumerate(rows)
     ]
-    records = offline_records(rows, chats, config, where)
+    records = offline_records(rows, chats, config, source)
     count = write_answers(args.out, with_top_log_probs(records, config, args.top_logprobs))
-    say(f"{count} answers of {where} logged to {args.out}")
+    say(f"{count} answers of {source} logged to {args.out}")
     return 0
 
 
@@ -205,9 +205,9 @@ def _read_questions(path: Path | None, config: Config) -> list[_Question]:
     Raises:
         ValueError, FileNotFoundError: no such file, no prompt in it, or a row without one.
     """
-    where = "standard input" if path is None else str(path)
+    source = "standard input" if path is None else str(path)
     if path is None:
-        questions = _lines(sys.stdin.read(), where, config)
+        questions = _lines(sys.stdin.read(), source, config)
     elif path.suffix == ".txt":
         if not path.exists():
             raise FileNotFoundError(f"prompt file {path} does not exist; check the path")
@@ -221,38 +221,38 @@ def _read_questions(path: Path | None, config: Config) -> list[_Question]:
             raise ValueError(
                 f"prompt file {path} cannot be read: {error.strerror}; check the path"
             ) from error
-        questions = _lines(text, where, config)
+        questions = _lines(text, source, config)
     else:
         from strop.data.readers import read_rows
 
         questions = [
-            _row(row, f"row {index} of {where}", config) for index, row in enumerate(read_rows([path]))
+            _row(row, f"row {index} of {source}", config) for index, row in enumerate(read_rows([path]))
         ]
     if not questions:
-        raise ValueError(f"{where} has no prompts; write one per line, or name a file with --prompts")
+        raise ValueError(f"{source} has no prompts; write one per line, or name a file with --prompts")
     return questions
 
 
-def _lines(text: str, where: str, config: Config) -> list[_Question]:
+def _lines(text: str, source: str, config: Config) -> list[_Question]:
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line.strip()]
     return [
-        _row({config.data.prompt_key: line}, f"line {number} of {where}", config) for number, line in lines
+        _row({config.data.prompt_key: line}, f"line {number} of {source}", config) for number, line in lines
     ]
 
 
-def _row(row: Mapping[str, Any], where: str, config: Config) -> _Question:
+def _row(row: Mapping[str, Any], label: str, config: Config) -> _Question:
     from strop.data.chat import check_last, to_chat
     from strop.data.rows import prompt_messages
 
     key = config.data.prompt_key
     if row.get(key) is None:
         raise ValueError(
-            f"{where} has no column {key!r} (the prompt; map it with data.prompt_key); columns found: "
+            f"{label} has no column {key!r} (the prompt; map it with data.prompt_key); columns found: "
             f"{', '.join(row)}"
         )
-    messages = prompt_messages(row, config.data, where)
-    check_last(messages, where, may_continue=config.data.continue_final_message)
-    chat = to_chat(row, messages, options=config.data.chat_template_kwargs, where=where)
+    messages = prompt_messages(row, config.data, label)
+    check_last(messages, label, may_continue=config.data.continue_final_message)
+    chat = to_chat(row, messages, options=config.data.chat_template_kwargs, where=label)
     return _Question(prompt=row[key], chat=chat)
 
 
@@ -283,8 +283,8 @@ def _report(
         for number, (answer, report) in enumerate(zip(answers, reports, strict=True)):
             sample = f" #{report.sample_index}" if args.samples > 1 else ""
             cut = " [cut at the length limit]" if report.stop_reason == "length" else ""
-            asked = _last_words(questions[number // args.samples])
-            print_plain(f"> {plain(asked)}{sample}\n{plain(answer.text)}{cut}\n")
+            question = _last_words(questions[number // args.samples])
+            print_plain(f"> {plain(question)}{sample}\n{plain(answer.text)}{cut}\n")
 
 
 def _write(

@@ -13,7 +13,7 @@ from strop.observability.viewer.postmortem import Beat, look_into
 from strop.run.naming import run_in
 from strop.utils.terminal import print_json, print_plain, shorten
 
-SUMMARY = "what a run that ended or hangs did last: each process, its slowest item, its stacks"
+SUMMARY = "last activity of a run that ended or hangs: each process, its slowest item, its stacks"
 EPILOG = """\
 examples:
   strop incident runs/first
@@ -37,23 +37,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
     folder = run_in(args.run_a)
-    found = look_into(folder)
+    incident = look_into(folder)
     if args.json:
-        print_json(asdict(found))
+        print_json(asdict(incident))
         return 0
-    during = f", during {found.phase}" if found.phase else ""
-    print_plain(f"{folder} {found.state} at step {found.step}{during}; last sign of life {_clock(found.at)}")
-    if found.error:
-        print_plain(f"\n{found.error}")
-    if found.beats:
+    during = f", during {incident.phase}" if incident.phase else ""
+    print_plain(
+        f"{folder} {incident.state} at step {incident.step}{during}; last sign of life {_clock(incident.at)}"
+    )
+    if incident.error:
+        print_plain(f"\n{incident.error}")
+    if incident.beats:
         print_plain("\nlast sign of each process, first the one that was silent first:")
-    for beat in found.beats:
-        print_plain(f"  {_line(beat, found.at)}")
-    for process, tail in found.logs.items():
+    for beat in incident.beats:
+        print_plain(f"  {_line(beat, incident.at)}")
+    for process, tail in incident.logs.items():
         print_plain(f"\nend of the log of {process}:\n{tail}")
-    if found.events:
+    if incident.events:
         print_plain("\nevents before:")
-    for event in found.events:
+    for event in incident.events:
         print_plain(f"  {_clock(float(event['time']))}  step {event['step']}  {_event(event)}")
     return 0
 
@@ -69,12 +71,12 @@ def _line(beat: Beat, at: float) -> str:
 
 
 def _event(event: Mapping[str, Any]) -> str:
-    told = [
+    parts = [
         str(event[key])
         for key in ("cause", "error", "message", "reason", "request", "name")
         if event.get(key)
     ]
-    return shorten(f"{event['kind']}{': ' if told else ''}{'; '.join(told)}", _SHOWN_CHARS)
+    return shorten(f"{event['kind']}{': ' if parts else ''}{'; '.join(parts)}", _SHOWN_CHARS)
 
 
 def _clock(at: float) -> str:

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     values = migration.values
     for line in _table(migration):
         print_plain(plain(line))
-    problems = [*_open_sentences(migration), *_load_problems(values)]
+    problems = [*_unmapped_sentences(migration), *_load_problems(values)]
     for problem in problems:
         say(problem)
     is_written = args.out is not None and (not problems or args.keep_going)
@@ -155,11 +155,11 @@ def _migrate(args: argparse.Namespace, *, engine: Any) -> tuple[Migration, str]:
     if args.library == "openrlhf":
         if len(args.files) > 1:
             raise UsageError(f"an OpenRLHF training is one script; {len(args.files)} files were given")
-        given = {**_surroundings(), **_variables(args.set)}
-        flags = read_openrlhf(args.files[0], given, line=args.line)
+        variables = {**_shell_variables(), **_variables(args.set)}
+        flags = read_openrlhf(args.files[0], variables, line=args.line)
         migration = moved(migrate_openrlhf(flags, engine=engine), flags.folder, args.files[0].name)
         return migration, PROGRAMS[flags.program]
-    source = read_verl(args.files, {**_surroundings(), **_variables(args.set)}, line=args.line)
+    source = read_verl(args.files, {**_shell_variables(), **_variables(args.set)}, line=args.line)
     name = args.files[-1].name
     if source.is_sft:
         return moved(migrate_verl_sft(source.found), source.folder, name), "sft"
@@ -184,12 +184,12 @@ def _own_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _is_setting(text: str) -> bool:
-    """Whether an argument is KEY=VALUE of ours, and no file."""
+    """True if an argument is KEY=VALUE of ours, and no file."""
     return "=" in text.split("/")[0] and not Path(text).exists()
 
 
-def _surroundings() -> dict[str, str]:
-    """What a script would find in its shell, started here."""
+def _shell_variables() -> dict[str, str]:
+    """Shell variables of a script that is started here."""
     return {"HOME": os.environ.get("HOME", "~"), "PWD": str(Path.cwd())}
 
 
@@ -228,8 +228,8 @@ def _shown(value: Any) -> str:
     return shorten(text, 60)
 
 
-def _open_sentences(migration: Migration) -> list[str]:
-    """What nothing accounts for."""
+def _unmapped_sentences(migration: Migration) -> list[str]:
+    """Sentences about options that the migration does not cover."""
     sentences = [f"{row.place}: {row.key}: {row.outcome.note}" for row in migration.open_rows]
     for key, rows in migration.clashes().items():
         settings = ", ".join(f"{row.key}={_shown(row.value)}" for row in rows)
@@ -238,7 +238,7 @@ def _open_sentences(migration: Migration) -> list[str]:
 
 
 def _load_problems(values: dict[str, Any]) -> list[str]:
-    """Why the configuration does not load; nothing where it does."""
+    """Reasons why the configuration does not load; empty where it does."""
     from strop.config import ConfigError, config_of
     from strop.trainer.config import Config
 

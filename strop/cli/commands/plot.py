@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="what to draw, a panel each; may be repeated",
+        help="metric to draw, a panel each; may be repeated",
     )
-    parser.add_argument("--x", choices=AXES, default="step", help="what to draw it against (default step)")
+    parser.add_argument("--x", choices=AXES, default="step", help="x axis (default step)")
     parser.add_argument(
         "--smooth", type=int, default=1, metavar="N", help="mean of the last N steps (default 1)"
     )
@@ -55,10 +55,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--out {args.out} is no picture that can be drawn: end it in {', '.join(FORMATS)}")
     if args.smooth < 1:
         raise UsageError(f"--smooth is {args.smooth}; use at least 1")
-    found = find_runs(args.runs)
-    if not found:
+    folders = find_runs(args.runs)
+    if not folders:
         raise UsageError(f"no run is below {', '.join(map(str, args.runs))}")
-    records = [RunRecords(path) for path in found]
+    records = [RunRecords(path) for path in folders]
     for one in records:
         one.read_on()
     panels: list[Sequence[str]] = [[name] for name in args.metric] or [REWARD, PASS_RATE]

@@ -61,25 +61,26 @@ def carry_out(args: argparse.Namespace, *, losses: Collection[str]) -> int:
             fine_tune(
                 start.config, start.run, checkpoint=start.checkpoint, say=say, trainer=PreferenceTrainer
             )
-    found = record_of(start.run)
+    record = record_of(start.run)
     if args.json:
-        print_json(found)
+        print_json(record)
         return 0
-    val = "" if found["val_loss"] is None else f", {found['val_loss']:.4f} on validation data"
+    val = "" if record["val_loss"] is None else f", {record['val_loss']:.4f} on validation data"
     print_plain(
-        f"{found['steps']} step{'s' * (found['steps'] != 1)}, {found['seconds']:.0f} s; loss {found['loss']:.4f}{val}"
+        f"{record['steps']} step{'s' * (record['steps'] != 1)}, {record['seconds']:.0f} s; "
+        f"loss {record['loss']:.4f}{val}"
     )
-    if found["accuracy_start"] is not None:
+    if record["accuracy_start"] is not None:
         print_plain(
-            f"held-out comparisons made as the rows do: {100 * found['accuracy_start']:.1f} % at the start, "
-            f"{100 * found['accuracy_final']:.1f} % at the end"
+            f"held-out comparisons made as the rows do: {100 * record['accuracy_start']:.1f} % at the start, "
+            f"{100 * record['accuracy_final']:.1f} % at the end"
         )
-    print_plain(f"run folder: {found['run']}\nmodel:      {start.run.path / MODEL_FOLDER}")
+    print_plain(f"run folder: {record['run']}\nmodel:      {start.run.path / MODEL_FOLDER}")
     return 0
 
 
 def record_of(run: RunFolder) -> dict[str, Any]:
-    """What the commands print as JSON; the accuracies are None without validation data, and with loss=kto."""
+    """JSON record that the commands print; the accuracies are None without validation data, and with loss=kto."""
     result = sft_result(run)
     validations = run.events.read("validation")
     first = validations[0] if validations and validations[0]["step"] == 0 else {}
@@ -97,5 +98,5 @@ def record_of(run: RunFolder) -> dict[str, Any]:
 
 
 def _accuracy(validation: dict[str, Any]) -> float | None:
-    found = validation.get("accuracy")
-    return None if found is None else as_number(found)
+    accuracy = validation.get("accuracy")
+    return None if accuracy is None else as_number(accuracy)

@@ -56,18 +56,18 @@ def run(args: argparse.Namespace) -> int:
     folder = exported_run(args)
     if args.card is not None:
         check_writable(args.card)
-    how = Sending(
+    sending = Sending(
         say=say,
         private=args.private,
         branch=args.branch,
         message=args.message or f"A step of {folder.resolve().name}, sent by strop push",
     )
-    there = None if args.dry_run else destination(args.to, how)
+    target = None if args.dry_run else destination(args.to, sending)
     with tempfile.TemporaryDirectory(prefix="strop-push-") as staging:
         exported = export_checkpoint(args, folder, Path(staging) / "model")
         print_plain(exported.result.describe())
         _write_card(args, folder, exported)
-        _send(args, there, exported)
+        _send(args, target, exported)
     return 0
 
 
@@ -102,12 +102,12 @@ def _write_card(args: argparse.Namespace, folder: Path, exported: Exported) -> N
         (exported.result.folder / CARD).write_text(card, encoding="utf-8")
 
 
-def _send(args: argparse.Namespace, there: Destination | None, exported: Exported) -> None:
-    facts: dict[str, object] = {"to": args.to, "step": exported.checkpoint.step, "sent": there is not None}
-    if there is None:
+def _send(args: argparse.Namespace, target: Destination | None, exported: Exported) -> None:
+    facts: dict[str, object] = {"to": args.to, "step": exported.checkpoint.step, "sent": target is not None}
+    if target is None:
         print_plain("nothing was sent (--dry-run)")
     else:
-        sent = there.send(exported.result.folder)
+        sent = target.send(exported.result.folder)
         facts |= {"revision": sent.revision, "files": sent.num_files, "bytes": sent.num_bytes}
         at = f", revision {sent.revision}" if sent.revision else ""
         print_plain(f"sent to {sent.place}{at}: {sent.num_files} files, each compared with what is there")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from strop.trainer.replayed_run import RecordedRun
     from strop.trainer.start import Start
 
-SUMMARY = "a recorded run once more, also on other resources, and whether it came out the same"
+SUMMARY = "repeat a recorded run, also on other resources, and check that it gives the same results"
 EPILOG = """\
 examples:
   strop replay runs/cluster --out runs/again

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from strop.protocol.trajectory import Prompt
     from strop.rewards.certify.certificate import Certificate
 
-SUMMARY = "whether a reward is fit for training, without a model"
+SUMMARY = "check that a reward is fit for training, without a model"
 EPILOG = """\
 examples:
   strop reward check reward.py --data train.jsonl
@@ -38,7 +38,7 @@ DEFAULT_ROWS = 16
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("action", choices=["check"], help="what to do")
+    parser.add_argument("action", choices=["check"], help="the action")
     parser.add_argument("reward", metavar="REWARD", help="FILE.py, FILE.py:NAME or builtin")
     parser.add_argument(
         "--data", required=True, metavar="FILE", help="rows with ground truths: .jsonl or .parquet"
@@ -112,12 +112,12 @@ def _show(certificate: Certificate) -> None:
         f"of at most {certificate.peak_memory_mib:.0f} MiB",
     }.items():
         print_plain(f"{label:<26} {shown}")
-    for one in certificate.findings:
+    for finding in certificate.findings:
         print_plain(
-            f"{one.level}: {plain(one.rule, is_one_line=True)}: {plain(one.sentence, is_one_line=True)}"
+            f"{finding.level}: {plain(finding.rule, is_one_line=True)}: {plain(finding.sentence, is_one_line=True)}"
         )
-        if one.answer:
-            print_plain(f"  row {one.row}: {shorten(one.answer, 120)}")
+        if finding.answer:
+            print_plain(f"  row {finding.row}: {shorten(finding.answer, 120)}")
     print_plain(
         f"{plain(certificate.reward)}: {certificate.verdict}, {certificate.num_calls} calls, "
         f"{certificate.num_rows} rows"

@@ -23,7 +23,7 @@ from strop.utils.terminal import plain, print_json, print_plain, say, shorten
 if TYPE_CHECKING:
     from rich.table import Table
 
-SUMMARY = "all runs below a folder in one table: how they stand, what tells them apart"
+SUMMARY = "all runs below a folder in one table: their state, results and differing settings"
 EPILOG = """\
 examples:
   strop runs
@@ -37,7 +37,7 @@ DEFAULT_FOLDER = Path("runs")
 _MAX_SETTINGS = 4
 _SHOWN_CHARS = 40
 _WIDTH, _UNBOUND = 160, 10_000
-"""Of the table where there is no terminal."""
+"""Widths of the table: where there is no terminal, and without a bound."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,13 +69,13 @@ def run(args: argparse.Namespace) -> int:
     if not console.is_terminal:
         console = Console(width=_WIDTH)
     for count in range(min(len(keys), _MAX_SETTINGS), -1, -1):  # as many settings as can be read
-        made = table(summaries, settings, keys[:count])
+        grid = table(summaries, settings, keys[:count])
         if (
-            Measurement.get(console, console.options.update(max_width=_UNBOUND), made).maximum
+            Measurement.get(console, console.options.update(max_width=_UNBOUND), grid).maximum
             <= console.width
         ):
             break
-    console.print(made)
+    console.print(grid)
     if len(keys) > count:
         print_plain(f"they differ in {len(keys)} settings; --json has them all")
     return 0
@@ -109,7 +109,7 @@ def table(
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE)
+    grid = Table(box=box.SIMPLE)
     for name in (
         "run",
         "status",
@@ -122,9 +122,9 @@ def table(
         "tokens",
     ):
         is_text = name in ("run", "status")
-        made.add_column(name, justify="left" if is_text else "right", no_wrap=True)
+        grid.add_column(name, justify="left" if is_text else "right", no_wrap=True)
     for key in keys:
-        made.add_column(key.rpartition(".")[2])
+        grid.add_column(key.rpartition(".")[2])
     for one, its in zip(summaries, settings, strict=True):
         cells = [
             one.name, one.status, str(one.step), _rate(one),
@@ -133,24 +133,30 @@ def table(
             _number(one.device_hours), "-" if one.tokens is None else f"{one.tokens:,.0f}",
             *(shorten(str(its[key]), _SHOWN_CHARS) for key in keys),
         ]  # fmt: skip
-        made.add_row(*(Text(plain(cell, is_one_line=True)) for cell in cells))
-    return made
+        grid.add_row(*(Text(plain(cell, is_one_line=True)) for cell in cells))
+    return grid
 
 
-def _best(one: RunSummary) -> str:
-    if one.best_val_reward is not None:
-        return f"{one.best_val_reward:.4g} @{one.best_step}"
-    return "-" if one.best_pass_rate is None else f"{100 * one.best_pass_rate:.1f} % @{one.best_step}"
-
-
-def _rate(one: RunSummary) -> str:
-    if one.pass_rate_final is None:
-        return "-" if one.val_reward is None else f"mean reward {one.val_reward:.4g}"
-    interval = (
-        "" if one.low is None or one.high is None else f" ({100 * one.low:.1f} to {100 * one.high:.1f})"
+def _best(summary: RunSummary) -> str:
+    if summary.best_val_reward is not None:
+        return f"{summary.best_val_reward:.4g} @{summary.best_step}"
+    return (
+        "-"
+        if summary.best_pass_rate is None
+        else f"{100 * summary.best_pass_rate:.1f} % @{summary.best_step}"
     )
-    start = "" if one.pass_rate_start is None else f"{100 * one.pass_rate_start:.1f} -> "
-    return f"{start}{100 * one.pass_rate_final:.1f} %{interval}"
+
+
+def _rate(summary: RunSummary) -> str:
+    if summary.pass_rate_final is None:
+        return "-" if summary.val_reward is None else f"mean reward {summary.val_reward:.4g}"
+    interval = (
+        ""
+        if summary.low is None or summary.high is None
+        else f" ({100 * summary.low:.1f} to {100 * summary.high:.1f})"
+    )
+    start = "" if summary.pass_rate_start is None else f"{100 * summary.pass_rate_start:.1f} -> "
+    return f"{start}{100 * summary.pass_rate_final:.1f} %{interval}"
 
 
 def _number(value: float | None) -> str:

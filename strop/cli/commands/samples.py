@@ -13,7 +13,7 @@ from strop.run import RunError, RunFolder
 from strop.run.naming import run_in
 from strop.utils.terminal import UsageError, print_json, say
 
-SUMMARY = "what the model wrote during a run, with rewards"
+SUMMARY = "samples of a run, with rewards"
 EPILOG = """\
 examples:
   strop samples runs/arithmetic
@@ -98,9 +98,9 @@ def run(args: argparse.Namespace) -> int:
     if decode is not None:
         console.print(legend())
     steps = sorted({row["step"] for row in rows})
-    where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    label = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     more = "" if len(shown) == len(rows) else f"; --limit {len(rows)} shows all"
-    console.print(f"{len(shown)} of {len(rows)} {args.split} samples of {where}{more}", highlight=False)
+    console.print(f"{len(shown)} of {len(rows)} {args.split} samples of {label}{more}", highlight=False)
     return 0
 
 
@@ -112,15 +112,15 @@ def _why_dropped(args: argparse.Namespace) -> int:
         )
     with RunFolder.open(args.run, read_only=True) as run_folder:
         fates = find_fates(run_folder, step=args.step)
-    total = sum(one.count for one in fates)
+    total = sum(fate.count for fate in fates)
     if args.json:
-        print_json({"run": str(args.run), "num_issued": total, "fates": [one.as_json() for one in fates]})
+        print_json({"run": str(args.run), "num_issued": total, "fates": [fate.as_json() for fate in fates]})
         return 0
     from rich.console import Console
 
     console = Console()
     console.print(table_of(fates))
-    trained = sum(one.count for one in fates if one.name == "trained")
-    where = "" if args.step is None else f" of step {args.step}"
-    console.print(f"{trained} of {total} samples{where} were trained on", highlight=False)
+    trained = sum(fate.count for fate in fates if fate.name == "trained")
+    scope = "" if args.step is None else f" of step {args.step}"
+    console.print(f"{trained} of {total} samples{scope} were trained on", highlight=False)
     return 0

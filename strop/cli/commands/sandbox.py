@@ -1,4 +1,4 @@
-"""`strop sandbox check`: whether programs that a model writes can be isolated here, each property tried from inside.
+"""`strop sandbox check`: check that programs that a model writes can be isolated here, each property tried from inside.
 
 Exit codes: 0 all hold; 1 something is missing, each thing told in a sentence.
 """
@@ -15,7 +15,7 @@ from strop.rewards.config import RewardConfig
 from strop.sandbox.config import SandboxConfig
 from strop.utils.terminal import plain, print_json, print_plain, say
 
-SUMMARY = "whether programs that a model writes can be isolated here"
+SUMMARY = "check that programs that a model writes can be isolated here"
 EPILOG = """\
 examples:
   strop sandbox check
@@ -39,7 +39,7 @@ class _Keys:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("action", choices=["check"], help="what to do")
+    parser.add_argument("action", choices=["check"], help="the action")
     add_config_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -50,25 +50,25 @@ def run(args: argparse.Namespace) -> int:
     from strop.sandbox import LocalSandbox, Program, SandboxUnavailable, make_sandbox
 
     started = time.monotonic()
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     sandbox = make_sandbox(config)
     try:
         if isinstance(sandbox, LocalSandbox):
-            found = {one.name: "" if one.holds else one.detail for one in sandbox.check()}
-        if not any(found.values()):
+            results = {one.name: "" if one.holds else one.detail for one in sandbox.check()}
+        if not any(results.values()):
             sandbox.start()
             result = sandbox.run_blocking(Program(code="print('ready')"))
-            found["program"] = "" if result.text == "ready\n" else result.error or "its output was lost"
+            results["program"] = "" if result.text == "ready\n" else result.error or "its output was lost"
     except SandboxUnavailable as error:
-        found["start"] = str(error)
+        results["start"] = str(error)
     finally:
         sandbox.close()
-    missing = {name: detail for name, detail in found.items() if detail}
+    missing = {name: detail for name, detail in results.items() if detail}
     if args.json:
-        print_json({"backend": config.backend, "holds": {name: not detail for name, detail in found.items()},
+        print_json({"backend": config.backend, "holds": {name: not detail for name, detail in results.items()},
                     "missing": missing, "seconds": round(time.monotonic() - started, 2)})  # fmt: skip
         return 1 if missing else 0
-    for name, detail in found.items():
+    for name, detail in results.items():
         print_plain(f"{name:<14}  {'MISSING: ' + plain(detail, is_one_line=True) if detail else 'ok'}")
     if missing:
         say(f"sandbox: {len(missing)} missing; nothing that a model wrote is run here (docs/sandbox.md)")

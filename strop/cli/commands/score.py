@@ -88,12 +88,12 @@ def run(args: argparse.Namespace) -> int:
     if config.reward.manager:  # it is given the tokenizer
         config = locate(config, say=say, weights=False, keys=POLICY).config
     say(f"scoring {len(samples)} samples")
-    done = rescore(samples, config.reward, tokenizer=config.model.tokenizer_folder)
+    rescored = rescore(samples, config.reward, tokenizer=config.model.tokenizer_folder)
     if args.json:
-        print_json({"reward": args.reward, "samples": str(args.samples), **_record(done)})
+        print_json({"reward": args.reward, "samples": str(args.samples), **_record(rescored)})
     else:
-        _show(done, args.show, timeout_s=config.reward.timeout_s)
-    failed = any(one.has_changed or one.outcome.score is None for one in done)
+        _show(rescored, args.show, timeout_s=config.reward.timeout_s)
+    failed = any(result.has_changed or result.outcome.score is None for result in rescored)
     return 1 if args.check and failed else 0
 
 
@@ -152,49 +152,51 @@ def _samples(args: argparse.Namespace, config: Config) -> list[SavedSample]:
                 raise RunError(
                     f"{args.samples} has no {split} samples; they are written when run.save_samples is true"
                 )
-            found = samples_of_run(
+            samples = samples_of_run(
                 run_folder, config.data, split="val" if split == "val" else "train", steps=steps
             )
     else:
-        found = samples_of_file(args.samples, config.data)
-    return found if args.limit is None else some_of(found, args.limit, config.reward)
+        samples = samples_of_file(args.samples, config.data)
+    return samples if args.limit is None else some_of(samples, args.limit, config.reward)
 
 
-def _record(done: Sequence[Rescored]) -> dict[str, Any]:
+def _record(rescored: Sequence[Rescored]) -> dict[str, Any]:
     usage: dict[str, float] = {}
-    for one in done:
-        for name, value in one.outcome.usage.items():
+    for result in rescored:
+        for name, value in result.outcome.usage.items():
             usage[name] = usage.get(name, 0.0) + value
     return {
-        "num_samples": len(done),
-        "num_changed": sum(one.has_changed for one in done),
-        "sources": {source: _numbers(of_source) for source, of_source in _by_source(done).items()},
+        "num_samples": len(rescored),
+        "num_changed": sum(result.has_changed for result in rescored),
+        "sources": {source: _numbers(of_source) for source, of_source in _by_source(rescored).items()},
         "usage": usage,
-        "differences": [_difference(one) for one in done if one.has_changed or one.outcome.score is None],
+        "differences": [
+            _difference(result) for result in rescored if result.has_changed or result.outcome.score is None
+        ],
     }
 
 
-def _by_source(done: Sequence[Rescored]) -> dict[str, list[Rescored]]:
+def _by_source(rescored: Sequence[Rescored]) -> dict[str, list[Rescored]]:
     sources: dict[str, list[Rescored]] = {}
-    for one in done:
-        sources.setdefault(one.sample.prompt.data_source, []).append(one)
+    for result in rescored:
+        sources.setdefault(result.sample.prompt.data_source, []).append(result)
     return sources
 
 
-def _numbers(done: Sequence[Rescored]) -> dict[str, Any]:
+def _numbers(rescored: Sequence[Rescored]) -> dict[str, Any]:
     """Counts, means over the samples that have the number, and seconds of the function."""
-    kinds = Counter(one.outcome.kind for one in done)
-    seconds = [one.outcome.seconds for one in done]
+    kinds = Counter(result.outcome.kind for result in rescored)
+    seconds = [result.outcome.seconds for result in rescored]
     parts: dict[str, list[float]] = {}
-    for one in done:
-        for name, value in one.outcome.parts.items():
+    for result in rescored:
+        for name, value in result.outcome.parts.items():
             if not isinstance(value, str) and math.isfinite(value):
                 parts.setdefault(name, []).append(float(value))
     return {
-        "num_samples": len(done),
-        "old_mean": _mean([one.sample.score for one in done if one.sample.score is not None]),
-        "new_mean": _mean([one.outcome.score for one in done if one.outcome.score is not None]),
-        "num_changed": sum(one.has_changed for one in done),
+        "num_samples": len(rescored),
+        "old_mean": _mean([result.sample.score for result in rescored if result.sample.score is not None]),
+        "new_mean": _mean([result.outcome.score for result in rescored if result.outcome.score is not None]),
+        "num_changed": sum(result.has_changed for result in rescored),
         **{kind: kinds[kind] for kind in ("error", "timeout", "infrastructure")},
         "parts": {name: _mean(values) for name, values in sorted(parts.items())},
         "seconds_mean": _mean(seconds),
@@ -206,16 +208,16 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _difference(one: Rescored) -> dict[str, Any]:
+def _difference(result: Rescored) -> dict[str, Any]:
     return {
-        "id": one.sample.id, "step": one.sample.step, "data_source": one.sample.prompt.data_source,
-        "old": one.sample.score, "new": one.outcome.score, "outcome": one.outcome.kind,
-        "error": one.outcome.error, "parts": dict(one.outcome.parts), "response": one.sample.response,
-        "ground_truth": one.sample.prompt.ground_truth,
+        "id": result.sample.id, "step": result.sample.step, "data_source": result.sample.prompt.data_source,
+        "old": result.sample.score, "new": result.outcome.score, "outcome": result.outcome.kind,
+        "error": result.outcome.error, "parts": dict(result.outcome.parts), "response": result.sample.response,
+        "ground_truth": result.sample.prompt.ground_truth,
     }  # fmt: skip
 
 
-def _show(done: Sequence[Rescored], show: int, *, timeout_s: float) -> None:
+def _show(rescored: Sequence[Rescored], show: int, *, timeout_s: float) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -225,7 +227,7 @@ def _show(done: Sequence[Rescored], show: int, *, timeout_s: float) -> None:
 
     console = Console()
     table = Table(box=box.SIMPLE)
-    sources = _by_source(done)
+    sources = _by_source(rescored)
     table.add_column("source", overflow="fold", min_width=min(20, max(map(len, sources))))
     for name in ("samples", "old mean", "new mean", "changed", "failed", "max s"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -237,22 +239,23 @@ def _show(done: Sequence[Rescored], show: int, *, timeout_s: float) -> None:
             _text(numbers["new_mean"]), str(numbers["num_changed"]), str(failed), f"{numbers['seconds_max']:.3f}",
         )  # fmt: skip
     console.print(table)
-    changed = [one for one in done if one.has_changed or one.outcome.score is None]
+    changed = [result for result in rescored if result.has_changed or result.outcome.score is None]
     if changed and show:
         differences = Table(box=box.SIMPLE)
         for name in ("id", "old", "new", "expected", "answer, or why it has no score"):
             differences.add_column(name, overflow="fold")
-        for one in changed[:show]:
-            said = one.outcome.error or one.sample.response
+        for result in changed[:show]:
+            text = result.outcome.error or result.sample.response
             differences.add_row(
-                Text(plain(one.sample.id, is_one_line=True)), _text(one.sample.score), _text(one.outcome.score),
-                Text(shorten(str(one.sample.prompt.ground_truth), 30)), Text(shorten(said, 200)),
+                Text(plain(result.sample.id, is_one_line=True)),
+                _text(result.sample.score), _text(result.outcome.score),
+                Text(shorten(str(result.sample.prompt.ground_truth), 30)), Text(shorten(text, 200)),
             )  # fmt: skip
         console.print(differences)
-    print_plain(plain(summarize([one.outcome for one in done], timeout_s=timeout_s)))
-    num_changed = sum(one.has_changed for one in done)
+    print_plain(plain(summarize([result.outcome for result in rescored], timeout_s=timeout_s)))
+    num_changed = sum(result.has_changed for result in rescored)
     more = f"; --show {len(changed)} shows all" if len(changed) > show else ""
-    print_plain(f"{num_changed} of {len(done)} scores changed{more}")
+    print_plain(f"{num_changed} of {len(rescored)} scores changed{more}")
 
 
 def _text(score: float | None) -> str:

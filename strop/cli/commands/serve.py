@@ -94,8 +94,8 @@ async def _serve(config: Config, args: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
     with model_backend(config).configured(config):
-        async with generation(config) as made:
-            gateway = Gateway(any_session(config, made))
+        async with generation(config) as engines:
+            gateway = Gateway(any_session(config, engines))
             async with gateway.serving(args.host, args.port) as address:
                 if args.json:
                     print_json({"address": address, "base_url": f"{address}/v1", "api_key": gateway.token})
@@ -105,7 +105,7 @@ async def _serve(config: Config, args: argparse.Namespace) -> None:
                 await ended.wait()
 
 
-def any_session(config: Config, made: Generation) -> AnySession:
+def any_session(config: Config, engines: Generation) -> AnySession:
     """Sessions that an engine samples for.
 
     Args:
@@ -131,14 +131,14 @@ def any_session(config: Config, made: Generation) -> AnySession:
     stops = stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids)
     started_for = config.data.max_prompt_tokens + config.data.max_response_tokens
     sampler = EngineSampler(
-        engine=made.engine,
+        engine=engines.engine,
         sampling=Sampling(key=0, max_tokens=config.data.max_response_tokens, stop_token_ids=stops),
-        max_positions=started_for if made.policy is None else made.policy.max_positions,
+        max_positions=started_for if engines.policy is None else engines.policy.max_positions,
         timeout_s=config.rollout.timeout_s,
-        scorer=None if made.policy is None else PromptScorer(made.policy, config.actor.engine),
+        scorer=None if engines.policy is None else PromptScorer(engines.policy, config.actor.engine),
     )
     template = ChatTemplate(tokenizer, config.data.chat_template_kwargs)
-    images = None if made.media is None else made.media.image_encoder()
+    images = None if engines.media is None else engines.media.image_encoder()
     tool_format = config.agent.tool_format
     if tool_format not in ("auto", *formats):  # of one of the user's files
         for file in config.agent.files:

@@ -26,7 +26,7 @@ ready for `strop train model.path=...`.
 
 
 def reads_of(section: str) -> Reads:
-    """What a fine-tuning with this section reads."""
+    """Keys that a fine-tuning with this section reads."""
     return Reads(
         keys=(
             "model", section, "run", "resources", "trainer.seed", "trainer.trackers", "trainer.project_name",

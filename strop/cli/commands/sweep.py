@@ -84,12 +84,13 @@ def run(args: argparse.Namespace) -> int:
     def ended(job: Job) -> None:
         if job.code:
             failures[job.name] = _last_line(job.log)
-        one = outcome_of(args.out / job.name, chosen[job.name], failure=failures.get(job.name, ""))
-        rate = "" if one.val_reward is None else f", mean reward of validation {one.val_reward:.4g}"
-        rate = rate if one.pass_rate is None else f", pass rate {100 * one.pass_rate:.1f} %"
+        outcome = outcome_of(args.out / job.name, chosen[job.name], failure=failures.get(job.name, ""))
+        rate = "" if outcome.val_reward is None else f", mean reward of validation {outcome.val_reward:.4g}"
+        rate = rate if outcome.pass_rate is None else f", pass rate {100 * outcome.pass_rate:.1f} %"
         say(
             plain(
-                f"{job.name}: {one.status}{rate}{f': {one.reason}' if one.reason else ''}", is_one_line=True
+                f"{job.name}: {outcome.status}{rate}{f': {outcome.reason}' if outcome.reason else ''}",
+                is_one_line=True,
             )
         )
 
@@ -105,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _jobs(args: argparse.Namespace, runs: Sequence[Planned]) -> list[Job]:
-    """What there is to do; every configuration is checked before anything starts.
+    """Jobs of the runs left to do; every configuration is checked before anything starts.
 
     Raises:
         UsageError: one of the runs cannot be, or a folder holds another run.
@@ -114,10 +115,10 @@ def _jobs(args: argparse.Namespace, runs: Sequence[Planned]) -> list[Job]:
     from strop.run import is_run
 
     jobs = []
-    for one in runs:
-        folder: Path = args.out / one.name
-        config = _settings(args, one)
-        words = ["train", "--config", args.config, "--out", str(folder), *one.overrides]
+    for run in runs:
+        folder: Path = args.out / run.name
+        config = _settings(args, run)
+        words = ["train", "--config", args.config, "--out", str(folder), *run.overrides]
         if args.config is None:
             del words[1:3]
         if is_run(folder):
@@ -125,19 +126,21 @@ def _jobs(args: argparse.Namespace, runs: Sequence[Planned]) -> list[Job]:
                 continue
             words = ["train", "--resume", str(folder)]
         words += ["--trust-code"] * args.trust_code + ["--force"] * args.force
-        jobs.append(Job(name=one.name, command=words, log=args.out / "logs" / f"{one.name}.log"))
+        jobs.append(Job(name=run.name, command=words, log=args.out / "logs" / f"{run.name}.log"))
     if args.config and (unread := unread_of_file(args.config, OF_TRAINING)):
         say(f"`strop sweep` does not read {', '.join(unread)} of {args.config}")
     return jobs
 
 
-def _settings(args: argparse.Namespace, one: Planned) -> Config:
+def _settings(args: argparse.Namespace, run: Planned) -> Config:
     try:
-        refuse_unread_overrides(one.overrides, "train", OF_TRAINING)
-        given = argparse.Namespace(config=args.config, overrides=one.overrides, trust_code=args.trust_code)
-        return load_settings(given)
+        refuse_unread_overrides(run.overrides, "train", OF_TRAINING)
+        namespace = argparse.Namespace(
+            config=args.config, overrides=run.overrides, trust_code=args.trust_code
+        )
+        return load_settings(namespace)
     except ValueError as error:
-        raise UsageError(f"no run was started, since {', '.join(one.chosen)} cannot be: {error}") from error
+        raise UsageError(f"no run was started, since {', '.join(run.chosen)} cannot be: {error}") from error
 
 
 def _is_finished(folder: Path, config: Config) -> bool:
@@ -182,18 +185,18 @@ def _places(count: int) -> list[Mapping[str, str]]:
     threads = str(max(usable_cores() // count, 1))
     places: list[Mapping[str, str]] = []
     for number in range(count):
-        place = {} if count == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
+        variables = {} if count == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads}
         if variable is not None and variable not in os.environ:
-            place[variable] = str(number % num_devices(device))
-        places.append(place)
+            variables[variable] = str(number % num_devices(device))
+        places.append(variables)
     return places
 
 
 def _last_line(log: Path) -> str:
-    """What a run said last, which is its error."""
+    """Last line of a run's log, which is its error."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-    said = [line.strip() for line in lines if line.strip()]
-    return said[-1].removeprefix("strop train: ") if said else "it said nothing"
+    messages = [line.strip() for line in lines if line.strip()]
+    return messages[-1].removeprefix("strop train: ") if messages else "it said nothing"
 
 
 def _report(args: argparse.Namespace, runs: Sequence[Planned], failures: Mapping[str, str]) -> list[Outcome]:

@@ -89,12 +89,12 @@ def _write_file(args: argparse.Namespace, catalog: object) -> int:
     if not catalog.runs():
         raise UsageError(f"no run is below {', '.join(map(str, args.runs or [DEFAULT_FOLDER]))}")
     check_writable(args.html)
-    found = write_page(args.html, catalog, max_samples=args.samples)
+    counts = write_page(args.html, catalog, max_samples=args.samples)
     if args.json:
-        print_json({"file": str(args.html), **found})
+        print_json({"file": str(args.html), **counts})
     else:
-        runs = f"{found['num_runs']} run{'s' * (found['num_runs'] != 1)}"
-        print_plain(f"{args.html}: {runs}, {found['num_samples']} of {found['num_found']} samples")
+        runs = f"{counts['num_runs']} run{'s' * (counts['num_runs'] != 1)}"
+        print_plain(f"{args.html}: {runs}, {counts['num_samples']} of {counts['num_found']} samples")
     return 0
 
 
@@ -123,9 +123,9 @@ def _listen(port: int | None) -> socket.socket:
     if port is not None and not 0 <= port < 65536:
         raise UsageError(f"--port is {port}; ports are from 1 to 65535, and 0 takes any that is free")
     tries = range(DEFAULT_PORT, DEFAULT_PORT + _MAX_TRIES) if port is None else (port,)
-    for one in tries:
+    for candidate in tries:
         try:
-            return socket.create_server((HOST, one))
+            return socket.create_server((HOST, candidate))
         except OSError as error:
             last = error
     raise UsageError(f"cannot listen on port {tries[0]}: {last.strerror}; name another one with --port")

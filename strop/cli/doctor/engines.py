@@ -45,7 +45,7 @@ ADVICE = {
     "sglang": "Install the SGLang that strop is tested with (docs/rollout.md); its log says more",
     "vllm": f"Install the vLLM that strop is tested with: {COMMAND}",
 }
-"""What to do about an engine that fails."""
+"""Remedy for an engine that fails, by engine."""
 PROMPT = tuple(range(5, 17))
 NUM_TOKENS, NUM_LONG = 12, 2048
 """Tokens of a response, and of one that is aborted: an engine in a process of its own runs ahead of what is heard."""
@@ -58,7 +58,7 @@ class Finding:
     check: str
     outcome: Literal["ok", "failed"]
     text: str = ""
-    """What is wrong, and what to do."""
+    """The problem, and the remedy."""
     seconds: float = 0.0
 
 

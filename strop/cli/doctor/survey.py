@@ -1,4 +1,4 @@
-"""What each machine of a cluster is: versions, devices, open ports, shared paths; asked on the machine itself.
+"""Survey of a cluster's machines: versions, devices, open ports, shared paths; read on each machine itself.
 
 One task per machine, pinned to it; all of them run at once and have one deadline together.
 """
@@ -22,7 +22,7 @@ from strop.controller.ray.cluster import Cluster, Node, run_on
 from strop.utils.device import device_name, num_devices
 
 PACKAGES = ("strop", "ray", "torch", "transformers", "tensordict", "numpy")
-"""What must be the same on every machine: tensors and classes travel between them."""
+"""Packages whose version must be the same on every machine: tensors and classes travel between them."""
 SURVEY_S = 120.0
 """Limit for all answers together, in seconds; the first task on a machine starts a process there."""
 _RAY_PROGRAMS = ("gcs_server", "raylet", "dashboard", "ray::", "runtime_env", "log_monitor", "monitor.py")
@@ -53,14 +53,14 @@ class MachineFacts:
     versions: Mapping[str, str]
     """Package -> version; "" where it is missing."""
     device: str
-    """What `resources.device=auto` would take there."""
+    """Device that `resources.device=auto` would take there."""
     num_devices: int
     num_cpus: int
     memory_bytes: int
     shared_memory_free_bytes: int
     ports: tuple[OpenPort, ...]
     marker: str
-    """What the file that the asking machine wrote says here; "" where it cannot be read."""
+    """Text, as read here, of the file that the asking machine wrote; "" where it cannot be read."""
     clock: float
     """Seconds since the epoch."""
 

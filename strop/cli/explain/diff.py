@@ -57,8 +57,8 @@ def settings_of(path: Path) -> dict[str, Any]:
         return dict(_entries(read_mapping(file, str(file))))
     values = to_flat_dict(Config()) | Layers(Config, source_layers(str(path))).values
     # Keys of another version of strop are no settings here, and still a difference.
-    given = read_mapping(path, str(path)) if path.is_file() else {}
-    values |= {key: value for key, value in _entries(given) if _is_unknown(key)}
+    values_in_file = read_mapping(path, str(path)) if path.is_file() else {}
+    values |= {key: value for key, value in _entries(values_in_file) if _is_unknown(key)}
     return {inner: one for key, value in values.items() for inner, one in _entries({key: value})}
 
 

@@ -47,7 +47,7 @@ class Registered:
     summary: str
     """First line of its docstring."""
     papers: tuple[str, ...]
-    """That its docstring names."""
+    """Papers that its docstring names."""
     settings: Mapping[str, Any]
     """Settings of its own with their defaults."""
 
@@ -59,7 +59,7 @@ class Explained:
     key: Explanation
     """From the configuration's own tree."""
     functions: tuple[Registered, ...]
-    """What it can name; empty for most keys."""
+    """Registered functions that the key can name; empty for most keys."""
 
     def record(self) -> dict[str, Any]:
         """As one JSON object."""
@@ -129,14 +129,14 @@ def _presets(key: Explanation) -> str:
 def _functions(explained: Explained) -> Iterator[str]:
     is_about_settings = explained.key.key.endswith("_settings")
     yield "  settings by name:" if is_about_settings else "  names:"
-    for one in explained.functions:
-        settings = ", ".join(f"{name}={_json(default)}" for name, default in one.settings.items())
+    for function in explained.functions:
+        settings = ", ".join(f"{name}={_json(default)}" for name, default in function.settings.items())
         if is_about_settings:
             if settings:
-                yield f"    {one.name}: {settings}"
+                yield f"    {function.name}: {settings}"
             continue
-        papers = f" ({'; '.join(one.papers)})" if one.papers else ""
-        yield _filled(f"{one.name}: {one.summary}{papers}", indent="    ")
+        papers = f" ({'; '.join(function.papers)})" if function.papers else ""
+        yield _filled(f"{function.name}: {function.summary}{papers}", indent="    ")
 
 
 def _registered(key: str) -> Iterator[Registered]:
@@ -149,7 +149,7 @@ def _registered(key: str) -> Iterator[Registered]:
 
     tables = (ADV_DECLARATIONS, LOSS_DECLARATIONS, FILTERS.declarations, REWARD_SHAPINGS.declarations)
     samplers = dict.fromkeys(SAMPLERS, Declaration())  # they have no settings
-    table = next((one for one in tables if one.kind == kind), samplers)
+    table = next((registry for registry in tables if registry.kind == kind), samplers)
     docs = {name: inspect.getdoc(function) or "" for name, function in SAMPLERS.items()}
     if kind in _REGISTERED_BY:
         docs = dict(_documented(_REGISTERED_BY[kind]))
@@ -159,7 +159,9 @@ def _registered(key: str) -> Iterator[Registered]:
             name=name,
             summary=text.split("\n")[0].rstrip("."),
             papers=papers_in(text),
-            settings={one: default for one, default in declaration.own.items() if default is not None},
+            settings={
+                setting: default for setting, default in declaration.own.items() if default is not None
+            },
         )
 
 

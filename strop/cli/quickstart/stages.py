@@ -152,7 +152,7 @@ class _Answer:
 
 
 class _Report:
-    """What a finished quickstart shows."""
+    """Closing report of a quickstart."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -192,7 +192,7 @@ class _Report:
         console.print(f"run folder: {self.run}\ncurve:      {picture}", highlight=False, soft_wrap=True)
         for line in (
             "try next:",
-            *_to_the_path(),
+            *_activation_lines(),
             f"  strop samples {shell_word(self.run)} --limit 5",
             f"  strop eval {shell_word(self.run)} eval.temperature=1 eval.samples_per_prompt=4",
             f"  strop generate {shell_word(self.run)}      (type: reverse: abcd)",
@@ -200,13 +200,13 @@ class _Report:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _to_the_path() -> list[str]:
-    """What makes the command known to this shell, where it is not: `make quickstart` calls it by its path."""
+def _activation_lines() -> list[str]:
+    """Shell line that puts the command on the PATH, where it is not: `make quickstart` calls it by its path."""
     activate = Path(sys.prefix, "bin", "activate")
     if shutil.which("strop") or not activate.is_file():
         return []
-    here = Path.cwd()
-    return [f"  source {activate.relative_to(here) if activate.is_relative_to(here) else activate}"]
+    folder = Path.cwd()
+    return [f"  source {activate.relative_to(folder) if activate.is_relative_to(folder) else activate}"]
 
 
 def _answers(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> list[_Answer]:

@@ -31,7 +31,7 @@ _DRAWS_PER_BLOCK = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class TaskFiles:
-    """Where a task was written."""
+    """Files that a task was written to."""
 
     train: Path
     """Prompts for RL."""
@@ -104,7 +104,7 @@ def sft_row(word: str) -> dict[str, Any]:
 
 
 def question(word: str) -> str:
-    """What the user says."""
+    """User message for a word."""
     return f"reverse: {word}"
 
 

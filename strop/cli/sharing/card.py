@@ -114,16 +114,16 @@ class CardFacts:
     """Contents of a card."""
 
     records: RunRecords
-    """Of the run, read."""
+    """Records of the run, already read."""
     step: int
-    """Of the checkpoint."""
+    """Step of the checkpoint."""
     settings: Mapping[str, Any]
     """Settings that differ from their defaults, by full key."""
     models: Mapping[str, Mapping[str, Any]]
     """Fetched models and data sets: of each key source, kind and revision (strop.trainer.model_locations)."""
     export: Export
     name: str
-    """Of the model, at the hub."""
+    """Name of the model at the hub."""
     is_loadable: bool = True
     """transformers loads it by this name."""
 
@@ -198,8 +198,8 @@ def _result(validation: Mapping[str, Any]) -> str:
 
 def _data(facts: CardFacts) -> list[str]:
     """Files that were trained and validated on, and the revisions of data sets of hubs."""
-    named = (("trained on", _files(facts, "train_files")), ("validated on", _files(facts, "val_files")))
-    return [f"{label}: {', '.join(map(_code, files))}" for label, files in named if files] + [
+    columns = (("trained on", _files(facts, "train_files")), ("validated on", _files(facts, "val_files")))
+    return [f"{label}: {', '.join(map(_code, files))}" for label, files in columns if files] + [
         f"{_code(record['source'])} was read at revision {_code(record['revision'])}"
         for key, record in facts.models.items()
         if key.startswith("data")

@@ -28,7 +28,7 @@ class Planned:
     """One run of a sweep."""
 
     name: str
-    """Of its folder: the settings that are its own."""
+    """Name of its folder, made of the settings that are its own."""
     chosen: tuple[str, ...]
     """Overrides that are its own, such as `actor.optim.lr=1e-5`."""
     overrides: tuple[str, ...]
@@ -53,7 +53,9 @@ def plan(words: Sequence[str]) -> list[Planned]:
         raise UsageError(f"these are {count} runs, more than {MAX_RUNS}: sweep over fewer values at once")
     runs: dict[str, Planned] = {}
     for overrides in itertools.product(*options):
-        chosen = tuple(one for one, values in zip(overrides, options, strict=True) if len(values) > 1)
+        chosen = tuple(
+            override for override, values in zip(overrides, options, strict=True) if len(values) > 1
+        )
         name = _name(chosen)
         if name in runs:
             raise UsageError(f"{', '.join(chosen)} is asked for twice: name each value once")
@@ -86,7 +88,7 @@ def _parsed(word: str) -> Parsed | None:
 def _name(chosen: Sequence[str]) -> str:
     """A folder's name that needs no quotes anywhere: last parts of the keys with their values; where that does not tell
     all, with a digest."""
-    pairs = [one.partition("=") for one in chosen]
+    pairs = [override.partition("=") for override in chosen]
     short = [(key.rpartition(".")[2].lstrip("+"), value) for key, _, value in pairs]
     name = "__".join(f"{key}_{value}" for key, value in short)
     plain = re.sub(r"[^\w.+-]+", "_", name)

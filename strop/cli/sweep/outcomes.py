@@ -1,4 +1,4 @@
-"""How the runs of a sweep ended, from their own records: a table, a file, and a picture of their curves."""
+"""Outcomes of a sweep's runs, from their own records: a table, a file, and a plot of their curves."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ PICTURE = "sweep.png"
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one run."""
+    """Status and final numbers of one run."""
 
     name: str
     folder: str
     settings: dict[str, str]
-    """Those in which the runs differ, as they were typed."""
+    """Settings in which the runs differ, as they were typed."""
     status: Status
     """stopped: it can go on; waiting: it was not begun."""
     reason: str = ""
-    """Why it failed."""
+    """Reason of a failure."""
     steps: int = 0
     pass_rate: float | None = None
-    """Of the last validation; None without one, and where nothing decides which answers pass."""
+    """Pass rate of the last validation; None without one, and where nothing decides which answers pass."""
     low: float | None = None
     high: float | None = None
     """Its 95 % Wilson interval."""
@@ -47,23 +47,23 @@ class Outcome:
 
 
 def outcome_of(folder: Path, chosen: Sequence[str], *, failure: str = "") -> Outcome:
-    """What the records of a run say.
+    """Read the outcome of a run from its records.
 
     Args:
         folder: of the run, which may not be there.
         chosen: overrides that are its own.
         failure: why its process failed; "" if it did not.
     """
-    settings = dict(_setting(one) for one in chosen)
+    settings = dict(_setting(override) for override in chosen)
     status: Status = "failed" if failure else "waiting"
-    found = Outcome(name=folder.name, folder=str(folder), settings=settings, status=status, reason=failure)
+    outcome = Outcome(name=folder.name, folder=str(folder), settings=settings, status=status, reason=failure)
     if not is_run(folder):
-        return found
+        return outcome
     try:
         with RunFolder.open(folder, read_only=True) as run:
-            return _of_run(run, found)
+            return _of_run(run, outcome)
     except RunError as error:
-        return replace(found, status="failed", reason=failure or str(error))
+        return replace(outcome, status="failed", reason=failure or str(error))
 
 
 def _setting(override: str) -> tuple[str, str]:
@@ -71,16 +71,16 @@ def _setting(override: str) -> tuple[str, str]:
     return key.lstrip("+"), value
 
 
-def _of_run(run: RunFolder, found: Outcome) -> Outcome:
+def _of_run(run: RunFolder, outcome: Outcome) -> Outcome:
     records = RunRecords(run.path)
     records.read_on()
     summary = summary_of(records)
     best = run.checkpoints.best()
     is_finished = summary.status == "finished"
     return replace(
-        found,
-        status="finished" if is_finished else "failed" if found.reason else "stopped",
-        reason="" if is_finished else found.reason,
+        outcome,
+        status="finished" if is_finished else "failed" if outcome.reason else "stopped",
+        reason="" if is_finished else outcome.reason,
         steps=summary.step,
         pass_rate=summary.pass_rate_final,
         low=summary.low,
@@ -102,26 +102,26 @@ def curves(folder: Path) -> list[Series]:
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
     """The run that ended best: by the pass rate, without one by the mean reward of its last validation, without
     validations by the reward; None where none has a number."""
-    done = [one for one in outcomes if one.status == "finished"]
+    finished = [outcome for outcome in outcomes if outcome.status == "finished"]
     for name in ("pass_rate", "val_reward", "reward"):
-        known = [one for one in done if getattr(one, name) is not None]
-        if known:
-            return max(known, key=lambda one: float(getattr(one, name)))
+        candidates = [outcome for outcome in finished if getattr(outcome, name) is not None]
+        if candidates:
+            return max(candidates, key=lambda outcome: float(getattr(outcome, name)))
     return None
 
 
 def draw(path: Path, outcomes: Sequence[Outcome]) -> Path | None:
     """A picture of the pass rates over the steps, without them of the mean rewards of validations, without validations
     of the rewards; None where there is no point."""
-    found = [(one.name, curve) for one in outcomes for curve in curves(Path(one.folder))]
-    for wanted in (PASSES, VALIDATION_REWARD, "reward"):
+    named_curves = [(outcome.name, curve) for outcome in outcomes for curve in curves(Path(outcome.folder))]
+    for metric in (PASSES, VALIDATION_REWARD, "reward"):
         series = [
             Series(name=name, steps=curve.steps, values=curve.values, is_line=curve.is_line)
-            for name, curve in found
-            if curve.name == wanted and curve.points()
+            for name, curve in named_curves
+            if curve.name == metric and curve.points()
         ]
         if series:
-            return save_curve(path, series, title=f"{wanted} of the runs in {path.parent.name}")
+            return save_curve(path, series, title=f"{metric} of the runs in {path.parent.name}")
     return None
 
 
@@ -131,32 +131,36 @@ def table(outcomes: Sequence[Outcome]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(box=box.SIMPLE)
-    made.add_column("settings", overflow="fold", min_width=16)
+    grid = Table(box=box.SIMPLE)
+    grid.add_column("settings", overflow="fold", min_width=16)
     for name in ("pass rate (95 %)", "reward", "best step", "steps", "steps/h"):
-        made.add_column(name, justify="right", no_wrap=name.startswith("pass"))
-    made.add_column("status", no_wrap=True)
+        grid.add_column(name, justify="right", no_wrap=name.startswith("pass"))
+    grid.add_column("status", no_wrap=True)
     best = best_of(outcomes)
-    for one in outcomes:
-        made.add_row(
-            Text(("* " if one is best else "") + _settings_of(one)), _rate(one),
-            "-" if one.reward is None else f"{one.reward:.4g}", "-" if one.best_step is None else str(one.best_step),
-            str(one.steps), "-" if one.steps_per_hour is None else f"{one.steps_per_hour:.0f}", one.status,
+    for outcome in outcomes:
+        grid.add_row(
+            Text(("* " if outcome is best else "") + _settings_of(outcome)), _rate(outcome),
+            "-" if outcome.reward is None else f"{outcome.reward:.4g}",
+            "-" if outcome.best_step is None else str(outcome.best_step),
+            str(outcome.steps),
+            "-" if outcome.steps_per_hour is None else f"{outcome.steps_per_hour:.0f}", outcome.status,
         )  # fmt: skip
-    return made
+    return grid
 
 
-def _settings_of(one: Outcome) -> str:
+def _settings_of(outcome: Outcome) -> str:
     """Last parts of the keys, where they tell the settings apart."""
-    short = [key.rpartition(".")[2] for key in one.settings]
-    keys = short if len(set(short)) == len(short) else list(one.settings)
-    return " ".join(f"{key}={value}" for key, value in zip(keys, one.settings.values(), strict=True))
+    short = [key.rpartition(".")[2] for key in outcome.settings]
+    keys = short if len(set(short)) == len(short) else list(outcome.settings)
+    return " ".join(f"{key}={value}" for key, value in zip(keys, outcome.settings.values(), strict=True))
 
 
-def _rate(one: Outcome) -> str:
-    if one.pass_rate is None:
-        return "-" if one.val_reward is None else f"mean reward {one.val_reward:.4g}"
+def _rate(outcome: Outcome) -> str:
+    if outcome.pass_rate is None:
+        return "-" if outcome.val_reward is None else f"mean reward {outcome.val_reward:.4g}"
     interval = (
-        "" if one.low is None or one.high is None else f" ({100 * one.low:.1f} to {100 * one.high:.1f})"
+        ""
+        if outcome.low is None or outcome.high is None
+        else f" ({100 * outcome.low:.1f} to {100 * outcome.high:.1f})"
     )
-    return f"{100 * one.pass_rate:.1f} %{interval}"
+    return f"{100 * outcome.pass_rate:.1f} %{interval}"

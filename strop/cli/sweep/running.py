@@ -29,7 +29,7 @@ class Job:
     command: Sequence[str]
     """Words after `strop`."""
     log: Path
-    """What it prints."""
+    """File for its standard output and standard error."""
     code: int | None = None
     """Exit code; None before the end."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
@@ -58,17 +58,17 @@ def run_all(
     running: dict[int, Job] = {}
     try:
         while waiting or running:
-            for place in range(at_once):
-                if waiting and place not in running:
-                    running[place] = job = waiting.pop(0)
-                    _start(job, places[place])
+            for slot in range(at_once):
+                if waiting and slot not in running:
+                    running[slot] = job = waiting.pop(0)
+                    _start(job, places[slot])
                     started(job)
             time.sleep(_LOOK_EVERY_S)
-            for place, job in list(running.items()):
+            for slot, job in list(running.items()):
                 assert job.process is not None, "it was started"
                 job.code = job.process.poll()
                 if job.code is not None:
-                    del running[place]
+                    del running[slot]
                     ended(job)
     finally:
         _end([job for job in running.values() if job.process is not None])

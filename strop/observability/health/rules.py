@@ -80,7 +80,7 @@ class Diagnosis:
     name: str
     """Of the rule."""
     message: str
-    """What was seen, and what to do."""
+    """The observation, and the advice."""
 
 
 def no_signal(history: History) -> str:
@@ -97,20 +97,20 @@ def no_signal(history: History) -> str:
     cut = history.mean(CUT, num_steps) or 0.0
     equal = history.mean(ALL_EQUAL, num_steps) or 0.0
     when = "in the first step" if num_steps == 1 else f"for {num_steps} steps"
-    seen = (
+    symptom = (
         f"no learning signal {when}: {100 * cut:.0f} % of the answers are cut at "
         f"data.max_response_tokens; of the groups {_kinds(solved, failed, equal)}"
     )
     if cut > LONG_CUT_SHARE:
-        return f"{seen} - raise data.max_response_tokens, or teach the model to stop (strop sft)"
+        return f"{symptom} - raise data.max_response_tokens, or teach the model to stop (strop sft)"
     if solved > failed:
-        return f"{seen} - there is nothing left to learn from these prompts: use harder ones"
+        return f"{symptom} - there is nothing left to learn from these prompts: use harder ones"
     if equal > failed:
         return (
-            f"{seen} - the reward does not tell the samples of a prompt apart: look at the answers, use more "
+            f"{symptom} - the reward does not tell the samples of a prompt apart: look at the answers, use more "
             f"rollout.samples_per_prompt, or a reward with more steps"
         )
-    return f"{seen} - look at the answers; warm the model up (strop sft), or use easier prompts"
+    return f"{symptom} - look at the answers; warm the model up (strop sft), or use easier prompts"
 
 
 def few_groups_teach(history: History) -> str:
@@ -204,12 +204,12 @@ def policy_jump(history: History) -> str:
     """In three steps, a KL between old and new policy above 0.2, or more than 30 % clipped tokens."""
     kl, clipped = history.last(PPO_KL, IN_A_ROW), history.last(PG_CLIPFRAC, IN_A_ROW)
     if kl and min(map(abs, kl)) > LARGE_KL:
-        seen = f"each step moves the policy by a KL of {fmean(map(abs, kl)):.2f} nats per token"
+        symptom = f"each step moves the policy by a KL of {fmean(map(abs, kl)):.2f} nats per token"
     elif clipped and min(clipped) > LARGE_CLIP_SHARE:
-        seen = f"{100 * fmean(clipped):.0f} % of the tokens are clipped"
+        symptom = f"{100 * fmean(clipped):.0f} % of the tokens are clipped"
     else:
         return ""
-    return f"{seen}: the steps are too large - lower actor.optim.lr, actor.epochs, or the updates per step"
+    return f"{symptom}: the steps are too large - lower actor.optim.lr, actor.epochs, or the updates per step"
 
 
 def kl_explosion(history: History) -> str:
@@ -284,12 +284,18 @@ def mismatch(history: History) -> str:
         return ""
     values, start, now = history.last(PROBS, IN_A_ROW), history.first(PROBS), history.mean(PROBS, 5)
     if values and min(values) > MISMATCH:
-        seen = f"the engine's and the trainer's probabilities differ by {fmean(values):.3f} on average"
+        symptom = f"the engine's and the trainer's probabilities differ by {fmean(values):.3f} on average"
     elif start is not None and now is not None and now > max(MISMATCH_GROWTH * start, SMALL_MISMATCH):
-        seen = f"the engine's and the trainer's probabilities differ by {now:.2g} on average, {start:.2g} at the start"
+        symptom = (
+            f"the engine's and the trainer's probabilities differ by {now:.2g} on average, "
+            f"{start:.2g} at the start"
+        )
     else:
         return ""
-    return f"{seen} - train with a correction (algorithm=tis); if it goes on growing, compare in model.dtype=float32"
+    return (
+        f"{symptom} - train with a correction (algorithm=tis); if it goes on growing, compare in "
+        f"model.dtype=float32"
+    )
 
 
 def longer_but_worse(history: History) -> str:
@@ -316,12 +322,12 @@ def held_out_falls(history: History) -> str:
     """Three validations in a row are worse than the one before, while the training reward rises."""
     if not _rises(history, MEAN_SCORE, over_start=True):
         return ""
-    held_out = [(what, name) for what, pattern in HELD_OUT.items() for name in history.names(pattern)]
-    for what, name in held_out:
+    held_out = [(label, name) for label, pattern in HELD_OUT.items() for name in history.names(pattern)]
+    for label, name in held_out:
         values = history.last(name, EVALUATIONS + 1)
         if values and all(a > b for a, b in pairwise(values)):
             return (
-                f"the training reward rises while held-out {what} fell from {values[0]:.2f} to {values[-1]:.2f} over "
+                f"the training reward rises while held-out {label} fell from {values[0]:.2f} to {values[-1]:.2f} over "
                 f"{EVALUATIONS} validations - look at 20 answers with a high score (strop samples): the model may have "
                 f"found a hole in the reward, or learned the training prompts by heart"
             )
@@ -383,12 +389,12 @@ class HealthMonitor:
     def observe(self, metrics: Mapping[str, float]) -> list[Diagnosis]:
         """Take the metrics of the next step; the rules that apply now for the first time."""
         self._history.add(metrics)
-        found = []
+        diagnoses = []
         for name, rule in RULES.items():
             if name not in self._told and (message := rule(self._history)):
                 self._told.add(name)
-                found.append(Diagnosis(name=name, message=message))
-        return found
+                diagnoses.append(Diagnosis(name=name, message=message))
+        return diagnoses
 
 
 def _all_without_advantage(history: History, num_steps: int = IN_A_ROW) -> bool:

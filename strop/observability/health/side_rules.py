@@ -33,19 +33,19 @@ def process_rewards_swamp(history: History) -> str:
     values = history.last(PROCESS.of("advantage_share"), SWAMPED_STEPS)
     if not values or min(values) <= SWAMPED:
         return ""
-    seen = (
+    symptom = (
         f"process rewards make {100 * fmean(values):.0f} % of the advantages, so right and wrong hardly count"
     )
     mixed = history.mean(GROUPS.of("mixed"), SWAMPED_STEPS)
     if mixed is not None and mixed < MIXED_GROUPS:
         return (
-            f"{seen}, for in {100 * mixed:.0f} % of the groups alone outcomes differ: the policy goes to whatever "
+            f"{symptom}, for in {100 * mixed:.0f} % of the groups alone outcomes differ: the policy goes to whatever "
             f"their model has not seen fail - use algorithm.filter_groups.lowest_mean=0.2 and "
             f"algorithm.filter_groups.highest_mean=0.8, other prompts, or a smaller "
             f"algorithm.adv_settings.process_weight"
         )
     return (
-        f"{seen} - set algorithm.adv_settings.process_norm=true, or lower algorithm.adv_settings.process_weight or "
+        f"{symptom} - set algorithm.adv_settings.process_norm=true, or lower algorithm.adv_settings.process_weight or "
         f"prm.beta"
     )
 

@@ -7,7 +7,7 @@ comet.py         Comet
 console.py       Progress on the terminal
 group.py         Several trackers as one, by the names that a configuration uses
 mlflow.py        MLflow, at MLFLOW_TRACKING_URI
-run_metadata.py  What a run tells a tracker beside its numbers
+run_metadata.py  Metadata of a run for trackers, beside its metrics
 setup.py         TrackerSetup, Tracker, their registry, and the metrics file
 swanlab.py       SwanLab
 tensorboard.py   Metrics as event files for TensorBoard, written in this thread

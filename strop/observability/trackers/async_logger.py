@@ -104,11 +104,11 @@ class Behind:
         try:
             with _beginning():
                 self._remote.begin()
-                given = self._waiting.get()
-                if given is not None:
-                    self._tell(*given)
-            while given is not None and (given := self._waiting.get()) is not None:
-                self._tell(*given)
+                item = self._waiting.get()
+                if item is not None:
+                    self._tell(*item)
+            while item is not None and (item := self._waiting.get()) is not None:
+                self._tell(*item)
             tell_end(self._remote)
         except BaseException as error:  # noqa: BLE001 (the program's; it is raised where the run can say it)
             self._error = error
@@ -159,7 +159,7 @@ def tell_end(remote: Remote) -> None:
 
 def as_records(rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
     """A table by column."""
-    return {name: [row[place] for row in rows] for place, name in enumerate(COLUMNS)}
+    return {name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)}
 
 
 def now_ms() -> int:

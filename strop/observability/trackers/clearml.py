@@ -12,7 +12,7 @@ _NOTHING = dict.fromkeys(
     ("detect_repository", "catboost", "fastai", "gradio", "hydra", "joblib", "lightgbm", "matplotlib", "megengine",
      "pytorch", "scikit", "tensorboard", "tensorflow", "tfdefines", "xgboost"), False,
 )  # fmt: skip
-"""What ClearML would otherwise take from the process. Its search for a repository, which False alone does not stop, can
+"""Automatic captures of ClearML, all off. Its search for a repository, which False alone does not stop, can
 take minutes."""
 
 
@@ -25,12 +25,12 @@ class Clearml(Remote):
         """`Task.init`, with nothing of the process connected by itself."""
         from clearml import Task
 
-        known = self.story.known_id(self.name)
+        run_id = self.story.known_id(self.name)
         self._task: Any = Task.init(
             project_name=self.story.project,
             task_name=self.story.name,
             reuse_last_task_id=False,
-            continue_last_task=known or False,
+            continue_last_task=run_id or False,
             auto_connect_frameworks=_NOTHING,
             auto_connect_arg_parser=False,
             auto_connect_streams=False,

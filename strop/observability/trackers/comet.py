@@ -24,14 +24,14 @@ class Comet(Remote):
         """One of its kinds: new or known, sent or kept."""
         import comet_ml
 
-        known = self.story.known_id(self.name)
+        run_id = self.story.known_id(self.name)
         options: dict[str, Any] = {**dict.fromkeys(_OFF, False), "display_summary_level": 0}
         if os.environ.get("COMET_API_KEY"):
-            kind = comet_ml.ExistingExperiment if known else comet_ml.Experiment
+            kind = comet_ml.ExistingExperiment if run_id else comet_ml.Experiment
         else:
-            kind = comet_ml.ExistingOfflineExperiment if known else comet_ml.OfflineExperiment
+            kind = comet_ml.ExistingOfflineExperiment if run_id else comet_ml.OfflineExperiment
             options["offline_directory"] = in_folder(self.story.folder / "comet", "COMET_OFFLINE_DIRECTORY")
-        options |= {"previous_experiment": known} if known else {"project_name": self.story.project}
+        options |= {"previous_experiment": run_id} if run_id else {"project_name": self.story.project}
         self._experiment: Any = kind(**options)
         self._experiment.set_name(self.story.name)
         self._experiment.log_parameters(self.story.flat_config())

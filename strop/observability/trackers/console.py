@@ -165,14 +165,14 @@ def headline(
         step: that is shown.
     """
     parts = []
-    for one in HEADLINES:
-        names = matching(metrics, one.patterns)
-        if names and one.unless not in metrics:
-            number = format(sum(metrics[name] for name in names) / len(names), one.form)
-            shown = f"{number} {one.label}" if one.label == "tok/s" else f"{one.label} {number}"
+    for entry in HEADLINES:
+        names = matching(metrics, entry.patterns)
+        if names and entry.unless not in metrics:
+            number = format(sum(metrics[name] for name in names) / len(names), entry.form)
+            text = f"{number} {entry.label}" if entry.label == "tok/s" else f"{entry.label} {number}"
             known_at = max((of_steps or {}).get(name, step or 0) for name in names)
             is_old = step is not None and known_at < step
-            parts.append(f"{shown} (step {known_at})" if is_old else shown)
+            parts.append(f"{text} (step {known_at})" if is_old else text)
     return "  ".join(parts)
 
 

@@ -57,7 +57,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def _factory(name: str) -> TrackerFactory:
-    """What makes a tracker: one that is registered, or one that is built in."""
+    """Factory of a tracker: a registered one, or a built-in one."""
     return built_in(name) if name in BUILT_IN else trackers[name]
 
 

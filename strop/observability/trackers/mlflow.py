@@ -29,10 +29,10 @@ class Mlflow(Remote):
 
         self._metric = Metric
         self._client: Any = MlflowClient()
-        known = self.story.known_id(self.name)
-        if known is not None:
-            self._id = known
-            self._client.update_run(known, status="RUNNING")
+        run_id = self.story.known_id(self.name)
+        if run_id is not None:
+            self._id = run_id
+            self._client.update_run(run_id, status="RUNNING")
             return
         found = self._client.get_experiment_by_name(self.story.project)
         experiment = found.experiment_id if found else self._client.create_experiment(self.story.project)
@@ -49,9 +49,9 @@ class Mlflow(Remote):
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """All numbers in one request."""
         now = now_ms()
-        named = {_ILLEGAL.sub("_", name): value for name, value in metrics.items()}
+        renamed = {_ILLEGAL.sub("_", name): value for name, value in metrics.items()}
         self._client.log_batch(
-            self._id, metrics=[self._metric(name, value, now, step) for name, value in named.items()]
+            self._id, metrics=[self._metric(name, value, now, step) for name, value in renamed.items()]
         )
 
     def log_samples(self, step: int, split: str, rows: Sequence[Sequence[Any]]) -> None:

@@ -1,4 +1,4 @@
-"""What a run tells a tracker beside its numbers: name and settings, samples of its validations, its curve."""
+"""Metadata of a run for trackers, beside its metrics: name and settings, samples of its validations, its curve."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ class Story:
         if not self.resume_step or self.is_retold:
             return None
         try:
-            found = read_json(self.folder / IDS_FILE)[tracker]
+            run_id = read_json(self.folder / IDS_FILE)[tracker]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        return found if isinstance(found, str) else None
+        return run_id if isinstance(run_id, str) else None
 
     def remember_id(self, tracker: str, value: str) -> None:
         """Keep it for a resume."""
@@ -70,10 +70,10 @@ class Story:
             return
         path = self.folder / IDS_FILE
         try:
-            known = read_json(path)
+            ids = read_json(path)
         except (OSError, ValueError):
-            known = {}
-        replace_text(path, json.dumps({**(known if isinstance(known, dict) else {}), tracker: value}) + "\n")
+            ids = {}
+        replace_text(path, json.dumps({**(ids if isinstance(ids, dict) else {}), tracker: value}) + "\n")
 
     def samples(self, step: int, split: str) -> list[list[Any]]:
         """Rows of COLUMNS of the first samples of a step; none where they were not kept."""
@@ -87,7 +87,7 @@ class Story:
     def curve(self) -> Path | None:
         """A picture of rewards and pass rates, beside the metrics; None where there is nothing to draw."""
         series = run_series(read_metrics(self.folder / METRICS_FILE))
-        if not any(one.points() for one in series):
+        if not any(line.points() for line in series):
             return None
         return save_curve(self.folder / "logs" / "curve.png", series, title=self.name)
 
@@ -97,7 +97,7 @@ class Story:
 
 
 def is_validation(metrics: Mapping[str, float]) -> bool:
-    """Whether a step ended with one."""
+    """True if a step ended with a validation."""
     return any(name.startswith(("val-core/", "val-aux/", "val/")) for name in metrics)
 
 
@@ -118,10 +118,10 @@ def _cell(value: Any) -> Any:
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
-            found += _flat(value, f"{prefix}{name}.")
+            pairs += _flat(value, f"{prefix}{name}.")
         else:
-            found.append((f"{prefix}{name}", json.dumps(value)))
-    return found
+            pairs.append((f"{prefix}{name}", json.dumps(value)))
+    return pairs

@@ -22,7 +22,7 @@ METRICS_FILE = "metrics.jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerSetup:
-    """What a tracker may need to start."""
+    """Setup of a tracker: run, folder, console and settings that it may need to start."""
 
     folder: Path
     """The run folder."""
@@ -31,13 +31,13 @@ class TrackerSetup:
     resume_step: int = 0
     """Last step that counts; logging goes on with the one after it. 0 in a run that starts."""
     project: str = "strop"
-    """What trackers of other people keep the run in."""
+    """Project of the run in external trackers."""
     name: str = ""
     """Its name there; empty: that of its folder."""
     label: str = "train"
     """Name of the activity beside the progress bar."""
     console: Console = field(default_factory=lambda: Console(stderr=True))
-    """Where progress is shown; standard output stays free for results."""
+    """Console for progress; standard output stays free for results."""
 
 
 class Tracker(Protocol):
@@ -108,10 +108,10 @@ def _drop_lines_after(path: Path, step: int) -> None:
     """Rewrite the file without later steps and without an unfinished line; a file that has none stays."""
     if not path.exists():
         return
-    kept = [
+    lines = [
         json.dumps(record, ensure_ascii=False) + "\n" for record in _records(path) if record["step"] <= step
     ]
-    text = "".join(kept)
+    text = "".join(lines)
     with open_regular(path) as file:
         is_same = file.read(len(text.encode()) + 1) == text.encode()
     if not is_same:

@@ -78,6 +78,6 @@ class TensorBoardTracker:
 
 def _new_file(folder: Path) -> Path:
     """TensorBoard reads files in the order of their names, so each is later than those before, whatever the clock."""
-    earlier = [int(found[1]) for path in folder.iterdir() if (found := _NAME.match(path.name))]
-    second = max([int(time.time()), *(one + 1 for one in earlier)])
+    earlier = [int(match[1]) for path in folder.iterdir() if (match := _NAME.match(path.name))]
+    second = max([int(time.time()), *(time_of_file + 1 for time_of_file in earlier)])
     return folder / f"events.out.tfevents.{second:010d}.{socket.gethostname()}.{os.getpid()}.0"

@@ -1,11 +1,14 @@
 """Views of a recorded run, for `strop view` and commands that show runs.
 
-page/             `strop view`: a local web page over runs
-records.py        metrics and events of a run as they grow; summary.py a run in a few numbers; curves.py columns
-plot.py           curves of runs as a picture
-samples.py        samples of a run: found, put in order, and shown on a terminal
-token_view.py     one answer token by token; turn_view.py one episode turn by turn
-filtered.py       what became of every sample, and why
-diff.py           comparison of two runs
-postmortem.py     incident report: how a run ended, or where it hangs
+curves.py      Metrics of a run as columns over steps, samples, tokens or hours
+diff.py        Comparison of two runs
+filtered.py    Fates of all samples: `strop samples RUN --why-dropped`
+plot.py        Curves of one or several runs as a picture
+postmortem.py  Incident report: how a run ended, or where it hangs
+records.py     Metrics and events of a run as they grow
+samples.py     Samples of a run
+summary.py     One run in a few numbers, and what tells several runs apart
+token_view.py  One trajectory token by token
+turn_view.py   One episode turn by turn
+page/          A local web page over run folders
 """

@@ -12,13 +12,13 @@ from strop.observability.viewer.summary import SAMPLE_COUNTS, TOKENS
 
 Axis = Literal["step", "samples", "tokens", "hours"]
 AXES: tuple[Axis, ...] = ("step", "samples", "tokens", "hours")
-"""What numbers are drawn against; all but the step are sums over the steps so far."""
+"""Choices of the x axis; all but the step are sums over the steps so far."""
 REWARD = ("critic/rewards/mean", "critic/score/mean", "train/loss", "prefer/loss")
 PASS_RATE = ("val-core/*/acc/mean@*", "val-core/*/reward/mean@*", "val/loss", "val/prefer/rewards/accuracies")
 
 
 def axis_of(records: RunRecords, axis: Axis) -> dict[int, float]:
-    """Where each step lies on the axis; a step without the number lies where the one before it does."""
+    """Position of each step on the axis; a step without the number lies where the one before it does."""
     seconds = {event["step"]: event.get("seconds") for event in records.of_kind("step")}
     places: dict[int, float] = {}
     total = 0.0
@@ -45,20 +45,20 @@ def metric_names(records: RunRecords) -> list[str]:
 def column(records: RunRecords, pattern: str) -> dict[int, float]:
     """A metric by step; of a pattern with *, the mean of those that match. Numbers that are not finite are left out."""
     names = fnmatch.filter(metric_names(records), pattern) if "*" in pattern else [pattern]
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for step in sorted(records.metrics):
         numbers = records.metrics[step]
-        known = [numbers[name] for name in names if math.isfinite(numbers.get(name, math.nan))]
-        if known:
-            found[step] = math.fsum(known) / len(known)
-    return found
+        finite = [numbers[name] for name in names if math.isfinite(numbers.get(name, math.nan))]
+        if finite:
+            values[step] = math.fsum(finite) / len(finite)
+    return values
 
 
 def first_column(records: RunRecords, patterns: Sequence[str]) -> tuple[str, dict[int, float]]:
     """The first of these that the run has; the name is empty where it has none."""
     for pattern in patterns:
-        if found := column(records, pattern):
-            return pattern, found
+        if values := column(records, pattern):
+            return pattern, values
     return "", {}
 
 
@@ -66,7 +66,7 @@ def smoothed(values: Mapping[int, float], count: int) -> dict[int, float]:
     """The mean of each value and those before it, `count` in all (fewer at the beginning)."""
     steps = list(values)
     taken: dict[int, float] = {}
-    for place, step in enumerate(steps):
-        window = [values[one] for one in steps[max(0, place + 1 - count) : place + 1]]
+    for index, step in enumerate(steps):
+        window = [values[other] for other in steps[max(0, index + 1 - count) : index + 1]]
         taken[step] = math.fsum(window) / len(window)
     return taken

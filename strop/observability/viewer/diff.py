@@ -30,26 +30,26 @@ class SampleDifference:
 
     id: str
     text: str
-    """How, in words."""
+    """The difference in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What two runs have in common and where they part."""
+    """Comparison of two runs: common steps, differing settings, first difference."""
 
     steps: Sequence[int]
     """Steps that both have."""
     num_steps: int
-    """Of the longer run."""
+    """Number of steps of the longer run."""
     difference: Difference | None
     sample: SampleDifference | None
     """The first sample that shows it; None where no stored sample does."""
     settings: Mapping[str, list[Any]]
-    """Those that differ, by full key, with both values."""
+    """Settings that differ, by full key, with both values."""
     has_schedules: bool
     """Both ran ahead of training."""
     schedule: ScheduleDifference | None
-    """Where their schedules part before the difference."""
+    """First difference of their schedules before that of the samples."""
 
     def as_json(self) -> dict[str, object]:
         """Plain values."""
@@ -67,7 +67,7 @@ class Comparison:
 
 
 def compared(a: RunFolder, b: RunFolder) -> Comparison:
-    """Where two runs part, if they do.
+    """Compare two runs.
 
     Raises:
         ValueError: they have no step in common.
@@ -95,9 +95,9 @@ def first_sample(a: RunFolder, b: RunFolder, difference: Difference) -> SampleDi
     rows_a, rows_b = a.samples.read(step), b.samples.read(step)
     if column == "uid":
         return _first_place(rows_a, rows_b)
-    others = {row["id"]: row for row in rows_b}
+    rows_by_id = {row["id"]: row for row in rows_b}
     for row in rows_a:
-        other = others.get(row["id"])
+        other = rows_by_id.get(row["id"])
         if other is None:
             return SampleDifference(id=row["id"], text="only the first run has it")
         if row[column] != other[column]:
@@ -136,14 +136,14 @@ def _in_words(column: str, row: Mapping[str, Any], other: Mapping[str, Any]) -> 
     left, right = row[column], other[column]
     if not isinstance(left, list) or not isinstance(right, list):
         return f"{column} {left} and {right}"
-    place = next(
+    position = next(
         (i for i, (x, y) in enumerate(zip(left, right, strict=False)) if x != y), min(len(left), len(right))
     )
-    values = [f"{part[place]}" if place < len(part) else "ended" for part in (left, right)]
-    text = f"{column} part at token {place}: {values[0]} and {values[1]}"
+    values = [f"{part[position]}" if position < len(part) else "ended" for part in (left, right)]
+    text = f"{column} part at token {position}: {values[0]} and {values[1]}"
     if column == "response_ids":
-        shown = [shorten(one["response"] or "", _SHOWN_CHARS) for one in (row, other)]
-        text += f"; the answers are {shown[0]!r} and {shown[1]!r}"
+        texts = [shorten(side["response"] or "", _SHOWN_CHARS) for side in (row, other)]
+        text += f"; the answers are {texts[0]!r} and {texts[1]!r}"
     return text
 
 

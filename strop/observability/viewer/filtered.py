@@ -76,8 +76,8 @@ def table_of(fates: Iterable[Fates]) -> Table:
     from rich.text import Text
 
     table = Table("fate", "why", "samples", "steps", "for example", box=None)
-    for one in fates:
-        steps = "" if not one.steps else f"{min(one.steps)} to {max(one.steps)}"
-        shown = (one.name, one.reason, str(one.count), steps, ", ".join(one.examples))
-        table.add_row(*(Text(plain(text, is_one_line=True)) for text in shown))
+    for fate in fates:
+        steps = "" if not fate.steps else f"{min(fate.steps)} to {max(fate.steps)}"
+        cells = (fate.name, fate.reason, str(fate.count), steps, ", ".join(fate.examples))
+        table.add_row(*(Text(plain(text, is_one_line=True)) for text in cells))
     return table

@@ -75,7 +75,7 @@ def check_metrics(runs: Sequence[RunRecords], names: Sequence[str]) -> None:
     for name in names:
         if any(column(run, name) for run in runs):
             continue
-        known = sorted({one for run in runs for one in metric_names(run)})
+        known = sorted({metric for run in runs for metric in metric_names(run)})
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"they have {', '.join(known[:12])}, ..."
         raise UsageError(f"--metric {name}: none of these runs has it; {hint}")

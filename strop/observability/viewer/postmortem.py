@@ -29,12 +29,12 @@ _TAIL_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """What is known of the end of a run."""
+    """Records of the end of a run."""
 
     state: str
     """running, crashed, was interrupted, is finished; or `was killed`: it ended without a word."""
     step: int
-    """Of the last event."""
+    """Step of the last event."""
     phase: str
     """In which it ended, where it says so."""
     error: str
@@ -44,13 +44,13 @@ class Incident:
     beats: Sequence[Beat]
     """The last of each process, first the one that was silent first."""
     events: Sequence[Mapping[str, Any]]
-    """The last notable ones."""
+    """The last notable events."""
     logs: Mapping[str, str]
-    """By process that stopped before the others, the end of its log."""
+    """Ends of the logs of processes that stopped before the others, by process."""
 
 
 def look_into(folder: Path) -> Incident:
-    """What a run did last.
+    """Read the last activity of a run.
 
     Raises:
         RunError: there is no run.
@@ -90,33 +90,33 @@ def _tail(logs: Path, process: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a process wrote last."""
+    """Last heartbeat of a process."""
 
     process: str
     """Name of its file: controller, or pool and rank."""
     pid: int
     host: str
     at: float
-    """When, in seconds since 1970."""
+    """Time of the heartbeat, in seconds since 1970."""
     doing: str
     """From the whole to the part; empty between two things."""
     doing_s: float
-    """How long it had done that part."""
+    """Seconds that it had spent on that part."""
     num_items: int
     """Things that it waited for."""
     item: str
     """The one that it had waited for longest, and what it was doing with it; empty for none."""
     item_s: float
-    """How long that had been there."""
+    """Seconds that it had spent on that item."""
 
 
 def read_beats(logs: Path) -> list[Beat]:
     """The last of each process of a run, the one that was silent first in front; damaged files are left out."""
-    found: list[Beat] = []
+    beats: list[Beat] = []
     for file in sorted(logs.glob(f"*{SUFFIX}")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             beat = read_json(file)
-            found.append(
+            beats.append(
                 Beat(
                     process=file.name.removesuffix(SUFFIX),
                     pid=int(beat["pid"]),
@@ -129,4 +129,4 @@ def read_beats(logs: Path) -> list[Beat]:
                     item_s=float(beat["item_s"]),
                 )
             )
-    return sorted(found, key=lambda beat: beat.at)
+    return sorted(beats, key=lambda beat: beat.at)

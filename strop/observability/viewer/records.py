@@ -28,7 +28,7 @@ _OF_SAMPLES = tuple(
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process writes the run whose lock file this is; False for one that is not there."""
+    """True if a process writes the run whose lock file this is; False for one that is not there."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -69,12 +69,12 @@ class GrowingLines:
         """
         try:
             with open_regular(self._path) as file:
-                found = os.fstat(file.fileno())
-                is_new = (found.st_dev, found.st_ino) != self._file or found.st_size < self._offset
+                stat = os.fstat(file.fileno())
+                is_new = (stat.st_dev, stat.st_ino) != self._file or stat.st_size < self._offset
                 if is_new:
                     had = bool(self.records)
-                    self.records, self._offset, self._file = [], 0, (found.st_dev, found.st_ino)
-                elif found.st_size == self._offset:
+                    self.records, self._offset, self._file = [], 0, (stat.st_dev, stat.st_ino)
+                elif stat.st_size == self._offset:
                     return False
                 file.seek(self._offset)
                 before = len(self.records)
@@ -99,7 +99,7 @@ class GrowingLines:
 
 
 class RunRecords:
-    """What a run folder says of a run, but for the fates of single samples: those make opening a folder slow."""
+    """Records of a run, read from its folder, except the fates of single samples: those make opening a folder slow."""
 
     def __init__(self, path: Path) -> None:
         """Raises:
@@ -118,13 +118,13 @@ class RunRecords:
         self.events: list[dict[str, Any]] = []
         """Without those of single samples, and without those that a resume took back."""
         self.metrics: dict[int, dict[str, float]] = {}
-        """By step."""
+        """Metrics by step."""
 
     def read_on(self) -> bool:
         """Read what was added; whether anything was."""
         has_events, has_metrics = self._events.read_on(), self._metrics.read_on()
         if has_events:
-            self.events = effective_events(one for one in self._events.records if is_record(one))
+            self.events = effective_events(event for event in self._events.records if is_record(event))
         if has_metrics:
             if len(self._metrics.records) <= self._num_taken:  # the file is another one
                 self.metrics, self._num_taken = {}, 0
@@ -146,9 +146,9 @@ class RunRecords:
     @property
     def config(self) -> Mapping[str, Any]:
         """The settings with which it began."""
-        found = self.info.get("config")
-        return found if isinstance(found, dict) else {}
+        settings = self.info.get("config")
+        return settings if isinstance(settings, dict) else {}
 
     def is_running(self) -> bool:
-        """Whether a process writes it."""
+        """True if a process writes it."""
         return is_held(self.path / "lock")

@@ -55,10 +55,12 @@ def find_samples(
         elif (command := run_folder.info.get("command", ["", "train"])[1:2]) != ["train"]:
             way = f": it is a run of `strop {' '.join(command)}`, which plays no prompts"
         raise RunError(f"{run_folder.path} has no {split} samples{way}")
-    wanted = [step] if step is not None else steps if ids else steps[-1:]
-    rows = [row for one in wanted for row in store.read(one, split=split)]
+    chosen_steps = [step] if step is not None else steps if ids else steps[-1:]
+    rows = [row for number in chosen_steps for row in store.read(number, split=split)]
     if not rows:
-        raise RunError(f"{run_folder.path}: the file of {split} samples of step {wanted[-1]} has no row")
+        raise RunError(
+            f"{run_folder.path}: the file of {split} samples of step {chosen_steps[-1]} has no row"
+        )
     if ids:
         known = {name for row in rows for name in (row["id"], row["uid"])}
         missing = [name for name in ids if name not in known]
@@ -83,15 +85,15 @@ def matching(rows: Sequence[dict[str, Any]], *, source: str | None, is_cut: bool
     Raises:
         RunError: no row is left.
     """
-    found = [row for row in rows if source is None or row["data_source"] == source]
-    if not found:
+    matches = [row for row in rows if source is None or row["data_source"] == source]
+    if not matches:
         known = sorted({str(row["data_source"]) for row in rows})
         raise RunError(f"no sample here is of the data source {source!r}; there are {', '.join(known)}")
     if not is_cut:
-        return found
-    cut = [row for row in found if row["stop_reason"] == "length"]
+        return matches
+    cut = [row for row in matches if row["stop_reason"] == "length"]
     if not cut:
-        raise RunError(f"none of these {len(found)} samples was cut at a limit of tokens; leave out --cut")
+        raise RunError(f"none of these {len(matches)} samples was cut at a limit of tokens; leave out --cut")
     return cut
 
 
@@ -102,11 +104,11 @@ def in_order(rows: Sequence[dict[str, Any]], *, sort: str | None) -> list[dict[s
         rows: of the sample store.
         sort: "worst" or "best" score first; rows without a score come last.
     """
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     turns = []
     for row in rows:
-        turns.append(seen[row["uid"]])
-        seen[row["uid"]] += 1
+        turns.append(counts[row["uid"]])
+        counts[row["uid"]] += 1
     spread = [rows[number] for number in sorted(range(len(rows)), key=turns.__getitem__)]
     if sort is None:
         return spread
@@ -149,8 +151,8 @@ def _title(row: Mapping[str, Any]) -> str:
 
 def _sections(row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     fate = row["fate"] or ""
-    num_tokens = sum(len(one.get("response_ids") or ()) for one in training_sequences(row))
-    found = [
+    num_tokens = sum(len(sequence.get("response_ids") or ()) for sequence in training_sequences(row))
+    sections = [
         ("prompt  ", row["prompt"] or ""),
         ("response", row["response"] or ""),
         ("expected", "" if row["ground_truth"] is None else _text(row["ground_truth"])),
@@ -163,11 +165,11 @@ def _sections(row: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
         ),
         ("fate    ", f"{fate} ({row['fate_reason']})" if row["fate_reason"] else fate),
     ]
-    return [(label, text) for label, text in found if text or label.strip() == "response"]
+    return [(label, text) for label, text in sections if text or label.strip() == "response"]
 
 
 def _agent_facts(row: Mapping[str, Any]) -> str:
-    """Who played, and what it noted about the whole episode."""
+    """Agent of the episode, and its notes about the whole of it."""
     facts = row.get("agent_facts") or {}
     player = [row["agent_name"]] if row.get("agent_name") and row.get("messages") else []
     return " ".join(

@@ -25,7 +25,7 @@ _MAX_FOLDERS = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """How a run stands or ended."""
+    """Summary of a run: its state, progress and final numbers."""
 
     name: str
     """The last parts of its path: quickstart's runs are all called train."""
@@ -35,7 +35,7 @@ class RunSummary:
     status: Status
     """stopped: it ended without being finished, and can go on."""
     reason: str = ""
-    """Why it failed, or what it says of its end."""
+    """Reason of a failure, or the run's own note on its end."""
     created: str = ""
     step: int = 0
     """The last one."""
@@ -48,7 +48,7 @@ class RunSummary:
     """Prompts and answers of all steps."""
     samples: float | None = None
     cost: float | None = None
-    """What judges have cost, in their currency."""
+    """Cost of the judges, in their currency."""
     pass_rate_start: float | None = None
     """Validation before the first step; None without one."""
     pass_rate_final: float | None = None
@@ -70,7 +70,7 @@ class RunSummary:
 
 
 def summary_of(records: RunRecords) -> RunSummary:
-    """What the records say, as they were last read."""
+    """Summary of the records, as they were last read."""
     steps = {event["step"]: event for event in records.of_kind("step")}
     seconds = math.fsum(_number(event.get("seconds")) or 0.0 for event in steps.values())
     validations = records.of_kind("validation")
@@ -94,9 +94,9 @@ def summary_of(records: RunRecords) -> RunSummary:
         seconds=seconds,
         steps_per_hour=3600 * len(steps) / seconds if seconds else None,
         device_hours=seconds * processes / 3600 if processes else None,
-        tokens=_sum(one.get(TOKENS) for one in numbers),
-        samples=_sum(one.get(name) for one in numbers for name in SAMPLE_COUNTS),
-        cost=_sum(value for one in numbers for name, value in one.items() if name.endswith("/cost")),
+        tokens=_sum(record.get(TOKENS) for record in numbers),
+        samples=_sum(record.get(name) for record in numbers for name in SAMPLE_COUNTS),
+        cost=_sum(value for record in numbers for name, value in record.items() if name.endswith("/cost")),
         pass_rate_start=_number(first.get("pass_rate")),
         pass_rate_final=_number(last.get("pass_rate")),
         low=_number(last.get("low")),
@@ -112,7 +112,11 @@ def summary_of(records: RunRecords) -> RunSummary:
 
 def _by_number(validations: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, int]]:
     """This number of each validation that has it, with the step."""
-    return [(number, one["step"]) for one in validations if (number := _number(one.get(name))) is not None]
+    return [
+        (number, validation["step"])
+        for validation in validations
+        if (number := _number(validation.get(name))) is not None
+    ]
 
 
 def name_of(path: Path) -> str:
@@ -127,20 +131,20 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     Raises:
         FileNotFoundError: a name belongs to nothing.
     """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path} is not there: name a run folder, or a folder of runs")
         for run in _below(path, _MAX_DEPTH, [_MAX_FOLDERS]):
-            found.setdefault(run.resolve(), run)
-    return sorted(found.values(), key=lambda run: (run / "run.json").stat().st_mtime)
+            folders.setdefault(run.resolve(), run)
+    return sorted(folders.values(), key=lambda run: (run / "run.json").stat().st_mtime)
 
 
 def differing_settings(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Full keys of the settings in which these configurations are not all the same."""
     flat = [flattened(config) for config in runs]
-    keys = {key for one in flat for key in one}
-    return sorted(key for key in keys if len({repr(one.get(key)) for one in flat}) > 1)
+    keys = {key for settings in flat for key in settings}
+    return sorted(key for key in keys if len({repr(settings.get(key)) for settings in flat}) > 1)
 
 
 def flattened(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -173,7 +177,9 @@ def _state(records: RunRecords) -> tuple[Status, str]:
     if records.is_running():
         return "running", ""
     ends = [
-        one for one in records.events if one["kind"] in ("crashed", "interrupted", "resumed", "preflight")
+        event
+        for event in records.events
+        if event["kind"] in ("crashed", "interrupted", "resumed", "preflight")
     ]
     last = ends[-1] if ends else {"kind": ""}
     if last["kind"] == "crashed":
@@ -190,14 +196,16 @@ def _kind(info: Mapping[str, Any]) -> str:
 
 def _last_reward(records: RunRecords) -> float | None:
     ordered = [{"step": step, **records.metrics[step]} for step in sorted(records.metrics)]
-    rewards = [value for one in run_series(ordered) if one.name == "reward" for _, value in one.points()]
-    kept = rewards[-max(round(_LAST_SHARE * len(rewards)), 1) :]
-    return math.fsum(kept) / len(kept) if kept else None
+    rewards = [
+        value for curve in run_series(ordered) if curve.name == "reward" for _, value in curve.points()
+    ]
+    last = rewards[-max(round(_LAST_SHARE * len(rewards)), 1) :]
+    return math.fsum(last) / len(last) if last else None
 
 
 def _sum(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return math.fsum(numbers) if numbers else None
 
 
 def _number(value: object) -> float | None:

@@ -72,8 +72,8 @@ def token_text(tokens: Sequence[Token]) -> Text:
     text = Text()
     for number, (is_sampled, span) in enumerate(groupby(tokens, key=lambda token: token.is_sampled)):
         members = list(span)
-        who = "sampled" if is_sampled else "given"
-        text.append(f"{chr(10) if number else ''}{who} [{len(members)}]  ", style="bold")
+        origin = "sampled" if is_sampled else "given"
+        text.append(f"{chr(10) if number else ''}{origin} [{len(members)}]  ", style="bold")
         text.append(coloured(members))
     return text
 
@@ -111,7 +111,7 @@ def token_table(tokens: Sequence[Token]) -> RenderableType:
 
 
 def legend() -> Text:
-    """What the colours mean."""
+    """Legend of the colours."""
     from rich.text import Text
 
     text = Text("token colours: ")

@@ -38,22 +38,22 @@ def turns_text(row: Mapping[str, Any], decode: Decode | None = None) -> Text:
     tokens = [] if decode is None else [response_tokens(one, decode) for one in training_sequences(row)]
     images = _images(row)
     text, num_answers, sequence = Text(), 0, 0
-    shown: list[int] = []
+    previous: list[int] = []
     for message in row.get("messages") or ():
         at = int(message.get("sequence", 0))
         if at > sequence:
-            text.append(f"sequence {at + 1}: {_why_begun(row, at)}\n", "dim")
+            text.append(f"sequence {at + 1}: {_sequence_reason(row, at)}\n", "dim")
             sequence = at
         num_answers += message["role"] == "assistant"
         span = _span(message, tokens)
         text.append(_headline(message, num_answers, span) + "\n", style=_LABEL_STYLE)
-        place = [at, *message.get("tokens", ())]
+        position = [at, *message.get("tokens", ())]
         if not span:
             _append(text, str(message.get("reasoning") or ""), style="dim")
             _append(text, str(message.get("content") or ""))
-        elif place != shown:
+        elif position != previous:
             text.append(_INDENT).append(coloured(_with_images(span, images.get(at, {})))).append("\n")
-        shown = place
+        previous = position
         for call in message.get("tool_calls") or ():
             _append_call(text, call)
         if message.get("error"):
@@ -72,16 +72,16 @@ def _span(message: Mapping[str, Any], tokens: Sequence[Sequence[Token]]) -> Sequ
 
 def _images(row: Mapping[str, Any]) -> dict[int, dict[int, tuple[int, str]]]:
     """By sequence and first token of each image of a tool: where its tokens end, and a name for them."""
-    found: dict[int, dict[int, tuple[int, str]]] = {}
+    images: dict[int, dict[int, tuple[int, str]]] = {}
     for message in row.get("messages") or ():
         for image in message.get("images") or ():
             (wide, high), (start, stop) = image["size"], image["tokens"]
             name = f"[image {wide}x{high}: {stop - start} tokens]"
-            found.setdefault(int(message.get("sequence", 0)), {})[start] = stop, name
-    return found
+            images.setdefault(int(message.get("sequence", 0)), {})[start] = stop, name
+    return images
 
 
-def _why_begun(row: Mapping[str, Any], sequence: int) -> str:
+def _sequence_reason(row: Mapping[str, Any], sequence: int) -> str:
     before = (row.get("earlier_sequences") or ())[sequence - 1 : sequence]
     if any(one.get("stop_reason") == "turn" for one in before):
         return "an answer is trained by itself (agent.credit=turn)"
@@ -90,14 +90,14 @@ def _why_begun(row: Mapping[str, Any], sequence: int) -> str:
 
 def _with_images(span: Sequence[Token], images: Mapping[int, tuple[int, str]]) -> list[Token]:
     """The tokens with one name in place of those of each image."""
-    shown, end = [], 0
+    parts, end = [], 0
     for token in span:
         if token.position in images:
             end, name = images[token.position]
-            shown.append(replace(token, text=name))
+            parts.append(replace(token, text=name))
         elif token.position >= end:
-            shown.append(token)
-    return shown
+            parts.append(token)
+    return parts
 
 
 def _headline(message: Mapping[str, Any], num_answers: int, span: Sequence[Token]) -> str:
@@ -123,9 +123,9 @@ def short(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, list):
-        return [short(one) for one in value]
+        return [short(item) for item in value]
     if isinstance(value, dict):
-        return {key: short(one) for key, one in value.items()}
+        return {key: short(item) for key, item in value.items()}
     return value
 
 

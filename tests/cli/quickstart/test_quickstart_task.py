@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from strop.cli.quickstart.stages import _to_the_path
+from strop.cli.quickstart.stages import _activation_lines
 from strop.cli.quickstart.task import draw_words, write_task
 from strop.data import DataConfig, PromptDataset, SftDataConfig, SftDataset, read_rows
 from strop.data.tiny_model import make_tiny_tokenizer
@@ -45,10 +45,10 @@ def test_a_shell_that_does_not_know_the_command_is_told_how(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert _to_the_path() == ["  source .venv/bin/activate"]
+    assert _activation_lines() == ["  source .venv/bin/activate"]
     strop = tmp_path / "strop"
     strop.touch(mode=0o755)
-    assert _to_the_path() == []
+    assert _activation_lines() == []
 
 
 def test_files_are_a_function_of_the_seed(tmp_path: Path) -> None:

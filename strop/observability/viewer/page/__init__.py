@@ -1,6 +1,6 @@
 """A local web page over run folders: `strop view`.
 
-answers.py        What the page asks for, as plain values
+answers.py        Responses to the page's requests, as plain values; every text in them is made harmless
 catalog.py        The runs that the page shows
 one_file.py       A run, or several, as one HTML file
 sample_search.py  Samples by what they are

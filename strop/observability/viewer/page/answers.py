@@ -1,4 +1,4 @@
-"""What the page asks for, as plain values; every text in them is one that nothing acts on."""
+"""Responses to the page's requests, as plain values; every text in them is made harmless."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ MAX_GROUPS = 2000
 
 def runs(catalog: Catalog, words: Words) -> dict[str, Any]:
     """Every run in a few numbers, and the settings that tell them apart."""
-    found = catalog.runs()
-    keys = differing_settings([one.config for one in found.values()])
+    records = catalog.runs()
+    keys = differing_settings([record.config for record in records.values()])
     return {
         "version": strop.__version__,
         "runs": [
-            {"id": name, **asdict(summary_of(one)), "settings": _settings(one, keys)}
-            for name, one in found.items()
+            {"id": name, **asdict(summary_of(record)), "settings": _settings(record, keys)}
+            for name, record in records.items()
         ],
         "differing_settings": keys,
         "unreadable": catalog.unreadable,
@@ -48,18 +48,18 @@ def runs(catalog: Catalog, words: Words) -> dict[str, Any]:
 def metrics(catalog: Catalog, words: Words) -> dict[str, Any]:
     """Columns over the steps: those that are named, separated by commas."""
     run = catalog.run(words["run"])
-    wanted = [name for name in words.get("names", "").split(",") if name]
+    names = [name for name in words.get("names", "").split(",") if name]
     steps = sorted(run.metrics)
     axes = {axis: axis_of(run, axis) for axis in AXES}
     return {
         "names": metric_names(run),
         "axes": {axis: [places[step] for step in steps] for axis, places in axes.items()},
-        "columns": {name: [_finite(run.metrics[step].get(name)) for step in steps] for name in wanted},
+        "columns": {name: [_finite(run.metrics[step].get(name)) for step in steps] for name in names},
     }
 
 
 def events(catalog: Catalog, words: Words) -> dict[str, Any]:
-    """What happened, each with its sentence, and the seconds of each phase of each step."""
+    """Events of a run, each with its sentence, and the seconds of each phase of each step."""
     run = catalog.run(words["run"])
     steps = [event for event in run.of_kind("step") if isinstance(event.get("phases"), dict)]
     names = list(dict.fromkeys(name for event in steps for name in event["phases"]))
@@ -81,11 +81,11 @@ def events(catalog: Catalog, words: Words) -> dict[str, Any]:
 
 def samples(catalog: Catalog, words: Words) -> dict[str, Any]:
     """The next samples that match; `goes_on_at` is given back to go on."""
-    given = dict(words)
-    run = catalog.run(given.pop("run"))
-    start_at = given.pop("start_at", "")
-    found = search(run.samples, Query.of(given), start_at=int(start_at) if start_at else None)
-    return asdict(found)
+    query = dict(words)
+    run = catalog.run(query.pop("run"))
+    start_at = query.pop("start_at", "")
+    matches = search(run.samples, Query.of(query), start_at=int(start_at) if start_at else None)
+    return asdict(matches)
 
 
 def sample(catalog: Catalog, words: Words) -> dict[str, Any]:
@@ -126,24 +126,26 @@ def groups(catalog: Catalog, words: Words) -> dict[str, Any]:
     if step not in files:
         raise RunError(f"{run.path} has no {split} samples of step {step}")
     by_uid: dict[str, dict[str, Any]] = {}
-    wanted = schema_of(("id", "uid", "prompt", "data_source", "score", "fate", "fate_reason", "reward_parts"))
+    columns = schema_of(
+        ("id", "uid", "prompt", "data_source", "score", "fate", "fate_reason", "reward_parts")
+    )
     for path in files[step]:
-        for table in tables_of(path, wanted):
+        for table in tables_of(path, columns):
             for row in table.to_pylist():
                 _add_to_group(by_uid, row)
     return {
         "steps": list(files),
         "step": step,
-        "groups": [_grouped(one) for one in list(by_uid.values())[:MAX_GROUPS]],
+        "groups": [_grouped(group) for group in list(by_uid.values())[:MAX_GROUPS]],
         "num_groups": len(by_uid),
     }
 
 
 def fates(catalog: Catalog, words: Words) -> dict[str, Any]:
-    """What became of all samples, and why."""
+    """Fates of all samples, with the reasons."""
     run = catalog.run(words["run"])
     with RunFolder.open(run.path, read_only=True) as folder:
-        return {"fates": [_harmless(one.as_json()) for one in find_fates(folder)]}
+        return {"fates": [_harmless(fate.as_json()) for fate in find_fates(folder)]}
 
 
 def settings(catalog: Catalog, words: Words) -> dict[str, Any]:
@@ -171,13 +173,15 @@ ANSWERS: dict[str, Callable[[Catalog, Words], dict[str, Any]]] = {
 
 def _tokens(sequence: Mapping[str, Any], decode: Decode | None) -> dict[str, Any]:
     tokens = response_tokens(sequence, lambda ids: f"⟨{ids[0]}⟩")
-    texts = [one.text for one in tokens] if decode is None else pieces([one.id for one in tokens], decode)
+    texts = (
+        [token.text for token in tokens] if decode is None else pieces([token.id for token in tokens], decode)
+    )
     columns: dict[str, Any] = {
         "text": [printable(text) for text in texts],
-        "id": [one.id for one in tokens],
-        "sampled": [one.is_sampled for one in tokens],
-        "log_prob": [_finite(one.log_prob) for one in tokens],
-        "version": [one.version for one in tokens],
+        "id": [token.id for token in tokens],
+        "sampled": [token.is_sampled for token in tokens],
+        "log_prob": [_finite(token.log_prob) for token in tokens],
+        "version": [token.version for token in tokens],
     }
     for name, stored in (
         ("entropy", "entropys"),
@@ -196,7 +200,7 @@ def _settings(run: RunRecords, keys: Sequence[str]) -> dict[str, str]:
 
 
 def _sentence(event: Mapping[str, Any]) -> str:
-    """What an event says, in words where it has some."""
+    """Message of an event; its fields in words where it has none."""
     for name in ("message", "error", "reason", "cause", "verdict"):
         if isinstance(event.get(name), str) and event[name]:
             return printable(event[name])[:2000]
@@ -228,7 +232,9 @@ def _add_to_group(by_uid: dict[str, dict[str, Any]], row: Mapping[str, Any]) -> 
 def _grouped(group: dict[str, Any]) -> dict[str, Any]:
     scores = [score for score in group["scores"] if score is not None]
     verdicts = [
-        one for one, score in zip(group.pop("passes"), group["scores"], strict=True) if score is not None
+        passed
+        for passed, score in zip(group.pop("passes"), group["scores"], strict=True)
+        if score is not None
     ]
     group["mean"] = math.fsum(scores) / len(scores) if scores else None
     if not scores:
@@ -247,9 +253,9 @@ def _harmless(value: Any) -> Any:
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):
-        return {printable(str(key)): _harmless(one) for key, one in value.items()}
+        return {printable(str(key)): _harmless(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_harmless(one) for one in value]
+        return [_harmless(item) for item in value]
     return _finite(value) if isinstance(value, float) else value
 
 

@@ -37,7 +37,7 @@ class Catalog:
     def runs(self) -> dict[str, RunRecords]:
         """All of them as they stand now, the newest first."""
         with self._lock:
-            found: dict[str, RunRecords] = {}
+            runs_by_id: dict[str, RunRecords] = {}
             self.unreadable = {}
             for path in reversed(find_runs(self._paths)):
                 name = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]
@@ -47,9 +47,9 @@ class Catalog:
                 except RunError as error:
                     self.unreadable[str(path)] = str(error)
                     continue
-                found[name] = records
-            self._runs = found
-            return found
+                runs_by_id[name] = records
+            self._runs = runs_by_id
+            return runs_by_id
 
     def run(self, name: str) -> RunRecords:
         """One of them, as it stands now.

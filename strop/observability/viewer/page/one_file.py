@@ -36,16 +36,16 @@ def write_page(path: Path, catalog: Catalog, *, max_samples: int) -> dict[str, i
     Returns:
         num_runs, num_samples and num_found, of all samples.
     """
-    found = answers.runs(catalog, {})
-    kept: dict[str, Any] = {"runs": found, "of_run": {}}
-    counts = Counter({"num_runs": len(found["runs"]), "num_samples": 0, "num_found": 0})
-    for one in found["runs"]:
-        records = catalog.run(one["id"])
+    listing = answers.runs(catalog, {})
+    data: dict[str, Any] = {"runs": listing, "of_run": {}}
+    counts = Counter({"num_runs": len(listing["runs"]), "num_samples": 0, "num_found": 0})
+    for run in listing["runs"]:
+        records = catalog.run(run["id"])
         rows, total = _some_samples(catalog, records, max_samples)
         counts.update({"num_samples": len(rows), "num_found": total})
-        words = {"run": one["id"]}
+        words = {"run": run["id"]}
         names = answers.metrics(catalog, words)["names"]
-        kept["of_run"][one["id"]] = {
+        data["of_run"][run["id"]] = {
             "metrics": answers.metrics(catalog, {**words, "names": ",".join(names)}),
             "events": answers.events(catalog, words),
             "fates": answers.fates(catalog, words),
@@ -53,7 +53,7 @@ def write_page(path: Path, catalog: Catalog, *, max_samples: int) -> dict[str, i
             "samples": rows,
             "num_samples": total,
         }
-    replace_text(path, _page(kept))
+    replace_text(path, _page(data))
     return dict(counts)
 
 
@@ -81,11 +81,11 @@ def _num_rows(path: Path) -> int:
     return int(pq.read_metadata(path).num_rows)
 
 
-def _page(kept: Mapping[str, Any]) -> str:
+def _page(values: Mapping[str, Any]) -> str:
     """The page with scripts, styles and data in it; it runs the scripts that it was written with and no other."""
     files = {name: path.read_text(encoding="utf-8") for name, path in static_files().items()}
     page = files["index.html"]
-    data = json.dumps(kept).replace("<", "\\u003c")
+    data = json.dumps(values).replace("<", "\\u003c")
     hashes: list[str] = []
 
     def script(name: str) -> str:
@@ -99,7 +99,7 @@ def _page(kept: Mapping[str, Any]) -> str:
     head, _, body = page.partition("</head>")
     scripts = [script(name) for name in (*_SCRIPT.findall(head), PLOTLY)]
     head = _SCRIPT.sub("", head)
-    allowed = " ".join(f"'sha256-{one}'" for one in hashes)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     policy = (
         f"default-src 'none'; script-src {allowed}; "
         f"style-src 'unsafe-inline'; img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"

@@ -29,7 +29,7 @@ _VISIT = re.compile(r"e\d+-(\d+)")
 
 @dataclass(frozen=True, kw_only=True)
 class Query:
-    """What is looked for; None and empty texts take all."""
+    """Search filters; None and empty texts match everything."""
 
     split: str = "train"
     first_step: int | None = None
@@ -59,18 +59,18 @@ class Query:
         Raises:
             ValueError: a word is no number where one is needed, or nothing is called so.
         """
-        given: dict[str, Any] = {}
-        kinds = {one.name: str(one.type) for one in fields(cls)}
+        filters: dict[str, Any] = {}
+        kinds = {field.name: str(field.type) for field in fields(cls)}
         for name, word in words.items():
             if name not in kinds:
                 raise ValueError(f"samples are not looked for by {name!r}")
             if not word:
                 continue
             try:
-                given[name] = _READERS[kinds[name]](word)
+                filters[name] = _READERS[kinds[name]](word)
             except ValueError:
                 raise ValueError(f"{name} is {word!r}, which is no number") from None
-        return cls(**given)
+        return cls(**filters)
 
 
 _READERS: dict[str, Any] = {
@@ -139,9 +139,9 @@ def _matching(table: pa.Table, query: Query) -> list[dict[str, Any]]:
     import pyarrow.compute as pc
 
     tests = []
-    for name, wanted in (("data_source", query.source), ("fate", query.fate), ("stop_reason", query.stop)):
-        if wanted:
-            tests.append(pc.equal(table[name], wanted))
+    for name, value in (("data_source", query.source), ("fate", query.fate), ("stop_reason", query.stop)):
+        if value:
+            tests.append(pc.equal(table[name], value))
     if query.lowest_score is not None:
         tests.append(pc.greater_equal(table["score"], query.lowest_score))
     if query.highest_score is not None:

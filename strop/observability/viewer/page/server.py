@@ -54,7 +54,7 @@ def plotly_script() -> Path:
 
 
 def static_files() -> dict[str, Path]:
-    """What the page is made of, by name."""
+    """Files of the page, by name."""
     ours = {path.name: path for path in sorted(STATIC.iterdir()) if path.suffix in _TYPES}
     return {**ours, PLOTLY: plotly_script()}
 
@@ -108,7 +108,7 @@ def make_app(catalog: Catalog, token: str) -> web.Application:
 
 
 def address(port: int, token: str) -> str:
-    """What is opened in a browser."""
+    """URL of the page, with its token."""
     return f"http://{HOST}:{port}/?token={token}"
 
 
@@ -137,9 +137,9 @@ def _guard(token: str) -> Any:
     async def guard(request: web.Request, handler: _Handler) -> web.StreamResponse:
         if not _is_loopback(request.host):  # a page of a stranger whose name was bent to this address
             return web.Response(status=403, text="this page answers to 127.0.0.1 and localhost alone")
-        given = request.query.get("token")
-        if given is not None:
-            if not _is_same(given, token):
+        sent = request.query.get("token")
+        if sent is not None:
+            if not _is_same(sent, token):
                 return web.Response(status=403, text="this token is not, or no longer, the right one")
             moved = web.Response(status=303, headers={"Location": request.path})
             moved.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
@@ -156,8 +156,8 @@ def _guard(token: str) -> Any:
     return guard
 
 
-def _is_same(given: str, token: str) -> bool:
-    return hmac.compare_digest(given.encode(), token.encode())
+def _is_same(sent: str, token: str) -> bool:
+    return hmac.compare_digest(sent.encode(), token.encode())
 
 
 def _is_loopback(host: str) -> bool:

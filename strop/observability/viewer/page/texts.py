@@ -23,11 +23,11 @@ def decode_of(run: RunRecords) -> Decode | None:
     model = run.config.get("model")
     settings: dict[str, Any] = model if isinstance(model, dict) else {}
     saved = sorted(run.path.glob("checkpoints/global_step_*/model"))[-1:]
-    named = [Path(str(name)) for name in (settings.get("tokenizer_path"), settings.get("path")) if name]
-    for folder in (*saved, *named):
-        found = _of_file(folder / _FILE)
-        if found is not None:
-            return found
+    paths = [Path(str(name)) for name in (settings.get("tokenizer_path"), settings.get("path")) if name]
+    for folder in (*saved, *paths):
+        decode = _of_file(folder / _FILE)
+        if decode is not None:
+            return decode
     try:
         return decoder(run.path)
     except (RunError, ValueError, OSError):
@@ -38,8 +38,8 @@ def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
     """The text of each token; of a character that several tokens make, all of it at the last of them."""
     texts: list[str] = []
     waiting: list[int] = []
-    for one in ids:
-        waiting.append(one)
+    for token in ids:
+        waiting.append(token)
         text = decode(waiting)
         if _BROKEN in text and len(waiting) < _MAX_JOINED:
             texts.append("")
