@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from strop._moved import keep_old_names
 from strop.utils.lazy_import import lazy_names
+from strop.version import __version__
 
 if TYPE_CHECKING:
     from strop.api.results import Result
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from strop.controller.ray.future import DataProtoFuture
     from strop.protocol import DataProto
     from strop.protocol.trajectory import Prompt, Trajectory
-
-__version__ = "0.2.0"
 
 __all__ = [
     "GRPO",

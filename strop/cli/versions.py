@@ -10,7 +10,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-import strop
+from strop.version import __version__
 
 SHOWN = ("torch", "transformers", "tensordict", "huggingface-hub", "ray")
 """Packages that are named whether an extra brings them or not."""
@@ -27,7 +27,7 @@ print(", ".join(f"{name} {known[name]}" for name in sys.argv[1:] if name in know
 def describe_installation() -> str:
     """Versions of strop, Python and the packages that matter; extras that are whole, and those that are not."""
     lines = [
-        f"strop {strop.__version__}",
+        f"strop {__version__}",
         f"python {platform.python_version()} ({platform.system()} {platform.machine()})",
         *(f"{name} {_version(name) or 'is not installed'}" for name in SHOWN),
     ]

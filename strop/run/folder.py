@@ -27,7 +27,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import strop
 from strop.run.checkpoints import MODEL_FOLDER, CheckpointStore
 from strop.run.config import RunConfig
 from strop.run.errors import RunError
@@ -41,6 +40,7 @@ from strop.utils.atomic_io import replace_text
 from strop.utils.safe_read import read_json
 from strop.utils.sanitize import remember_secrets_in, storable, storable_text
 from strop.utils.shell_words import shell_word
+from strop.version import __version__
 
 RUN_FILE = "run.json"
 CONFIG_FILE = "config.yaml"
@@ -314,7 +314,7 @@ def _describe(config: Mapping[str, Any], command: Sequence[str]) -> dict[str, An
 
 
 def _environment() -> dict[str, Any]:
-    versions = {"python": platform.python_version(), "strop": strop.__version__}
+    versions = {"python": platform.python_version(), "strop": __version__}
     for package in _PACKAGES:
         try:
             versions[package] = metadata.version(package)

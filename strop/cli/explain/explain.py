@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import strop
 from strop.compat.key_aliases import key_aliases
 from strop.config.explanation import Explanation, explain, papers_in
 from strop.utils.terminal import UsageError, print_json, print_plain
@@ -35,7 +34,7 @@ _REGISTERED_BY = {
 }
 """The module whose decorators register the built-in functions of a kind."""
 
-PACKAGE = Path(strop.__file__).parent
+PACKAGE = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, kw_only=True)

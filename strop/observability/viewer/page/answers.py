@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import strop
 from strop.observability.viewer.curves import AXES, axis_of, metric_names
 from strop.observability.viewer.diff import changed_settings, compared
 from strop.observability.viewer.filtered import find_fates
@@ -25,6 +24,7 @@ from strop.run import RunError, RunFolder
 from strop.run.samples import schema_of
 from strop.run.samples.reading import tables_of
 from strop.utils.sanitize import printable
+from strop.version import __version__
 
 Words = Mapping[str, str]
 MAX_GROUPS = 2000
@@ -35,7 +35,7 @@ def runs(catalog: Catalog, words: Words) -> dict[str, Any]:
     records = catalog.runs()
     keys = differing_settings([record.config for record in records.values()])
     return {
-        "version": strop.__version__,
+        "version": __version__,
         "runs": [
             {"id": name, **asdict(summary_of(record)), "settings": _settings(record, keys)}
             for name, record in records.items()
