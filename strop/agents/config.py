@@ -27,8 +27,7 @@ class AgentConfig:
     `with_absolute_paths`."""
 
     default_agent: str = SINGLE_TURN
-    """Who plays the rows that name no agent in a column agent_name: single_turn_agent, tool_agent, or an agent of
-    your own."""
+    """Agent of the rows that name none in a column agent_name: single_turn_agent, tool_agent, or one of your own."""
     files: tuple[str, ...] = ()
     """Python files that register agents, tools or tool-call formats of your own. Relative paths start at the
     current directory."""
@@ -48,7 +47,7 @@ class AgentConfig:
     loops: str = ""
     """YAML list of agent loops: name, _target_ (FILE.py:CLASS, or a dotted path) and further constructor arguments."""
     credit: Literal["trajectory", "turn"] = "trajectory"
-    """How the rewards of single answers of env_agent are trained. trajectory: an episode is one sample, each reward on
+    """Credit of the rewards of single answers of env_agent. trajectory: an episode is one sample, each reward on
     the last token of its answer. turn: every answer is a sample of its own, worth the rewards from it on, without
     discount, and estimators that compare the samples of a prompt compare all answers of all its episodes."""
     interactions: str = ""
@@ -59,14 +58,14 @@ class AgentConfig:
     """Python file with functions marked @function_tool; or names of such tools that installed packages bring, with
     commas between them."""
     tool_format: str = "auto"
-    """How the model writes tool calls, also to an agent behind the gateway and in `strop serve`; auto: as its chat
-    template writes them."""
+    """Format in which the model writes tool calls, also to an agent behind the gateway and in `strop serve`; auto: as its
+    chat template writes them."""
     max_parallel_calls: PositiveInt = 1
     """Tool calls of one answer that are carried out; the others are answered with a sentence that says so."""
     max_tool_response_tokens: PositiveInt = 256
     """Tokens of one tool result; longer ones are cut."""
     tool_response_truncation: Literal["left", "right", "middle"] = "middle"
-    """Where a long tool result is cut: left keeps its end, right its beginning, middle both."""
+    """Side on which a long tool result is cut: left keeps its end, right its beginning, middle both."""
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     openai: OpenAIAgentConfig = field(default_factory=OpenAIAgentConfig)
 

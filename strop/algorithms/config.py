@@ -42,7 +42,7 @@ class AlgorithmConfig:
     adv_settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the estimator, by the names of its keyword arguments."""
     anchor_similarity: PositiveShare = 1.0
-    """How alike the texts of two states must be for gigpo to compare the answers that were given in them: 1: equal;
+    """Similarity from which gigpo compares the answers that were given in two states, by their texts: 1: equal;
     below: the share of characters in matching blocks."""
     reward_keys: tuple[str, ...] = ()
     """Parts of the reward, as the reward function names them in its result (`score` for the score itself), that
@@ -68,9 +68,9 @@ class AlgorithmConfig:
     ] = 3.0
     """Dual clip: where the advantage is negative, the loss of a token is at most -advantage times this."""
     loss_agg_mode: AggregationMode | None = None
-    """How per-token terms become one loss, that of the policy and that of the critic. Denominators count over the
-    whole optimizer batch. Not set: for both as in the paper of the policy loss (seq-mean-token-mean for gspo, gmpo
-    and sapo), else token-mean."""
+    """Aggregation of per-token terms to one loss, that of the policy and that of the critic. Denominators count over
+    the whole optimizer batch. Not set: for both as in the paper of the policy loss (seq-mean-token-mean for gspo,
+    gmpo and sapo), else token-mean."""
     loss_scale_factor: PositiveFloat | None = None
     """Constant divisor of seq-mean-token-sum-norm, in tokens. Not set: data.max_response_tokens."""
     entropy_coeff: FiniteFloat = 0.0
@@ -84,7 +84,7 @@ class AlgorithmConfig:
     cliprange_value: Annotated[float, Gt(0), ".inf never clips"] = 0.5
     """The critic's new value counts as moved by at most this from the old one; .inf never clips."""
     old_log_probs: Literal["recompute", "rollout"] | None = None
-    """Where the denominator of the ratio comes from: the trainer's own weights at the start of the step (recompute),
+    """Denominator of the ratio: log-probs of the trainer's own weights at the start of the step (recompute),
     or the log-probs recorded while sampling (rollout). Not set: rollout where samples are of older policies
     (rollout.max_staleness) and algorithm.correction is off, for losses whose clip is made for it; else recompute."""
     policy_coef: NonNegativeFloat = 1.0
@@ -108,7 +108,7 @@ class AlgorithmConfig:
     resampling_power: NonNegativeFloat = 2.0
     """Exponent of resampling=pow."""
     resampling_within: Literal["batch", "prompt"] = "batch"
-    """What scores are compared with and drawn from: all samples of the step, or those of the same prompt."""
+    """Samples that scores are compared with and drawn from: all of the step, or those of the same prompt."""
     distillation: DistillationConfig = field(default_factory=DistillationConfig)
     correction: CorrectionConfig = field(default_factory=CorrectionConfig)
     keep: KeepConfig = field(default_factory=KeepConfig)

@@ -17,7 +17,7 @@ class FilterGroupsConfig:
     enable: bool = False
     """Leave out groups whose samples all got the same, and sample others in their place."""
     metric: Literal["score", "acc"] = "acc"
-    """What is compared within a group: the score, or the scorer's `acc` where it gives one."""
+    """Quantity that is compared within a group: the score, or the scorer's `acc` where it gives one."""
     lowest_mean: float | None = None
     """Leave out groups with a mean below this too: harder than the band of difficulty."""
     highest_mean: float | None = None

@@ -24,7 +24,7 @@ class PreferenceLossConfig:
     arXiv:2405.14734, eq. 6); reward: a reward model instead of a policy (Ouyang et al. 2022, arXiv:2203.02155, eq. 1;
     margins of rows as Touvron et al. 2023, arXiv:2307.09288, eq. 2)."""
     beta: PositiveFloat = 0.1
-    """How dearly the policy pays for leaving the model that it began with; with orpo the weight of the odds ratio
+    """Strength with which the policy is held to the model that it began with; with orpo the weight of the odds ratio
     (the paper's lambda), with simpo the scale of the margin, for which the paper has 2 to 10; not for loss=reward."""
     simpo_gamma: NonNegativeFloat = 0.5
     """By how much a better answer is to win, after beta: simpo alone."""

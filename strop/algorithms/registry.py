@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """What a registered function asks for; the trainer computes what is needed, and nothing else."""
+    """Columns and settings that a registered function asks for; the trainer computes those, and nothing else."""
 
     needs: frozenset[str] = frozenset()
     """Columns passed by keyword, e.g. `group_ids` or `values`. Empty: the function declared nothing and
@@ -192,7 +192,7 @@ class FunctionRegistry(Registry[F]):
         return {name: default for name, default in own.items() if name not in self.optional_columns}
 
     def declaration(self, name: str | Enum) -> Declaration:
-        """What the function under `name` declared when it was registered."""
+        """The declaration of the function under `name`."""
         key = name_of(name)
         self[key]  # an unknown name fails here, with the known ones in the message
         return self.declarations.get(key, Declaration())
@@ -226,7 +226,7 @@ def with_own_settings(function: Callable[..., object], declaration: Declaration)
 def settings_for(
     function: Callable[..., object], declaration: Declaration, settings: Mapping[str, object]
 ) -> dict[str, object]:
-    """Those of the settings that the function takes: declared ones, and its own keyword defaults."""
+    """The settings that the function takes: declared ones, and its own keyword defaults."""
     parameters = inspect.signature(function).parameters
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
     own = {one.name for one in parameters.values() if one.default is not inspect.Parameter.empty}

@@ -50,7 +50,7 @@ class CorrectionConfig:
     """
 
     weights: Literal["none", "token", "sequence", "geometric"] = "none"
-    """Which ratio multiplies a token's loss; none: no weights."""
+    """Ratio that multiplies a token's loss; none: no weights."""
     mode: Literal["truncate", "mask"] = "truncate"
     """truncate: a ratio above `upper` becomes `upper` (TIS). mask: a ratio outside [lower, upper] becomes 0
     (MIS, IcePop); the token still counts in the loss's denominators, unlike a rejected one."""

@@ -29,7 +29,7 @@ class Limits:
     file_mib: PositiveInt = 16
     """Size of the largest file it may write, in MiB."""
     disk_mib: PositiveInt = 64
-    """What its work folder, /tmp and /dev/shm hold together, in MiB; kept in memory, gone afterwards."""
+    """Size of its work folder, /tmp and /dev/shm together, in MiB; kept in memory, gone afterwards."""
     output_kib: PositiveInt = 256
     """Bytes of standard output, and as many of standard error, in KiB; the program that writes more is ended."""
 
@@ -44,7 +44,7 @@ class SandboxConfig:
     url: str = ""
     """Address of the SandboxFusion server, for example http://10.0.0.5:8080."""
     isolation: Literal["auto", "bubblewrap", "kernel"] = "auto"
-    """What builds a local sandbox: the program bwrap of the system, or the kernel's calls directly. `auto` takes bwrap
+    """Builder of a local sandbox: the program bwrap of the system, or the kernel's calls directly. `auto` takes bwrap
     where it is installed and this process is not root. Both are tested before use; there is no weaker mode."""
     python: str = ""
     """Python interpreter inside a local sandbox; its installation is visible there, read-only. Empty: the one
@@ -58,7 +58,7 @@ class SandboxConfig:
     queue_s: Annotated[float, Gt(0), ".inf is no limit"] = 600.0
     """Longest wait for a free place among max_concurrent, in seconds."""
     limits: Limits = field(default_factory=Limits)
-    """What one program may use, unless it brings limits of its own."""
+    """Limits of one program, unless it brings limits of its own."""
 
     def __post_init__(self) -> None:
         if self.backend == "sandbox_fusion" and not self.url.startswith(("http://", "https://")):

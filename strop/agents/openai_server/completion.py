@@ -48,7 +48,7 @@ class CompletionResult:
     prompts: tuple[tuple[int, ...], ...]
     """Token ids of each; a chat has one."""
     choices: tuple[Choice, ...]
-    """Those of the first prompt, then those of the next one."""
+    """Choices of the first prompt, then those of the next one."""
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -21,7 +21,7 @@ _MAX_DEPTH = 50
 """Brackets inside each other."""
 
 _LEADING_ZEROS = re.compile(r"(?<![\w.])0+(?=\d)")
-"""Those of 007, which Python's grammar does not take."""
+"""Leading zeros as in 007, which Python's grammar does not take."""
 _FUNCTIONS: dict[str, Callable[[float], float]] = {
     "sqrt": math.sqrt, "abs": abs, "floor": math.floor, "ceil": math.ceil, "round": round, "exp": math.exp,
     "log": math.log, "sin": math.sin, "cos": math.cos, "tan": math.tan,

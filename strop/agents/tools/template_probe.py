@@ -17,7 +17,7 @@ _THOUGHT = "THOUGHTMARK"
 _THINKING = {"reasoning_content": _THOUGHT, "thinking": _THOUGHT}
 _THINK = "<think>"
 _UNFINISHED = re.compile(r"[<\[][^<>\[\]\s]*$")
-"""Where two texts differ inside of a tag, they differ from its beginning."""
+"""An unfinished tag: texts that differ inside of one differ from its beginning."""
 QUESTION: Message = {"role": "user", "content": "x"}
 _SYSTEM: Message = {"role": "system", "content": "y"}
 EXAMPLE_NAME = "look_up"

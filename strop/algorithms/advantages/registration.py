@@ -158,7 +158,7 @@ def _optional_columns(function: AdvantageFn, declaration: Declaration) -> frozen
 
 
 def _check_result(name: str, result: object, response_mask: Tensor) -> None:
-    """What an estimator returns is checked where it is called, so that the message can name the function."""
+    """Check the result of an estimator where it is called, so that the message can name the function."""
     wanted = f"return (advantages, returns), two tensors of shape {list(response_mask.shape)}"
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise ValueError(f"advantage estimator {name!r} returned {describe(result)}: {wanted}")

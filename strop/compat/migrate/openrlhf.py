@@ -275,7 +275,7 @@ def both(key: str, value: Any, facts: Facts, *, ours: str, whole: bool = False) 
 
 
 def _optimized_roles(facts: Facts) -> list[str]:
-    """Whose optimizer a flag is about: flags with dots name it, others mean all."""
+    """Roles whose optimizer a flag sets: flags with dots name it, others mean all."""
     return ["actor", "critic"] if uses_critic(facts) and not facts.get("today") else ["actor"]
 
 

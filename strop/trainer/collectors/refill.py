@@ -31,7 +31,7 @@ class Refill:
         self.limit = max(0, settings.max_rounds * at_once - groups_per_step)
         """Groups that may be left out before one step, and replaced."""
         self.num_beyond = at_once - groups_per_step
-        """How many more groups may be in play than without a filter; below 0: fewer."""
+        """Groups that may be in play beside those without a filter; below 0: fewer."""
         self._at_first = min(1.0, groups_per_step / at_once)
         self._num_seen, self._num_teaching = 0.0, 0.0
         self.num_unfilled = 0

@@ -197,7 +197,7 @@ class _Worker:
             silence_s: kill it when it says nothing for so long, though it has episodes.
         """
         self.lost = ""
-        """Why it is of no use any more."""
+        """Reason for which it is of no use any more."""
         self._process, self._socket, self._client, self._begin = process, connection, client, begin
         self._silence_s = silence_s
         self._numbers = itertools.count()

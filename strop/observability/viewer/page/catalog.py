@@ -32,7 +32,7 @@ class Catalog:
         self._runs: dict[str, RunRecords] = {}
         self._decoders: dict[Path, Decode | None] = {}
         self.unreadable: dict[str, str] = {}
-        """Why a run is not shown, by its path."""
+        """Reasons for which runs are not shown, by their paths."""
 
     def runs(self) -> dict[str, RunRecords]:
         """All of them as they stand now, the newest first."""
