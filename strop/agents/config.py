@@ -58,8 +58,8 @@ class AgentConfig:
     """Python file with functions marked @function_tool; or names of such tools that installed packages bring, with
     commas between them."""
     tool_format: str = "auto"
-    """Format in which the model writes tool calls, also to an agent behind the gateway and in `strop serve`; auto: as its
-    chat template writes them."""
+    """Format in which the model writes tool calls, also to an agent behind the gateway and in `strop serve`; auto: as
+    its chat template writes them."""
     max_parallel_calls: PositiveInt = 1
     """Tool calls of one answer that are carried out; the others are answered with a sentence that says so."""
     max_tool_response_tokens: PositiveInt = 256
