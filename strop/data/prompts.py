@@ -14,7 +14,16 @@ from transformers import PreTrainedTokenizerBase
 
 from strop.data.bad_rows import BadRows, null_in
 from strop.data.cache.prompts import load_or_encode
-from strop.data.chat import Chat, check_last, encode_all, render_prompt, require_chat_template, to_chat
+from strop.data.chat import (
+    Chat,
+    check_last,
+    encode_all,
+    render_prompt,
+    render_prompts,
+    renders_alike,
+    require_chat_template,
+    to_chat,
+)
 from strop.data.config import DataConfig
 from strop.data.media import AUDIO_COLUMNS, MEDIA_COLUMNS
 from strop.data.rows import (
@@ -27,9 +36,11 @@ from strop.data.rows import (
     value_inside,
 )
 from strop.protocol.trajectory import Prompt
+from strop.utils.chat_template import TemplateRefused, TemplateTooCostly
 
 Side = Literal["left", "right", "middle"]
 _TOKENIZER_BATCH = 512
+_TEMPLATE_BATCH = 64
 """Texts per call of the tokenizer: enough to amortise the call, few enough to stay small in memory."""
 _PLACES = {"left": "on the left", "right": "on the right", "middle": "in the middle"}
 
@@ -208,11 +219,12 @@ class PromptDataset:
                 chat = self._chat(row, source)
             if chat is not None:
                 yield chat
-        self._bad.check()
 
     def _encode(self, tokenizer: PreTrainedTokenizerBase, chats: Iterable[Chat]) -> list[array[int]]:
-        """Token ids of the conversations of `_chats`, which raises at the end about those that cannot be rendered."""
-        return encode_prompts(tokenizer, chats, reading=lambda chat: self._bad.reading(chat.where))
+        """Token ids of the conversations of `_chats`; ValueError about all rows that cannot be read or rendered."""
+        encoded = encode_prompts(tokenizer, chats, reading=lambda chat: self._bad.reading(chat.where))
+        self._bad.check()
+        return encoded
 
     def _chat(self, row: int, source: Mapping[str, Any]) -> Chat:
         """The conversation of a row."""
@@ -326,18 +338,27 @@ def encode_prompts(
 ) -> list[array[int]]:
     """Token ids of every conversation with the generation prompt; arrays take an eighth of what lists would.
 
-    Texts are rendered one by one, in `reading(chat)`, and encoded in batches, which fast tokenizers spread over
-    threads; a conversation whose error that takes in has none.
+    Texts are rendered together while conversations are alike, one by one in `reading(chat)` where that fails, and
+    encoded in batches, which fast tokenizers spread over threads; a conversation whose error `reading` takes in has
+    none.
     """
     encoded: list[array[int]] = []
 
-    def rendered() -> Iterator[str]:
+    def rendered_one_by_one(chats: Iterable[Chat]) -> Iterator[str]:
         for chat in chats:
             text = None
             with reading(chat):
                 text = render_prompt(tokenizer, chat)
             if text is not None:
                 yield text
+
+    def rendered() -> Iterator[str]:
+        for _, alike in itertools.groupby(chats, key=renders_alike):
+            while batch := list(itertools.islice(alike, _TEMPLATE_BATCH)):
+                try:
+                    yield from render_prompts(tokenizer, batch)
+                except (TemplateRefused, TemplateTooCostly):
+                    yield from rendered_one_by_one(batch)
 
     texts = rendered()
     while batch := list(itertools.islice(texts, _TOKENIZER_BATCH)):

@@ -82,6 +82,25 @@ def apply_template(
         TemplateRefused: the template knows no such conversation, or has an error.
         TemplateTooCostly: it took more time or memory than any conversation needs.
     """
+    return _apply(tokenizer, [dict(message) for message in messages], tools, options)
+
+
+def apply_template_to_all(
+    tokenizer: Any,
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    tools: Sequence[Any] | None,
+    **options: Any,
+) -> list[str]:
+    """Texts of several conversations with the same tools and options, rendered at once: as `apply_template` without
+    tokens; an error is that of any of them."""
+    plain = [[dict(message) for message in messages] for messages in conversations]
+    texts: list[str] = _apply(tokenizer, plain, tools, {**options, "tokenize": False})
+    return texts
+
+
+def _apply(
+    tokenizer: Any, conversation: list[Any], tools: Sequence[Any] | None, options: dict[str, Any]
+) -> Any:
     _render_apart_by_default()
     if (template := getattr(tokenizer, _RENDERED, None)) is not None:
         options = {"chat_template": template, **options}
@@ -89,7 +108,7 @@ def apply_template(
     now = _now.set(clock.isoformat() if clock else "")
     is_trusted = _is_trusted.set(getattr(tokenizer, _TRUSTED, False))
     try:
-        return tokenizer.apply_chat_template([dict(message) for message in messages], tools=tools, **options)
+        return tokenizer.apply_chat_template(conversation, tools=tools, **options)
     except RenderingStopped as error:
         name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
         cause = f"ends with {error}" if str(error) else "loops, or writes far more than it is given"
