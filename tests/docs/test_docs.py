@@ -276,6 +276,7 @@ def test_the_table_of_metrics_is_that_of_their_declarations() -> None:
 # ----------------------------------------------------------------------------------------- error sentences
 
 
+@mock.patch("strop.utils.chat_template.process.DEADLINE_S", 1.0)  # one of the templates loops
 def test_every_sentence_of_troubleshooting_is_said(own_task: Session, tmp_path: Path) -> None:
     headings = re.findall(r"^### `(.*)`$", prose(DOCS / "troubleshooting.md"), flags=re.MULTILINE)
     assert len(headings) > 20
