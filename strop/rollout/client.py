@@ -1,4 +1,4 @@
-"""What agents talk to: token ids in, tokens out.
+"""Generation clients of agents: token ids in, tokens out.
 
 `EngineClient` asks the engine in this process. Engines in processes of their own may be lost while they generate, and
 there may be several (strop.rollout.replicas).

@@ -1,4 +1,4 @@
-"""What generates in a rollout worker: an engine, and whose weights it uses.
+"""Engine of a rollout worker, and the weights it uses.
 
 The native engine is made here, in the process of the worker, and lives as long as the worker does. Engines in processes
 of their own may be lost, be several, and have weights of their own: those are in strop.rollout.replicas; a user's own
@@ -29,7 +29,7 @@ from strop.rollout.weight_sync.types import Probe
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where an engine is to generate, and for what."""
+    """Model, settings, device and weights that an engine is made for."""
 
     model: ModelConfig
     rollout: RolloutConfig
@@ -58,11 +58,11 @@ class Generation:
     dtype: str = ""
     """Its precision."""
     reader: Any = None
-    """How an engine whose model is in another process is given media."""
+    """Media reader of an engine whose model is in another process."""
 
     @property
     def media(self) -> Any:
-        """How prompts with media are read; None where the engine is given text alone."""
+        """Media reader of prompts; None where the engine is given text alone."""
         return self.reader if self.policy is None else self.policy.media
 
 

@@ -1,4 +1,4 @@
-"""What every engine asks of a request before it takes it, and the request by which it shows that it lives."""
+"""Checks of a request before any engine takes it, and the one-token request of health checks."""
 
 from __future__ import annotations
 

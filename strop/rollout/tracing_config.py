@@ -1,4 +1,4 @@
-"""Where traces of episodes go."""
+"""Configuration of the backend that receives traces of episodes."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ class TraceConfig:
             )
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
-        """What is contacted (strop.config.sections)."""
+        """Addresses that are contacted (strop.config.sections)."""
         if self.endpoint:
             yield "endpoint", f"{self.endpoint} (is sent every traced episode)", ""

@@ -2,7 +2,7 @@
 
 batch.py          Continuous batching
 cache.py          Keys and values of the running sequences, and the attention of one decode step over them
-compiled.py       What the engine may be given compiled for the processor
+compiled.py       Functions of the engine compiled for the processor
 cuda_graph.py     Decode steps of a few fixed shapes, which a GPU captures once and repeats with one call each
 decode_kernel.py  Attention of a decode step on a CUDA device
 decode_steps.py   Decode steps in place of the model's own forward pass
@@ -10,8 +10,8 @@ engine.py         The asyncio face of the in-process engine
 half_weights.py   Weights of products held in half precision while an accelerator generates
 prefill.py        The tokens that requests begin with
 prefix_cache.py   Computed tokens that may begin a later request
-prefix_reuse.py   Which computed tokens are kept for later requests
+prefix_reuse.py   Selection of computed tokens that are kept for later requests
 request.py        One sequence of a batch
 sampling.py       The next token of many rows at once
-cpu/              What makes the native engine and training fast on a CPU
+cpu/              Compiled kernels of the native engine and of training on a CPU
 """

@@ -69,7 +69,7 @@ class DecodeBatch:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes."""
+        """Device of the model."""
         return self._model.device
 
     @property
@@ -97,9 +97,9 @@ class DecodeBatch:
 
     def _look_again(self) -> None:
         """The weights may be others from now on."""
-        for held in (self._half, self._steps):
-            if held is not None:
-                held.look_again()
+        for part in (self._half, self._steps):
+            if part is not None:
+                part.look_again()
 
     def free(self) -> None:
         """Give the cache's memory back; no request may be running."""
@@ -108,9 +108,9 @@ class DecodeBatch:
         self._cache.free()
         if self._states:
             self._states.free()
-        for held in (self._steps, self._half):
-            if held is not None:
-                held.free()
+        for part in (self._steps, self._half):
+            if part is not None:
+                part.free()
 
     @torch.inference_mode()
     def step(self, version: int) -> None:
@@ -159,7 +159,7 @@ class DecodeBatch:
             self._take(torch.cat(logits), range(first, len(self.running)), version)
 
     def _num_admissible(self) -> int:
-        """How many waiting requests may begin, as far as is known before they are computed.
+        """Number of waiting requests that may begin, as far as is known before they are computed.
 
         Raises:
             MemoryError: nothing runs, and there is no room for the first one alone.
@@ -167,20 +167,20 @@ class DecodeBatch:
         if self.running and self._is_short:
             return 0
         first = itertools.islice(self.waiting, self._max_running - len(self.running))
-        wanted = [len(request.given_ids) for request in first]
-        count = self._num_fitting(wanted)
-        if wanted and count == 0 and self.prefill.num_bytes:
+        lengths = [len(request.given_ids) for request in first]
+        count = self._num_fitting(lengths)
+        if lengths and count == 0 and self.prefill.num_bytes:
             self.prefill.drop_kept()
-            count = self._num_fitting(wanted)
-        if wanted and count == 0 and not self.running:
+            count = self._num_fitting(lengths)
+        if lengths and count == 0 and not self.running:
             self._cache.free()
-            count = self._num_fitting(wanted)
+            count = self._num_fitting(lengths)
             if count == 0:
-                raise _no_room(wanted[0])
+                raise _no_room(lengths[0])
         return count
 
     def _num_fitting(self, lengths: Sequence[int]) -> int:
-        """How many of these sequences, from the first on, have room beside the running ones, with a token more."""
+        """Number of these sequences, from the first on, with room beside the running ones and a token more."""
         for count in range(len(lengths), 0, -1):
             longest = max(self._longest, *lengths[:count])
             if self._cache.fits(longest + 1, num_slots=len(self.running) + count):
@@ -211,9 +211,9 @@ class DecodeBatch:
         if self._states:
             self._states.write(slots, given.states)
         for slot, request in zip(slots, group, strict=False):
-            how = request.sampling
-            position = how.position + len(request.token_ids)
-            options = (how.temperature, how.top_p, how.top_k, how.key, position)
+            sampling = request.sampling
+            position = sampling.position + len(request.token_ids)
+            options = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.key, position)
             self._rows[slot] = (*options, length, given.shift, 0)
         self.running.extend(group[:count])
         return count
@@ -328,7 +328,7 @@ class DecodeBatch:
 
 
 def _no_room(num_tokens: int) -> MemoryError:
-    """What ends a batch that cannot hold one sequence."""
+    """The error of a batch that cannot hold one sequence."""
     return MemoryError(
         f"there is no memory for the keys and values of one sequence of {num_tokens} tokens: "
         f"lower data.max_response_tokens or data.max_prompt_tokens, or give the process more memory"

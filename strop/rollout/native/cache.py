@@ -97,7 +97,7 @@ class SlotCache:
         return True
 
     def fits(self, num_tokens: int, *, num_slots: int) -> bool:
-        """Whether there is room for so much. Before its form is known this is True."""
+        """True if there is room for so much. Before its form is known this is True."""
         return self._data is None or bool(self._sizes(num_tokens, num_slots))
 
     def _sizes(self, num_tokens: int, num_slots: int) -> list[tuple[int, int]]:

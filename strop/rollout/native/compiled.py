@@ -1,4 +1,4 @@
-"""What the engine may be given compiled for the processor; torch computes what is not."""
+"""Functions of the engine compiled for the processor; torch computes what is not."""
 
 from __future__ import annotations
 

@@ -60,10 +60,10 @@ class _Shape:
 
     def fill(self, ids: Tensor, lengths: Tensor, positions: Tensor) -> None:
         """Take the running sequences [b]; the rest of the B have no tokens."""
-        given = ((self._ids, ids), (self._lengths, lengths), (self._positions, positions))
-        for own, values in given:
-            own[: len(values)].copy_(values)
-            own[len(values) :].zero_()
+        pairs = ((self._ids, ids), (self._lengths, lengths), (self._positions, positions))
+        for buffer, values in pairs:
+            buffer[: len(values)].copy_(values)
+            buffer[len(values) :].zero_()
 
     def run(self) -> Tensor:
         """Logits [B, V]. Run again with the same tokens it writes the same keys and values."""
@@ -172,7 +172,7 @@ class StaticStep:
 
     def _shape(self, cache: SlotCache, num_slots: int, num_tokens: int) -> _Shape:
         if not self._is_current:  # looking at every parameter takes longer than a few layers
-            made_of = tuple(one.data_ptr() for _, one in self._model.named_parameters())
+            made_of = tuple(parameter.data_ptr() for _, parameter in self._model.named_parameters())
             if made_of != self._made_of:
                 self._shapes.clear()
                 self._made_of = made_of

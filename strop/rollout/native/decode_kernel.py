@@ -27,7 +27,7 @@ _MIN_ROWS = 16
 
 
 def reads(keys: Tensor, query: Tensor, form: AttentionForm, *, value_dim: int) -> bool:
-    """Whether the kernel computes such a layer, for query [B, H, D] and keys [B, Hkv, T, D]."""
+    """True if the kernel computes such a layer, for query [B, H, D] and keys [B, Hkv, T, D]."""
     dim = query.shape[2]
     has_form = form.is_fused and form.chunk is None
     has_shape = keys.shape[3] == dim == value_dim and dim in (16, 32, 64, 128, 256)

@@ -43,7 +43,7 @@ class DecodeSteps(Protocol):
 
 
 def agrees(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a step gave what the model's own forward pass gives; says so where not."""
+    """True if a step gave what the model's own forward pass gives; logs a warning where not."""
     difference = float((logits - expected).abs().max())
     if difference <= TOLERANCE.get(dtype, 0.1) * float(expected.abs().max()):
         return True

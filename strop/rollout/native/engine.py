@@ -68,9 +68,9 @@ class NativeEngine:
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What not every engine can do."""
-        own: frozenset[Ability] = frozenset({"keyed", "continues_stream", "update_in_flight"})
-        return own if self._media is None else own | {"media"}
+        """Optional capabilities of this engine."""
+        abilities: frozenset[Ability] = frozenset({"keyed", "continues_stream", "update_in_flight"})
+        return abilities if self._media is None else abilities | {"media"}
 
     async def generate(
         self,
@@ -138,10 +138,10 @@ class NativeEngine:
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """End these requests, or all, with the tokens they have."""
-        wanted = list(self._requests) if request_ids is None else request_ids
-        found = [self._requests[name] for name in wanted if name in self._requests]
-        self._batch.remove(found)
-        for request in found:
+        names = list(self._requests) if request_ids is None else request_ids
+        requests = [self._requests[name] for name in names if name in self._requests]
+        self._batch.remove(requests)
+        for request in requests:
             request.end("aborted")
 
     async def flush_cache(self) -> None:
@@ -222,8 +222,8 @@ class NativeEngine:
                 await self._running.wait()
                 self._batch.step(self._version)
         except Exception as error:  # noqa: BLE001  (handed to every request that waits)
-            held = list(self._requests.values())
-            self._batch.remove(held)
-            for request in held:
+            requests = list(self._requests.values())
+            self._batch.remove(requests)
+            for request in requests:
                 if request.future is not None and not request.future.done():
                     request.future.set_exception(error)

@@ -63,7 +63,7 @@ def _padded(part: Tensor, heads: int, dim: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Given:
-    """What a request begins with, computed: its keys and values and the logits of its next token."""
+    """Computed beginning of a request: its keys and values and the logits of its next token."""
 
     token_ids: tuple[int, ...]
     key_values: Tensor  # [2, L, Hkv, P, D]
@@ -93,7 +93,7 @@ class KeptPrefixes(Protocol):
         """Memory held."""
 
     def find(self, request: Request) -> Tensor | None:
-        """Those of most first tokens of a request, never of all."""
+        """Keys and values of most first tokens of a request, never of all."""
 
     def keep(self, token_ids: tuple[int, ...], key_values: Tensor, *, max_bytes: int) -> None:
         """Take what a request began with; of all that is kept, at most so much."""
@@ -127,7 +127,7 @@ class Prefill:
         return 0 if self._kept is None else self._kept.num_bytes
 
     def get(self, request: Request) -> Given | None:
-        """What the request begins with; None while it is not computed."""
+        """Computed beginning of the request; None while it is not computed."""
         return self._done.get(request.given_key)
 
     def forget(self) -> None:
@@ -202,7 +202,7 @@ class Prefill:
             [token for piece in pieces for token in piece.request.given_ids[piece.start : piece.stop]],
             device=model.device,
         )
-        media = [one for piece in pieces for one in piece.request.media]
+        media = [item for piece in pieces for item in piece.request.media]
         arguments = None
         if media and model.media is not None:
             arguments = model.media.arguments(media, device=model.device)

@@ -32,18 +32,18 @@ class PrefixStore:
 
     def find(self, token_ids: Sequence[int]) -> tuple[Prefix, int] | None:
         """The prefix that shares most tokens with the beginning of a sequence, and how many; None without any."""
-        found = None
+        match = None
         for beginning in beginnings(token_ids):
             holder = self._holder.get(beginning)
             if holder is None:
                 break
-            found = holder
-        if found is None:
+            match = holder
+        if match is None:
             return None
-        equal = takewhile(lambda pair: pair[0] == pair[1], zip(found.token_ids, token_ids, strict=False))
+        equal = takewhile(lambda pair: pair[0] == pair[1], zip(match.token_ids, token_ids, strict=False))
         shared = sum(1 for _ in equal)  # hashes may be equal by chance
-        self._use(found)
-        return (found, shared) if shared else None
+        self._use(match)
+        return (match, shared) if shared else None
 
     def add(self, prefix: Prefix, *, max_bytes: int) -> None:
         """Keep a prefix, which needs to hold its own memory, and drop others until `max_bytes` are enough."""

@@ -1,4 +1,4 @@
-"""Which computed tokens are kept for later requests."""
+"""Selection of computed tokens that are kept for later requests."""
 
 from __future__ import annotations
 

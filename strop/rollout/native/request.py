@@ -34,7 +34,7 @@ class Request:
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     stop_reason: StopReason | None = None
-    """Why it ended."""
+    """Reason it ended."""
 
     def __post_init__(self) -> None:
         self.put_back()
@@ -43,7 +43,7 @@ class Request:
         """It will be computed anew from its first token to its last one."""
         self.given_ids = (*self.prompt_ids, *self.token_ids)
         tokens = np.array(self.given_ids, dtype=np.int64).tobytes()
-        self.given_key = (tokens, *(one.key for one in self.media)) if self.media else tokens
+        self.given_key = (tokens, *(item.key for item in self.media)) if self.media else tokens
 
     @property
     def max_length(self) -> int:

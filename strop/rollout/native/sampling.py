@@ -30,7 +30,7 @@ SEQUENCE = np.dtype(
         ("last", np.int64),  # token that was sampled last
     ]
 )
-"""What is kept of a running sequence in host memory: how it samples, and where it is."""
+"""Record of a running sequence in host memory: how it samples, and where it is."""
 
 BLOCK = 1024
 """Probabilities that are added up apart on an accelerator."""
@@ -99,8 +99,8 @@ def invert_in_blocks(probs: Tensor, u: Tensor) -> Tensor:
     rest = threshold - (ends.gather(1, block) - inside[:, -1:])
     # Never behind the last token that has a probability, however the sums were rounded.
     rest = torch.minimum(rest, inside[:, -1:] * (1 - 1e-12))
-    place = torch.searchsorted(inside, rest, right=True)
-    return (block * BLOCK + place)[:, 0].clamp_(max=vocab - 1)
+    offset = torch.searchsorted(inside, rest, right=True)
+    return (block * BLOCK + offset)[:, 0].clamp_(max=vocab - 1)
 
 
 def _truncated_probs(logits: Tensor, normalizer: Tensor, rows: Rows) -> Tensor:

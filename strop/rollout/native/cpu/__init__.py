@@ -1,4 +1,4 @@
-"""What makes the native engine and training fast on a CPU. Without it torch computes the same, but for rounding.
+"""Compiled kernels of the native engine and of training on a CPU. Without it torch computes the same, but for rounding.
 
 kernel.py  Decode steps in C, for a CPU
 steps.py   A decode step of the common architecture in one call of compiled C, for a CPU

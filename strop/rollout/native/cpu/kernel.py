@@ -107,7 +107,7 @@ class DecodeKernel:
         keys, values = table[0], table[1]
         self._step(
             ctypes.byref(layers), len(layers), first_norm.data_ptr(), stream.data_ptr(), out.data_ptr(),
-            *(one.data_ptr() for one in (*turns, keys, values)), (ctypes.c_int64 * 3)(*table.stride()[1:4]),
+            *(tensor.data_ptr() for tensor in (*turns, keys, values)), (ctypes.c_int64 * 3)(*table.stride()[1:4]),
             lengths.data_ptr(), batch, size, inner, num_tokens, room.data_ptr(), threads,
         )  # fmt: skip
         return out
@@ -273,7 +273,7 @@ def _library(source: Path, *shape: str) -> Path | None:
 
 
 def _folder() -> Path:
-    """Where compiled functions are kept, in the user's cache; nobody else may write there."""
+    """Folder of compiled functions, in the user's cache; nobody else may write there."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "strop" / "kernels"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     facts = folder.stat()
@@ -305,7 +305,7 @@ def _compile(compiler: str, source: Path, shape: Sequence[str], library: Path) -
             [compiler, *FLAGS, *shape, "-c", str(source), "-o", part],
             [compiler, "-shared", "-fopenmp", part, "-o", whole, "-lm"],
         ):
-            done = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
-            if done.returncode:
-                raise RuntimeError(f"gcc could not compile {source.name}: {done.stderr.strip()[-500:]}")
+            result = subprocess.run(words, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+            if result.returncode:
+                raise RuntimeError(f"gcc could not compile {source.name}: {result.stderr.strip()[-500:]}")
         Path(whole).replace(library)  # whole or not at all, also beside other processes

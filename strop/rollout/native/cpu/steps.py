@@ -67,7 +67,7 @@ def packed(parts: Sequence[nn.Linear | Head], dtype: torch.dtype, *, width: int)
 
 @dataclass(frozen=True)
 class _Layer:
-    """What a step needs of one layer; vectors in float32."""
+    """Packed weights and constants of one layer; vectors in float32."""
 
     qkv: Packed
     out: Packed
@@ -84,7 +84,7 @@ class _Layer:
     """Of what follows this layer: the next one, or the head."""
 
     def at(self) -> Layer:
-        """Where it lies."""
+        """Addresses of its tensors, as decode.c reads them."""
         products = {name: getattr(self, name) for name in ("qkv", "out", "gate_up", "down")}
         norms = ("query_norm", "key_norm", "next_norm", "next_layer_norm")
         return Layer(
@@ -98,7 +98,7 @@ class _Layer:
 
 
 class FusedStep:
-    """What follows one new token per running sequence."""
+    """Logits of one new token per running sequence, computed in C."""
 
     def __init__(self, model: CausalLM, kernel: DecodeKernel, head_kernel: DecodeKernel) -> None:
         self._model, self._kernel, self._head_kernel = model, kernel, head_kernel
@@ -189,7 +189,9 @@ class FusedStep:
     def _look(self) -> None:
         """Pack the weights again where a parameter has changed."""
         module: Any = self._model.module
-        made_of = [(one.data_ptr(), one._version) for _, one in self._model.named_parameters()]
+        made_of = [
+            (parameter.data_ptr(), parameter._version) for _, parameter in self._model.named_parameters()
+        ]
         if made_of != self._made_of or self._model.num_changes != self._num_changes:
             self._layers = list(_layers_of(self._model, self._dtype, self._kernel.panel_width))
             self._at = (Layer * len(self._layers))(*(layer.at() for layer in self._layers))
@@ -211,7 +213,7 @@ def fused_step(model: CausalLM) -> FusedStep | None:
         return None
     layers = list(getattr(backbone, "layers", ()))
     rope = getattr(getattr(backbone, "rotary_emb", None), "rope_type", "")
-    if not layers or any(type(one).__name__ not in LAYERS for one in layers) or rope not in ROPES:
+    if not layers or any(type(layer).__name__ not in LAYERS for layer in layers) or rope not in ROPES:
         return None
     if model.config.hidden_act != "silu" or not all(map(_is_plain, layers)):
         return None
