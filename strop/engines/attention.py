@@ -45,7 +45,7 @@ again in the backward pass."""
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionForm:
-    """How a layer attends, besides to what came before.
+    """Attention of a layer, besides that to what came before.
 
     A query's weights are softmax(cap(q K^T scaling)) over the keys it may see, and a sink beside them where its head
     has one: sinks take weight and give no value.
@@ -98,7 +98,7 @@ Span: TypeAlias = tuple[int, int]
 
 
 class AttentionContext(Protocol):
-    """What happens to the queries, keys and values of one layer; given to the model's forward call."""
+    """Attention on the queries, keys and values of one layer; given to the model's forward call."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Attention output [N, H, Dv] for query [N, H, D], key [N, Hkv, D] and value [N, Hkv, Dv]."""
@@ -285,7 +285,7 @@ class PackedAttention:
         return self.joined(outputs).view(-1, heads, value_dim)
 
     def joined(self, outputs: list[Tensor]) -> Tensor:
-        """What the tokens have, [N, D], from what the queries of each bucket have, [b * q, D]."""
+        """Values of the tokens, [N, D], from those of the queries of each bucket, [b * q, D]."""
         return gather(outputs[0] if len(outputs) == 1 else torch.cat(outputs), self._buckets[1])
 
     def _mask(self, form: AttentionForm, number: int) -> Tensor:

@@ -34,7 +34,7 @@ class CausalLM:
     def __init__(self, module: nn.Module, *, compute_dtype: torch.dtype, media: Vision | None = None) -> None:
         self.module = module
         self.media = media
-        """What it needs to take media; None for a model that takes text alone."""
+        """Vision part of the model; None for a model that takes text alone."""
         self.compute_dtype = compute_dtype
         self.config: Any = module.config
         self.root: nn.Module | None = None
@@ -58,7 +58,7 @@ class CausalLM:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether the parameters are sharded over ranks."""
+        """The parameters are sharded over ranks."""
         return self.root is not None
 
     @property
@@ -282,7 +282,7 @@ def logit_form(module: Any) -> tuple[float, float | None]:
 
 
 def _backbone(module: Any) -> nn.Module:
-    """What gives the final hidden states."""
+    """Module that gives the final hidden states."""
     # Llama 4 names a base that it does not have, with images and without, and is then its own.
     base: Any = module.base_model
     if base is module:

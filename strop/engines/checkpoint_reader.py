@@ -23,7 +23,7 @@ OFFSETS = "DCP_SHARDING_INFO"
 """Entry of a file's header with the place of each part in its tensor: the name that torch.distributed.checkpoint gives
 it."""
 Parts = dict[str, tuple[tuple[int, ...], Tensor]]
-"""What a rank writes: by the name of a tensor, where its part lies in it, and the part."""
+"""Parts that a rank writes: by the name of a tensor, the place of the part in it, and the part."""
 DTYPE_NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -54,7 +54,7 @@ class SavedTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
     parts: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
-    """Where each part begins in the tensor, and its shape."""
+    """Begin of each part in the tensor, and its shape."""
 
 
 class SavedTensors:
@@ -108,7 +108,7 @@ class SavedTensors:
             ) from error
 
     def _offsets(self, path: Path, text: str) -> dict[str, tuple[int, ...]]:
-        """Where the parts in a file lie in their tensors."""
+        """Places of the parts in a file in their tensors."""
         try:
             given = parse_json(text)
             found = {name: entry["saved_offsets"] for name, entry in given.items()}

@@ -59,12 +59,12 @@ class LoraConfig:
 
     @property
     def enabled(self) -> bool:
-        """Whether adapters are trained instead of all weights."""
+        """Adapters are trained instead of all weights."""
         return self.rank > 0
 
 
 def _no_such_attention(name: str) -> str:
-    """Why there is no attention of this name of transformers here."""
+    """Reason for which attention of this name of transformers is not here."""
     if name.startswith("flash_attention"):
         return (
             "with sdpa FlashAttention's kernel in PyTorch computes bfloat16 and float16 on CUDA, and the package "
@@ -89,7 +89,7 @@ class ModelConfig:
     """Settings of config.json that are changed before the model is made, for example {rope_theta: 1000000.0}; for the
     policy, and for a reference and a critic. Generation by vLLM and SGLang does not know them and is refused."""
     tokenizer_path: str = ""
-    """Where the tokenizer and its chat template are, if not in `path`; a folder, or a name as there."""
+    """Folder of the tokenizer and its chat template, if not `path`; or a name as there."""
     chat_template: str = ""
     """Jinja template in place of the tokenizer's: the text itself, or a file. Saved with the checkpoints."""
     external_lib: str = ""
@@ -101,7 +101,7 @@ class ModelConfig:
     """Special tokens that stay in the text of an answer, which rewards get and samples show, such as
     ["<think>", "</think>"]; [] for none. null: pairs that open and close a part of an answer, as these do."""
     attn_implementation: str = "sdpa"
-    """How attention on packed tokens is computed, and in the part that reads images. sdpa: PyTorch's fused kernels, on
+    """Attention on packed tokens, and in the part that reads images. sdpa: PyTorch's fused kernels, on
     CUDA FlashAttention among them, and strop's own kernels for decoding on a CPU; eager: matrix products and a softmax,
     to look for a fault in kernels. For the policy, and for a reference and a critic; engines of their own process
     (vLLM, SGLang) have their own."""
@@ -135,7 +135,7 @@ class ModelConfig:
 
     @property
     def tokenizer_folder(self) -> str:
-        """Where the tokenizer is."""
+        """Folder of the tokenizer."""
         return self.tokenizer_path or self.path
 
 
@@ -191,7 +191,7 @@ class EngineConfig:
     """When ranks add up their gradients: after the last micro-batch of an optimizer step, or after each one, which
     needs no memory for a whole gradient but sends it as often as there are micro-batches."""
     offload: Literal["none", "optimizer", "all"] = "none"
-    """What lies in host memory of an accelerator's machine: nothing; the optimizer state between steps; or
+    """State that lies in host memory of an accelerator's machine: nothing; the optimizer state between steps; or
     parameters, gradients and optimizer state always, with the optimizer step on the host (several ranks only)."""
     offload_activations: bool = False
     """Keep activations in host memory between the forward and the backward pass."""

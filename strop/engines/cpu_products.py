@@ -25,7 +25,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 @cache
 def is_onednn_faster() -> bool:
-    """Whether this is a processor where it was seen."""
+    """True on a processor where it was seen."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not torch._C._has_mkldnn:
         return False
     try:
@@ -35,7 +35,7 @@ def is_onednn_faster() -> bool:
 
 
 def has_large(parameters: Iterable[nn.Parameter]) -> bool:
-    """Whether one of these is multiplied by oneDNN."""
+    """True if one of these is multiplied by oneDNN."""
     return any(_is_taken(one) for one in parameters)
 
 
@@ -96,5 +96,5 @@ class LayerProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """What a function of torch gives."""
+        """Result of a function of torch."""
         return (linear if func is F.linear else func)(*args, **(kwargs or {}))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 EACH = "eager"
-"""How transformers calls the way in which experts compute one after the other."""
+"""Name in transformers of the way in which experts compute one after the other."""
 
 
 class _ExactNorm(nn.Module):

@@ -40,7 +40,7 @@ class LossScale:
             self.value, self._num_good = min(LARGEST, self.value * 2), 0
 
     def state(self) -> dict[str, float]:
-        """What a continuation needs."""
+        """State for a continuation."""
         return {"loss_scale": self.value, "loss_scale_steps": self._num_good}
 
     def load_state(self, numbers: Mapping[str, Any]) -> None:

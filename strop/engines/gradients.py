@@ -37,7 +37,7 @@ def full(tensor: Tensor) -> Tensor:
 
 
 def meeting_device(tensor: Tensor) -> torch.device | str:
-    """Where the ranks that share a tensor can talk, also while its shards are kept in host memory."""
+    """Device on which the ranks that share a tensor can talk, also while its shards are kept in host memory."""
     return tensor.device_mesh.device_type if isinstance(tensor, DTensor) else tensor.device
 
 

@@ -27,7 +27,7 @@ BANNED_LOGIT = -1e9
 
 @dataclass(frozen=True, kw_only=True)
 class ChosenTokens:
-    """What the policy says about K chosen tokens at each of N places."""
+    """Log-probs of K chosen tokens at each of N places."""
 
     log_probs: Tensor
     """[N, K], with gradient."""

@@ -15,7 +15,7 @@ LARGE = 1e-2
 DESTROYING = 0.1
 """From it on an update is larger than the weights themselves."""
 OF_ADAPTERS = 10.0
-"""How much larger rates are with LoRA, whose matrices begin at 0 and are multiplied with small ones."""
+"""Factor of rates with LoRA, whose matrices begin at 0 and are multiplied with small ones."""
 _USUAL = {
     "actor": ("1e-6 to 1e-5", "1e-5 to 1e-4"),
     "sft": ("1e-5 to 5e-5", "1e-4 to 5e-4"),
@@ -33,11 +33,11 @@ class TooLarge:
     text: str
     """The rate, and what it does."""
     advice: str
-    """What follows, and usual rates."""
+    """Consequence, and usual rates."""
 
 
 def too_large(section: str, optim: OptimizerConfig, *, has_adapter: bool) -> TooLarge | None:
-    """What is said of the peak learning rate; None where it is not too large.
+    """Warning about the peak learning rate; None where it is not too large.
 
     Args:
         section: that trains the model, with `optim` in it.

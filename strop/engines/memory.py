@@ -1,4 +1,4 @@
-"""What an update needs of a device's memory, from a model's configuration alone."""
+"""Memory of a device that an update needs, from a model's configuration alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GIB = 1 << 30
 
 
 def activation_bytes(shape: Any, num_tokens: int, *, item_bytes: int, checkpointing: bool) -> int | None:
-    """What the decoder layers keep of so many packed tokens for the backward pass; None for an unknown architecture.
+    """Memory of the decoder layers for the backward pass of so many packed tokens; None for an unknown architecture.
 
     Of a token and layer, with D the hidden size, Q and K the sizes of all query and key heads, I the inner size: the
     residual stream and norms in float32 (12 D + 4 (Q + K)), inputs and output of attention (2 Q + 2 K) and four of the
@@ -50,7 +50,7 @@ def activation_bytes(shape: Any, num_tokens: int, *, item_bytes: int, checkpoint
 def describe_memory(
     model: ModelConfig, engine: EngineConfig, *, device: str, ranks: int, total_bytes: int | None = None
 ) -> str:
-    """What an update of the policy will need, and where that is too much, the setting that fits; empty on a CPU.
+    """Line about the memory of an update, and where that is too much, the setting that fits; empty on a CPU.
 
     `memory: an update needs about 8.9 GiB for weights and optimizer and 31.2 for activations of 16384 tokens, of 79.2
     GiB`.

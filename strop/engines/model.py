@@ -84,7 +84,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
 
 
 def has_tokenizer(folder: str) -> bool:
-    """Whether there are files of a tokenizer in a folder. Without them transformers makes one with an empty vocabulary,
+    """True if a folder has files of a tokenizer. Without them transformers makes one with an empty vocabulary,
     and says nothing."""
     names = [path.name for path in Path(folder).iterdir()]
     return any(
@@ -177,7 +177,7 @@ def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
 
 
 def device_of(config: ModelConfig, device: str, parallel: Parallel | None) -> torch.device:
-    """What computes; refused before anything is read where it has not this precision."""
+    """The device that computes; refused before anything is read where it has not this precision."""
     place = torch.device(device_name(device)) if parallel is None else parallel.device
     compute_dtype(config, place)
     return place

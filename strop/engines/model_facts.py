@@ -1,4 +1,4 @@
-"""What the configuration of a model says about it, beside what the model is.
+"""Facts about a model from its configuration.
 
 A server, and plain transformers, believe config.json: a model that is saved with a configuration of another one is
 another one there.
@@ -46,7 +46,7 @@ def settle_config(module: Any, source: str) -> None:
 
 
 def says_tied(config: Any) -> bool:
-    """Whether a configuration, or the one of its language model, says that head and embedding are one."""
+    """True if a configuration, or the one of its language model, says that head and embedding are one."""
     return any(getattr(one, "tie_word_embeddings", False) for one in (config, config.get_text_config()))
 
 

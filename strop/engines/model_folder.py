@@ -60,7 +60,7 @@ def check_weights(folder: str | Path) -> None:
 
 
 def runs_own_code(config: ModelConfig) -> bool:
-    """Whether the code of a model folder may be run (model.trust_remote_code).
+    """True if the code of a model folder may be run (model.trust_remote_code).
 
     Raises:
         UntrustedCode: received settings ask for it.

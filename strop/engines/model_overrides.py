@@ -1,4 +1,4 @@
-"""What a user changes about a model folder without writing into it: settings, chat template, modules of their own."""
+"""Changes of a model folder that are not written into it: settings, chat template, modules of the user's own."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _merged(
 
 
 def _fits(value: Any, before: Any) -> bool:
-    """Whether a value is of the kind of another; what is not set may become anything, and the other way round."""
+    """True if a value is of the kind of another; what is not set may become anything, and the other way round."""
     if value is None or before is None:
         return True
     if isinstance(value, bool) or isinstance(before, bool):

@@ -50,9 +50,9 @@ class RemoteModel(Protocol):
 @section("rollout")
 class RolloutConfig:
     engine: NonEmptyText = "native"
-    """What generates: native, in the process of the policy and with its own weights; vllm or sglang, in processes of
-    their own; openai, a server somewhere that answers for `strop eval`, `generate` and `check` and cannot be trained
-    (docs/rollout.md); or one of your own (algorithm.extensions)."""
+    """Engine that generates: native, in the process of the policy and with its own weights; vllm or sglang, in
+    processes of their own; openai, a server somewhere that answers for `strop eval`, `generate` and `check` and cannot
+    be trained (docs/rollout.md); or one of your own (algorithm.extensions)."""
     replicas: PositiveInt = 1
     """Engines of each rollout process, with the same weights: of those in processes of their own, so that several
     devices of one trainer generate, and the others go on where one is lost."""
@@ -70,7 +70,7 @@ class RolloutConfig:
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a response, besides the end-of-sequence tokens of the model folder."""
     max_staleness: Annotated[float, Ge(0), "0 is none"] = 0.0
-    """How many versions of the policy generation may run ahead of training. 0: each step waits for its own samples. 1:
+    """Versions of the policy by which generation may run ahead of training. 0: each step waits for its own samples. 1:
     the samples of the next step are begun while this one trains, and those that have not ended go on with the new
     weights. A fraction (0.5) runs ahead by that share of a step. The loss takes its ratio to the policy that sampled,
     unless algorithm.correction says otherwise (docs/asynchronous.md)."""
@@ -78,7 +78,7 @@ class RolloutConfig:
     """Prompts that a step begins beyond those that it trains, as a share of them; it takes those that end first, and
     does not wait for the others (rollout.slowest). To keep what the slowest have, use max_staleness in its place."""
     slowest: Literal["later", "drop"] = "later"
-    """What becomes of prompts that a step with rollout.over_issue did not wait for. later: they are played afresh in a
+    """Fate of prompts that a step with rollout.over_issue did not wait for. later: they are played afresh in a
     step of their own, as soon as there are enough of them. drop: they are not trained, which favours short answers."""
     longest_first: bool = False
     """Begin with the prompts whose answers were longest at earlier visits, so that a step does not end with a long one

@@ -87,7 +87,7 @@ class _RowShard:
 
 
 def _row_shard(tensor: Tensor) -> _RowShard | None:
-    """What this rank holds, if the sums over shards can be added up; None for tensors that are read whole.
+    """The shard of this rank, if the sums over shards can be added up; None for tensors that are read whole.
 
     That is a decision about shapes and placements only, so all ranks come to the same one.
     """

@@ -1,8 +1,8 @@
-"""How much there is to compute, and how much a device can.
+"""Floating-point operations of a model, and the peak rate of a device.
 
 peak.py   The floating-point operations per second that a device can do at best
-usage.py  What the passes of a step made of the devices
-work.py   How many floating-point operations the passes over packed rows take, from the sizes of a model
+usage.py  Use of the devices by the passes of a step
+work.py   Floating-point operations of the passes over packed rows, from the sizes of a model
 """
 
 from strop.engines.flops.peak import peak_flops, precision_hint

@@ -44,7 +44,7 @@ def half_precision_peak(name: str) -> float | None:
 
 
 def bfloat16_speedup() -> float:
-    """How many times faster a bfloat16 matrix product runs than a float32 one on this CPU; measured once.
+    """Speed of a bfloat16 matrix product over that of a float32 one on this CPU; measured once.
 
     About 50 ms. Processors without instructions for bfloat16 need a quarter of a second for one product of the larger
     size, so small ones are tried first, which tell these.

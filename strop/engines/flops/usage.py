@@ -1,4 +1,4 @@
-"""What the passes of a step made of the devices: the share of their operations, and the memory they took."""
+"""Use of the devices by the passes of a step: the share of their operations, and the memory they took."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def host_used_bytes(root: Path = Path("/")) -> int | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What a rank of a role did since it was asked before, and the memory it took."""
+    """Use of a device by a rank of a role since the last call, and the memory it took."""
 
     updates: float | None
     """Floating-point operations of updates; None where the model's are not known."""

@@ -1,4 +1,4 @@
-"""How many floating-point operations the passes over packed rows take, from the sizes of a model.
+"""Floating-point operations of the passes over packed rows, from the sizes of a model.
 
 Counted is what has to be computed: products with weights, and attention over the tokens that a query sees, with a
 shared prompt once. A multiplication and an addition are two. Recomputation (gradient checkpointing), norms and
@@ -33,7 +33,7 @@ class ModelWork:
     dense: float
     """Weights that each token goes through, embeddings and head excepted."""
     dense_trained: float
-    """Those of them that are trained."""
+    """Weights among them that are trained."""
     head: float
     """Weights of the head."""
     head_trained: float
@@ -57,7 +57,7 @@ class ModelWork:
         return 2 * self.forward(tokens) + of_weights + self.attention(tokens)
 
     def attention(self, tokens: Tokens) -> float:
-        """Those of scores and weighted values."""
+        """Operations of scores and weighted values."""
         segments = tokens.attention.segments
         pairs = {window: num_pairs(segments, window) for window in {window for _, window in self.layers}}
         return float(sum(2 * size * pairs[window] for size, window in self.layers))
@@ -112,7 +112,7 @@ def _sum_seen(length: int, window: int | None) -> int:
 
 
 def _kinds(config: Any) -> list[int | None] | None:
-    """How many tokens a query of each layer sees; None for a kind of layer that is not attention over tokens."""
+    """Tokens that a query of each layer sees; None for a kind of layer that is not attention over tokens."""
     count = getattr(config, "num_hidden_layers", None)
     if not isinstance(count, int):
         return None

@@ -10,7 +10,7 @@ from torch import Tensor
 from strop.engines.attention import AttentionContext, Segment
 
 ATTENTION = frozenset({"full_attention", "sliding_attention", "chunked_attention", "attention"})
-"""What transformers calls layers that attend."""
+"""Names in transformers of layers that attend."""
 States: TypeAlias = tuple[tuple[Tensor, ...], ...]
 """Of one sequence: what each such layer has kept behind the last token; empty without such layers."""
 
@@ -19,7 +19,7 @@ class PieceContext(AttentionContext, Protocol):
     """Attention over pieces of sequences, of which each goes on from a state and leaves one."""
 
     def states(self, piece: int) -> States:
-        """Those behind a piece."""
+        """States behind a piece."""
 
 
 class SlotStates(Protocol):
@@ -47,7 +47,7 @@ class Recurrence(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """How many there are."""
+        """Number of layers."""
 
     def packed(self, attention: AttentionContext) -> AttentionContext:
         """A context of packed rows, which is asked for these layers too."""

@@ -28,7 +28,7 @@ LINEAR = "linear_attention"
 
 
 class LayerState:
-    """What one layer has kept of sequences, in the form in which layers of transformers ask for it.
+    """State that one layer has kept of sequences, in the form in which layers of transformers ask for it.
 
     The layer is a part of a model; its number there, `layer_idx`, is of no matter.
     """

@@ -38,7 +38,7 @@ _WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 def has_adapter(model: CausalLM) -> bool:
-    """Whether the model has an adapter."""
+    """True if the model has an adapter."""
     return hasattr(model.module, "peft_config")
 
 
@@ -116,7 +116,7 @@ def merged_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
 
 
 def adapter_tensors(model: CausalLM) -> Iterator[tuple[str, Tensor]]:
-    """What is trained, as full tensors under the names of a PEFT adapter file."""
+    """Trained tensors, whole, under the names of a PEFT adapter file."""
     for name, parameter in _trained(model):
         yield _SAVED_PREFIX + name.replace(f".{ADAPTER}", ""), full(parameter.detach())
 
@@ -268,7 +268,7 @@ def _settings_of_folder(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
 
 
 def _has_value_head(model: CausalLM) -> bool:
-    """Whether the head gives one number per token instead of logits."""
+    """True if the head gives one number per token instead of logits."""
     module: Any = model.module
     return module.get_output_embeddings() is None
 
@@ -282,7 +282,7 @@ def _layers(model: CausalLM) -> Iterator[tuple[str, Any]]:
 
 
 def _is_stack(layer: Any) -> bool:
-    """Whether the adapter is that of a parameter with one matrix for each expert."""
+    """True if the adapter is that of a parameter with one matrix for each expert."""
     return hasattr(layer, "parameter_name")
 
 
@@ -352,7 +352,7 @@ def _load(model: CausalLM, folder: Path) -> None:
 
 
 def _delta(layer: Any) -> Tensor:
-    """What the adapter adds to the weight of its layer."""
+    """Change of the weight of a layer by its adapter."""
     a, b = full(layer.lora_A[ADAPTER].weight), full(layer.lora_B[ADAPTER].weight)
     if _is_stack(layer):
         return _delta_of_experts(layer, a, b)

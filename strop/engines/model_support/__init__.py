@@ -1,4 +1,4 @@
-"""Which models packed computation carries: refused by name before they are loaded, or tried once they are.
+"""Models that packed computation supports: others are refused by name before they are loaded, or tried once they are.
 
 parity.py       A loaded model on packed tokens, compared with its own forward pass
 unsupported.py  Model families that packed computation does not carry

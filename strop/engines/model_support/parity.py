@@ -37,7 +37,7 @@ _LARGE_TOLERANCE = 2e-2
 """The same where the largest logit is `PROBE_LOGIT`."""
 
 _WINDOWS = ("sliding_window", "attention_chunk_size", "attention_window_size", "window_size")
-"""What models and their configurations call the number of tokens that attention looks back."""
+"""Names in models and their configurations of the number of tokens that attention looks back."""
 _REFUSAL = (
     "it has layers or a scaling of logits that packed computation does not have; choose another architecture"
 )

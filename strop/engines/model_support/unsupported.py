@@ -100,7 +100,7 @@ def check_family(config: Any, auto_class: Any, path: str) -> None:
 
 
 def _hears(config: Any) -> bool:
-    """Whether a model reads sound, or makes it: Qwen2-Audio, Qwen2.5-Omni, Gemma 3n, Whisper and others."""
+    """True if a model reads sound, or makes it: Qwen2-Audio, Qwen2.5-Omni, Gemma 3n, Whisper and others."""
     of_sound = config.model_type in {
         *MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
         *MODEL_FOR_CTC_MAPPING_NAMES,
@@ -110,7 +110,7 @@ def _hears(config: Any) -> bool:
 
 
 def _missing(config: Any, *, is_value_model: bool) -> str:
-    """Why transformers has no class for a configuration; empty where the folder's own code may bring one."""
+    """Reason why transformers has no class for a configuration; empty where the folder's own code may bring one."""
     if getattr(config, "auto_map", None):
         return ""
     if is_value_model:
@@ -124,7 +124,7 @@ def _missing(config: Any, *, is_value_model: bool) -> str:
 
 
 def _reason(config: Any, model_class: Any, *, is_value_model: bool) -> str:
-    """Why not; empty for a family that is carried, or that nothing is known of."""
+    """Reason for a refusal; empty for a family that is supported, or that nothing is known of."""
     if _hears(config):
         return _HEARS
     text = config.get_text_config()

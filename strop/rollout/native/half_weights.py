@@ -37,7 +37,7 @@ class HalfWeights:
             head.weight, model.compute_dtype
         )  # not tied: rows of embeddings stay wide
         self.model = CausalLM(module, compute_dtype=model.compute_dtype)
-        """What decodes; only after `refresh`."""
+        """The model that decodes; only after `refresh`."""
         self.model.unused_tokens = model.unused_tokens
         self._is_current = False
 

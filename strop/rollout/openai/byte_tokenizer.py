@@ -82,7 +82,7 @@ def write_speech_folder(folder: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Spoken:
-    """What is sent of a conversation."""
+    """Messages and settings that are sent of a conversation."""
 
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)

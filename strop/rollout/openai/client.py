@@ -1,4 +1,4 @@
-"""What agents talk to where somebody else's model answers: one POST for each answer.
+"""Client of somebody else's model, as agents use it: one POST for each answer.
 
 Concurrency: requests run in the thread of `strop.utils.http_client.Caller`; every one ends within its limits.
 """

@@ -43,7 +43,7 @@ class OpenAIConfig(CallLimits):
         return self.api == "completions"
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
-        """What is contacted (strop.config.sections)."""
+        """Addresses that are contacted (strop.config.sections)."""
         if self.base_url:
             secret = f" and your {self.api_key_env}" if self.api_key_env else ""
             yield "base_url", f"{self.base_url} (gets the prompts{secret})", ""

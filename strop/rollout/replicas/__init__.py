@@ -4,7 +4,7 @@ checks.py             Engines in processes of their own, and rollout workers apa
 client.py             Asks engines that may be lost
 engine_replicas.py    The engines of one rollout worker
 partial_request.py    A request that is answered in several parts
-prompt_checks.py      What engines in processes of their own ask of a request before they take it
+prompt_checks.py      Checks of a request before engines in processes of their own take it
 router.py             Engines that generate side by side
-subprocess_engine.py  What an engine in another process is made for
+subprocess_engine.py  Settings of an engine in another process
 """

@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 SILENCE_S = 20.0
 """An engine with requests that gives no token for so long is probed."""
 SIGNAL_S = 0.5
-"""How often several engines say how many requests they run."""
+"""Interval at which the numbers of running requests of several engines are logged."""
 PROBE_S = 90.0
 """Deadline of a probe: longer than that of the engines' own (`RolloutEngine.health`), whose message says more."""
 RESTART_S = 900.0
 """Deadline of a restart."""
 RETRY_S = 30.0
-"""How soon an engine that does not serve is looked at again."""
+"""Interval after which an engine that does not serve is probed again."""
 MAX_LOSSES = 5
 """A request that was lost with so many engines is not tried once more: it may be what ends them."""
 
@@ -46,7 +46,7 @@ Restart = Callable[[int], Awaitable[RolloutEngine]]
 
 @dataclass
 class Ledger:
-    """What became of the requests: each that was issued has one outcome, or is still open."""
+    """Outcomes of requests: each that was issued has one, or is still open."""
 
     issued: int = 0
     completed: int = 0
@@ -182,7 +182,7 @@ class RolloutClient:
             router.leave(replica)
 
     async def _attempt(self, request: OpenRequest, replica: Replica) -> TokenOutput:
-        """What the request has in the end.
+        """The output that the request has in the end.
 
         Raises:
             _Lost: the engine does not serve any more, or lost the request.
@@ -287,7 +287,7 @@ class RolloutClient:
             replica.probe = None
 
     async def _healthy(self, engine: RolloutEngine) -> Mapping[str, float]:
-        """What an engine says of itself after it has generated a token.
+        """Health of an engine, after it has generated a token.
 
         Raises:
             TimeoutError: it did not answer in time.
@@ -344,7 +344,7 @@ class RolloutClient:
             self._end_waits()
 
     async def _proven(self, engine: RolloutEngine) -> Mapping[str, float]:
-        """What an engine says that has generated a token at the current version.
+        """Health of an engine that has generated a token at the current version.
 
         Raises:
             Exception: it has not.

@@ -12,7 +12,7 @@ from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 
 @dataclass
 class OpenRequest:
-    """What was asked, and the tokens so far, from whichever engine."""
+    """A request, and its tokens so far, from whichever engine."""
 
     request_id: str
     prompt_ids: Sequence[int]
@@ -22,7 +22,7 @@ class OpenRequest:
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     losses: list[str] = field(default_factory=list)
-    """Why each engine lost it, one after another."""
+    """Reasons for which engines lost it, one after another."""
 
     def hear(self, token: int, log_prob: float, version: int) -> None:
         """Enter a token, and tell the caller."""
@@ -33,13 +33,13 @@ class OpenRequest:
             self.on_token(token, log_prob, version)
 
     def end(self) -> StopReason | None:
-        """Why nothing more is to come, though no engine said so; None: more is to come."""
+        """Reason of its end where no engine said so; None: more is to come."""
         if self.token_ids and self.token_ids[-1] in self.sampling.stop_token_ids:
             return "stop"
         return "length" if len(self.token_ids) >= self.sampling.max_tokens else None
 
     def rest(self) -> tuple[str, Sequence[int], Sampling]:
-        """What an engine is asked: the id, the prompt with the tokens so far, and how it goes on."""
+        """Request for the rest: the id, the prompt with the tokens so far, and the sampling."""
         if not self.losses:
             return self.request_id, self.prompt_ids, self.sampling
         ids: Sequence[int] = [*self.prompt_ids, *self.token_ids]
@@ -54,7 +54,7 @@ class OpenRequest:
         return f"{self.request_id}~{len(self.losses)}", ids, sampling
 
     def output(self, stop_reason: StopReason) -> TokenOutput:
-        """What the caller gets."""
+        """Output for the caller."""
         return TokenOutput(
             token_ids=tuple(self.token_ids),
             log_probs=tuple(self.log_probs),

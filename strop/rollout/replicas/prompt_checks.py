@@ -1,4 +1,4 @@
-"""What engines in processes of their own ask of a request before they take it."""
+"""Checks of a request before engines in processes of their own take it."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ class Attempt:
     begun_at: float
     deadline: asyncio.Timeout
     is_taken: bool = False
-    """Whether the engine gave a token of it."""
+    """The engine gave a token of it."""
     cut: Exception | None = None
-    """Why it is ended, if not for its own deadline."""
+    """Reason of its end, if not its own deadline."""
 
     def end(self, why: Exception) -> None:
         """End it now, for this reason."""
@@ -47,7 +47,7 @@ class Replica:
     limit: float
     """Most requests that it is given at a time."""
     cause: str = ""
-    """Why it does not serve; empty: it does."""
+    """Reason for which it does not serve; empty: it does."""
     num_given: int = 0
     """Requests that it has been given and that have not ended."""
     attempts: set[Attempt] = field(default_factory=set)
@@ -64,11 +64,11 @@ class Replica:
     revival: asyncio.Task[None] | None = None
     """The attempt under way to have it serve again."""
     started: RolloutEngine | None = None
-    """What was started in its place, and has not yet answered a probe."""
+    """Engine that was started in its place and has not yet answered a probe."""
 
     @property
     def has_room(self) -> bool:
-        """Whether it serves and takes another request."""
+        """It serves and takes another request."""
         return not self.cause and self.num_given < self.limit
 
     def learn(self, numbers: Mapping[str, float], now: float) -> None:
@@ -112,11 +112,11 @@ class Router:
 
     @property
     def serving(self) -> list[Replica]:
-        """Those that serve."""
+        """Engines that serve."""
         return [replica for replica in self.replicas if not replica.cause]
 
     def causes(self) -> str:
-        """Why those that do not serve do not."""
+        """Reasons for which engines do not serve."""
         return "; ".join(f"engine {one.index}: {one.cause}" for one in self.replicas if one.cause)
 
     async def place(self, episode: str) -> Replica:

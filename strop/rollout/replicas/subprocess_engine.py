@@ -1,4 +1,4 @@
-"""What an engine in another process is made for."""
+"""Settings of an engine in another process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from strop.utils.device import device_name
 
 @dataclass(frozen=True, kw_only=True)
 class OwnProcess:
-    """What an engine in another process is made for."""
+    """Settings of an engine in another process."""
 
     device: str
     dtype: str
@@ -27,7 +27,7 @@ class OwnProcess:
 
 
 def own_process(place: Place) -> OwnProcess:
-    """What an engine of this place needs that is in processes of its own."""
+    """Settings of this place for an engine in processes of its own."""
     device = torch.device(device_name(place.device)).type
     trained = place.trained
     name = place.rollout.engine

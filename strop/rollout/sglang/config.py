@@ -49,7 +49,7 @@ class SglangConfig:
         return sglang_python(self.python)
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
-        """What is started (strop.config.sections)."""
+        """Programs that are started (strop.config.sections)."""
         if self.python:
             yield "python", f"{self.python} (started)", self.python
         if self.server_args:

@@ -31,7 +31,7 @@ _TAGS: Mapping[int, list[str]] = {1: ["kv_cache"], 2: ["kv_cache", "weights"]}
 
 @dataclass(frozen=True, kw_only=True)
 class SglangSettings:
-    """What an engine is made for."""
+    """Settings of an engine."""
 
     model: str
     """Hugging Face folder: its shape; weights are written into the engine."""

@@ -1,4 +1,4 @@
-"""Where SGLang is installed: an environment of its own, because it pins other versions than strop."""
+"""SGLang's environment: one of its own, because it pins other versions than strop."""
 
 from __future__ import annotations
 

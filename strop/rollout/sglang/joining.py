@@ -1,4 +1,4 @@
-"""Where SGLang joins a rollout worker."""
+"""SGLang engines of a rollout worker."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class SglangProcess:
         return self._process.pid
 
     async def wait(self, timeout_s: float) -> Mapping[str, Any]:
-        """What the server says of its model, as soon as it answers.
+        """Facts of the server about its model, as soon as it answers.
 
         Raises:
             SglangDied: it ended, or did not answer in time.

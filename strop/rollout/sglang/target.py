@@ -15,7 +15,7 @@ from strop.rollout.sglang.process import SglangProcess
 from strop.rollout.weight_sync.bucket import shared_bucket
 
 LOADER = "strop_loader.load"
-"""What reads the memory over there (inside/strop_loader.py)."""
+"""Loader that reads the memory over there (inside/strop_loader.py)."""
 TIMEOUT_S = 600.0
 """Limit of one step of an update, in seconds."""
 

@@ -51,7 +51,7 @@ class VllmConfig:
         return vllm_python(self.python)
 
     def code_named(self) -> Iterator[tuple[str, str, str]]:
-        """What is started (strop.config.sections)."""
+        """Programs that are started (strop.config.sections)."""
         if self.python:
             yield "python", f"{self.python} (started)", self.python
         if self.engine_args:

@@ -38,7 +38,7 @@ _REASONS: Mapping[str, StopReason] = {"stop": "stop", "length": "length", "abort
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What an engine is made for."""
+    """Settings of an engine."""
 
     model: str
     """Hugging Face folder: its shape; weights are written into the engine."""
@@ -59,7 +59,7 @@ class Settings:
     log: Path
     """File that takes what vLLM prints."""
     reader: Any = None
-    """How the model's images and videos are read; None for a model of text alone."""
+    """Reader of the model's images and videos; None for a model of text alone."""
     architecture: str = ""
     """Class of a model with media, by its name in the folder."""
     unused_tokens: tuple[int, ...] = ()

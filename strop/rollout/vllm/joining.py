@@ -1,4 +1,4 @@
-"""Where vLLM joins a rollout worker."""
+"""vLLM engines of a rollout worker."""
 
 from __future__ import annotations
 

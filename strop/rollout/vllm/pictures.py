@@ -50,7 +50,7 @@ class SharedPictures:
 
     @contextlib.contextmanager
     def of(self, token_ids: Sequence[int], media: Sequence[Media]) -> Iterator[list[dict[str, Any]]]:
-        """What vLLM's process needs to read these media, while the context lasts; plain JSON.
+        """Reference by which vLLM's process reads these media, while the context lasts; plain JSON.
 
         Args:
             token_ids: of the prompt.

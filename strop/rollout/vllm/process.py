@@ -58,7 +58,7 @@ class ServerProcess:
         self._numbers = itertools.count()
         self._waiting: dict[int, tuple[asyncio.Future[Any], Hear | None]] = {}
         self._ended = ""
-        """Why nothing can be asked any more."""
+        """Reason for which nothing can be asked any more."""
         ours, theirs = socket.socketpair()
         self._log_start = log.stat().st_size if log.exists() else 0
         with theirs, log.open("ab") as out:

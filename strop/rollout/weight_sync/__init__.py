@@ -5,14 +5,22 @@ it fits, buckets follow, and the sender commits with the digest of every tensor.
 tensor exactly once and reads its live parameters again before it lets anything be generated; until then it refuses
 by name.
 
-channel.py        SenderChannel, ReceiverChannel: small JSON messages over TCP, every wait with a deadline
-accounting.py     TransferState: what has arrived, what is missing, what is wrong
-transport.py      Plan and the protocol of the two transports
-collective.py     a broadcast per bucket over a process group of its own
-shared_memory.py  buckets through two slots in shared memory, for processes of one node
-stream.py         Bucket, parameter_stream: the weights of a model, gathered from their shards, bucket by bucket
-sender.py         WeightSender: the side of the actor
-receiver.py       WeightReceiver: the side of a rollout worker
-verified_engine.py         VerifiedEngine: a rollout engine that generates with verified weights only
-both_sides.py        both sides, as the core asks for them
+accounting.py       Accounting of one sync
+both_sides.py       Both sides of the transfer, as the workers of the core make them
+                    (strop.rollout.weight_sync.transfer)
+bucket.py           Tensors for another process on this machine
+channel.py          Small JSON messages between the sender and its receivers
+collective.py       Buckets by broadcast
+load_weights.py     Engines with weights of their own, which are given those of a model in this process
+model_target.py     The parameters of a model in this process, into which weights are received
+probe.py            Probe of an engine's weights by what it computes, where they cannot be read back
+receiver.py         The side of a rollout worker
+sender.py           The side of the actor
+shared_memory.py    Buckets through shared memory, for a sender and receivers on one node
+stream.py           Weights leave as a stream of buckets
+target.py           Targets of weights
+transfer.py         Receiving side of weights for rollout workers in other processes
+transport.py        Transports
+types.py            Types of a weight sync
+verified_engine.py  A rollout engine that generates with verified weights only
 """

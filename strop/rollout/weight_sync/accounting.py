@@ -1,4 +1,4 @@
-"""What has arrived of one sync, what is missing, and what is wrong: plain bookkeeping without any transport.
+"""Accounting of one sync: what has arrived, what is missing, and what is wrong, without any transport.
 
 The first problem is kept and the rest of the sync is let pass, so that all processes stay in step until the sender's
 commit; then the problem is raised.

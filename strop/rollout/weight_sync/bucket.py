@@ -17,7 +17,7 @@ from strop.rollout.weight_sync.stream import ALIGNMENT
 
 @contextlib.contextmanager
 def shared_bucket(tensors: Sequence[tuple[str, Tensor]]) -> Iterator[dict[str, Any]]:
-    """What another process of the same user needs to read the tensors, while the context lasts; plain JSON.
+    """Reference by which another process of the same user reads the tensors, while the context lasts; plain JSON.
 
     Gives:
         path, num_bytes: of the memory; entries: of each tensor its name, shape, dtype, first byte and `digest_tensor`.

@@ -77,12 +77,12 @@ class SenderChannel:
         self._joined: dict[int, Message] = {}
         self._answers: set[tuple[str, int, int]] = set()
         self._lost: dict[int, str] = {}
-        """What became of receivers that are gone since the sync began."""
+        """Ends of receivers that are gone since the sync began."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell, selectors.EVENT_READ)
 
     def wait_for_receivers(self) -> list[Message]:
-        """What every receiver said when it joined, once all have.
+        """Greetings of all receivers, once all have joined.
 
         Raises:
             TimeoutError: not all joined within the deadline.
@@ -290,7 +290,7 @@ class ReceiverChannel:
             return message
 
     def cause(self, error: ConnectionError) -> str:
-        """Why a transfer broke: what the sender says within a moment, or else the error itself."""
+        """Cause of a broken transfer: the sender's word within a moment, or else the error itself."""
         deadline = time.monotonic() + _GRACE_S
         while not isinstance(error, SenderGaveUp) and time.monotonic() < deadline:
             try:

@@ -169,7 +169,7 @@ class _Group:
 
 
 def common_device(devices: list[str]) -> torch.device:
-    """Where a group of processes on these device types works: there, if all are equal and torch can, else the CPU."""
+    """Device type of a group of processes on these: theirs, if all are equal and torch can, else the CPU."""
     first = devices[0]
     if all(device == first for device in devices) and _has_backend(collective_backend(first)):
         return torch.device(first)

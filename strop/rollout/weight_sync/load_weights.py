@@ -1,4 +1,4 @@
-"""How an engine with weights of its own is made, and given those of a model in this process."""
+"""Engines with weights of their own, which are given those of a model in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an engine computes with the weights that it was given, where these cannot be read back.
+"""Probe of an engine's weights by what it computes, where they cannot be read back.
 
 The trainer says what its model gives to a few tokens; the engine must give the same, up to the rounding of its
 precision.
@@ -22,7 +22,7 @@ no meaning, or a head that kept its old ones, differ by a multiple of it."""
 
 
 def probe_of(engine: Engine) -> Probe:
-    """What a model says of a few tokens; all its ranks call this."""
+    """Log-probs of a model for a few tokens; all its ranks call this."""
     model = engine.model
     ids = probe_tokens(model.config.get_text_config().vocab_size, never=model.never_sampled)
     rows = make_rows([torch.tensor(ids[:1])], [torch.tensor(ids[1:])])

@@ -148,7 +148,7 @@ class WeightReceiver:
 
 
 class _Connection:
-    """What outlives a sync: the channel and the transport."""
+    """Channel and transport, which outlive a sync."""
 
     def __init__(self, endpoint: Endpoint, index: int, *, device: str, timeout_s: float) -> None:
         self._session = endpoint.session
@@ -276,7 +276,7 @@ class _IncomingSync:
 
     @contextmanager
     def _understood(self) -> Iterator[None]:
-        """What the sender says has the form that it should have."""
+        """Check the form of the sender's message."""
         try:
             yield
         except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:

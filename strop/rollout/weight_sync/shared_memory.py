@@ -29,7 +29,7 @@ from strop.rollout.weight_sync.channel import ReceiverChannel, SenderChannel
 from strop.rollout.weight_sync.transport import Plan
 
 FOLDER = Path("/dev/shm")
-"""Where Linux keeps files in memory."""
+"""Folder in which Linux keeps files in memory."""
 PREFIX = "strop-weights-"
 NUM_SLOTS = 2
 _HEADER_BYTES = mmap.PAGESIZE
@@ -165,7 +165,7 @@ class SharedMemoryReceiver:
 
 
 def shares_memory(path: Path, session: str) -> bool:
-    """Whether this process sees the sender's file: the same node, and the same memory file system on it."""
+    """True if this process sees the sender's file: the same node, and the same memory file system on it."""
     try:
         with _opened(path) as file:
             return _is_of_session(file.read(_HEADER_BYTES), session)

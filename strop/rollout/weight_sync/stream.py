@@ -108,7 +108,7 @@ def weight_as_json(weight: TensorMetadata) -> list[Any]:
 
 
 def weight_from_json(value: Any) -> TensorMetadata:
-    """What `weight_as_json` wrote, every field checked.
+    """The weight that `weight_as_json` wrote, every field checked.
 
     Raises:
         ValueError: the value has another form, or names an unknown dtype.
@@ -124,7 +124,7 @@ def weight_from_json(value: Any) -> TensorMetadata:
 
 
 def weights_from_json(value: Any) -> WeightsMetadata:
-    """What `weight_as_json` wrote of each weight.
+    """The weights that `weight_as_json` wrote.
 
     Raises:
         ValueError: the value has another form.

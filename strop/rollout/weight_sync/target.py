@@ -1,4 +1,4 @@
-"""Where weights arrive: the live parameters of an engine, by Hugging Face name."""
+"""Targets of weights: the live parameters of an engine, by Hugging Face name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class WeightTarget(Protocol):
     """The parameters an engine generates with."""
 
     def weights_metadata(self) -> WeightsMetadata:
-        """What the engine needs: every tensor once, with the names tied to it."""
+        """Tensors that the engine needs: each once, with the names tied to it."""
         ...
 
     def load(self, tensors: Sequence[tuple[str, Tensor]]) -> None:

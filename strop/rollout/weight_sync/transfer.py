@@ -1,4 +1,4 @@
-"""What brings weights to rollout workers in other processes: as the workers use it."""
+"""Receiving side of weights for rollout workers in other processes: as the workers use it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class WeightTransfer(Protocol):
 
 
 def weight_transfer() -> WeightTransfer:
-    """What moves weights to rollout workers in other processes."""
+    """Transfer of weights to rollout workers in other processes."""
     from strop.rollout.weight_sync import both_sides  # imports this module
 
     return both_sides

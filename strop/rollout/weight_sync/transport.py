@@ -1,4 +1,4 @@
-"""What a transport does: bytes of buckets from one sender to all receivers, in order.
+"""Transports: bytes of buckets from one sender to all receivers, in order.
 
 What the bytes mean travels on the channel; both sides know the size of the next bucket before they call. A transport
 serves sync after sync until one fails or another receiver joins; then it is closed and another one is made. Every
@@ -26,7 +26,7 @@ class Plan:
     slot_bytes: int = 0
     """Size of one of its slots."""
     port: int = 0
-    """Where the process group meets, at the sender's address."""
+    """Rendezvous of the process group, at the sender's address."""
     size: int = 0
     """Processes of the group."""
     device: str = ""

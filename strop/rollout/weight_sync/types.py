@@ -1,16 +1,16 @@
-"""Where a sync takes place, what it reports, and how it fails."""
+"""Types of a weight sync: its place, its report and its errors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 REFUSAL = "the rollout worker keeps refusing to generate until a complete sync arrives"
-"""How every failure of a sync ends: what it means for the rollout."""
+"""End of every error of a sync: its meaning for the rollout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """Where the receivers of one sender meet it; plain data that the controller hands on."""
+    """Address at which the receivers of one sender meet it; plain data that the controller hands on."""
 
     host: str
     """Address of the sender's node, as the receivers reach it."""

@@ -61,7 +61,7 @@ class VerifiedEngine:
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """Those of the engine."""
+        """Abilities of the engine."""
         return self._engine.abilities
 
     @property

@@ -1,4 +1,4 @@
-"""What runs in vLLM's own environment: plain files, started by path, that import nothing of strop but its digest.
+"""Files that run in vLLM's own environment: started by path, they import nothing of strop but its digest.
 
 server.py         the process that owns vLLM's engine and obeys the process of strop that started it
 strop_pictures.py what vLLM's processes know of images and videos: sizes, and how patches enter it

@@ -30,7 +30,7 @@ NUMBERS = {
     "vllm:num_preemptions": "preempted",
     "vllm:kv_cache_usage_perc": "cache_share",
 }
-"""What vLLM counts, and what the engines of strop call it in `health`."""
+"""Counters of vLLM, and their names in `health` of strop's engines."""
 
 
 class Server:

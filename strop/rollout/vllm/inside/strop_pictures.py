@@ -61,7 +61,7 @@ def _without_torchvision() -> None:
 
 
 class Info(BaseProcessingInfo):
-    """How many media a prompt may have, and how large each is at most."""
+    """Limits of media: their number in a prompt, and the size of each."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """Any number of each kind."""

@@ -1,4 +1,4 @@
-"""What each of vLLM's worker processes imports: weights out of shared memory, and log-probs of the whole distribution.
+"""Extension of vLLM's worker processes: weights out of shared memory, and log-probs of the whole distribution.
 
 It runs in vLLM's environment, where there is no strop: the digest is loaded from its file.
 """
@@ -58,7 +58,7 @@ class Bucket(WeightTransferUpdateInfo):
     """Some tensors in one piece of shared memory."""
 
     path: str = ""
-    """Where the memory is opened."""
+    """Path of the memory."""
     num_bytes: int = 0
     entries: list[list[Any]] = field(default_factory=list)
     """Of each tensor: Hugging Face name, shape, dtype, first byte, digest."""
