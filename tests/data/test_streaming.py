@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from references.chat_templates import CHATML, make_tokenizer
 from strop.data import DataConfig, PromptDataset, PromptSampler, read_rows
 from strop.data.prompt_loader import next_prompts
 from strop.data.streaming import StreamedPrompts, open_rows
-from strop.data.streaming import stored as stored_rows
 
 TOKENIZER = make_tokenizer(CHATML)
 FRAME = 2 + 5 + 1 + 1 + 10  # tokens around a user message: see test_prompts.py
@@ -51,10 +50,8 @@ ROWS = [row(number) for number in range(40)]
 # ---------------------------------------------------------------------------- rows by number
 
 
-@pytest.mark.parametrize("kind", ["lines", "parquet", "large groups", "saved", "folder"])
-def test_rows_by_number_are_those_that_are_read_at_once(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("kind", ["lines", "parquet", "saved", "folder"])
+def test_rows_by_number_are_those_that_are_read_at_once(tmp_path: Path, kind: str) -> None:
     cache = tmp_path / "cache"
     if kind == "lines":
         path = write_lines(tmp_path / "a.jsonl", ROWS)
@@ -69,8 +66,6 @@ def test_rows_by_number_are_those_that_are_read_at_once(
         write_parquet(path / "train-1.parquet", ROWS[15:])
     else:
         path = write_parquet(tmp_path / "a.parquet", ROWS)
-    if kind == "large groups":
-        monkeypatch.setattr(stored_rows, "MAX_GROUP_BYTES", 0)
     found = open_rows([path, path], cache)
     assert list(found) == read_rows([path, path]) == ROWS * 2
     assert [found[number]["prompt"] for number in (79, 3, 41, -1)] == [
@@ -79,35 +74,23 @@ def test_rows_by_number_are_those_that_are_read_at_once(
     assert found[38:42] == (ROWS * 2)[38:42]
     with pytest.raises(IndexError):
         found[80]
-    kept = [file.suffix for file in (cache / "rows").iterdir()] if (cache / "rows").exists() else []
-    assert kept == {"lines": [".npy"], "large groups": [".arrow"]}.get(kind, [])
+    suffixes = [entry.suffix for entry in (cache / "rows").iterdir()] if (cache / "rows").exists() else []
+    assert suffixes == {"lines": [".npy"], "parquet": [""], "folder": ["", ""], "saved": []}[kind]
 
 
-def test_the_index_of_a_file_is_made_once_and_again_when_it_changed(tmp_path: Path) -> None:
-    path, cache = write_lines(tmp_path / "a.jsonl", ROWS[:3]), tmp_path / "cache"
+@pytest.mark.parametrize(("name", "write"), [("a.jsonl", write_lines), ("a.parquet", write_parquet)])
+def test_a_file_is_indexed_once_and_again_when_it_changed(
+    tmp_path: Path, name: str, write: Callable[[Path, Sequence[dict[str, Any]]], Path]
+) -> None:
+    path, cache = write(tmp_path / name, ROWS[:3]), tmp_path / "cache"
     assert len(open_rows([path], cache)) == 3
-    (kept,) = (cache / "rows").iterdir()
-    before = kept.stat().st_ino
+    before = {file: file.stat().st_ino for file in (cache / "rows").rglob("*") if file.suffix != ".lock"}
     assert len(open_rows([path], cache)) == 3
-    assert kept.stat().st_ino == before
-    write_lines(path, ROWS[:5])
-    assert [one["prompt"] for one in open_rows([path], cache)] == [one["prompt"] for one in ROWS[:5]]
+    after = {file: file.stat().st_ino for file in (cache / "rows").rglob("*") if file.suffix != ".lock"}
+    assert after == before
+    write(path, ROWS[:5])
+    assert [row["prompt"] for row in open_rows([path], cache)] == [row["prompt"] for row in ROWS[:5]]
     assert len(list((cache / "rows").iterdir())) == 2
-
-
-def test_counting_parquet_rows_reads_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = write_parquet(tmp_path / "a.parquet", ROWS)
-    asked: list[int] = []
-    real = pyarrow.parquet.ParquetFile.read_row_group
-    monkeypatch.setattr(
-        pyarrow.parquet.ParquetFile,
-        "read_row_group",
-        lambda self, group: (asked.append(group), real(self, group))[1],
-    )
-    found = open_rows([path], tmp_path / "cache")
-    assert (len(found), asked) == (40, [])
-    assert (found[8], found[13]) == (ROWS[8], ROWS[13])
-    assert asked == [1], "rows 7 to 13 are one group, which is read once"
 
 
 def test_what_cannot_be_read_by_row_is_said(tmp_path: Path) -> None:

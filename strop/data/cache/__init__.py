@@ -2,7 +2,7 @@
 
     files/KEY/      what a URL named                        prompts/KEY.npz   token ids of large sets
     rows/KEY.npy    where the rows of a JSON-lines file begin
-    rows/KEY.arrow  a parquet file that is read by row      all of it can be made again
+    rows/KEY/       a parquet file that is read by row      all of it can be made again
 
 The time of change of an entry is the time of its last use. Entries are removed from the one that was not used for
 longest; never one that this process uses, nor one that was used within the last hour, because another run may be

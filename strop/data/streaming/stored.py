@@ -3,12 +3,12 @@
 Memory use does not depend on the number of rows, except eight bytes per row of JSON lines, and those
 are mapped from a file:
 
-    parquet        a group of rows at a time, whose sizes are in the file's footer; a file of large groups is first
-                   written to data.cache_dir as Arrow batches, once, and mapped into memory
-    JSON lines     by the offsets of lines, which are found once and kept in data.cache_dir
+    parquet        written by `datasets` to data.cache_dir as Arrow, once, and mapped into memory
+    JSON lines     by the offsets of lines, which are found once and kept in data.cache_dir; `datasets` would give
+                   every row the keys of all, and read a null that was written as a key that is not there
     datasets       folders written by save_to_disk and sets of the hub, which are mapped into memory
 
-Cached files are named by path, size and time of change of the file, so a changed file is indexed again.
+Entries of the cache are named by path, size and time of change of the file, so a changed file is read again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ import hashlib
 import os
 import tempfile
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import pyarrow
-import pyarrow.parquet
 
 from strop.data import folders
 from strop.data.cache import cache_folder, use
@@ -41,11 +39,6 @@ from strop.data.readers import (
 )
 from strop.utils.remote_path import is_hub
 from strop.utils.safe_read import MAX_LINE_BYTES, check_regular, lines_of, open_regular
-
-MAX_GROUP_BYTES = 4 * 2**20
-"""Size of a group of rows, uncompressed, up to which a parquet file is read in place: a visit reads a whole one."""
-_BATCH_ROWS = 256
-"""Rows of an Arrow batch; a visit touches one batch."""
 
 
 class StoredRows(Sequence[dict[str, Any]]):
@@ -125,28 +118,6 @@ class MappedRows:
         return without_filled_nulls(rows[0])
 
 
-class BlockRows:
-    """Rows that lie in blocks, of which one is read for a visit."""
-
-    def __init__(self, sizes: Iterable[int], block: Callable[[int], Any]) -> None:
-        """Args:
-        sizes: rows of each block.
-        block: gives one by its number, as a table or a batch of Arrow.
-        """
-        self._ends = list(accumulate(sizes))
-        self._block = block
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def row(self, index: int) -> dict[str, Any]:
-        """The row of this number."""
-        number = bisect.bisect_right(self._ends, index)
-        start = self._ends[number - 1] if number else 0
-        rows: list[dict[str, Any]] = self._block(number).slice(index - start, 1).to_pylist()
-        return without_filled_nulls(rows[0])
-
-
 class LineRows:
     """Rows of a JSON-lines file, found by the offsets of their lines."""
 
@@ -161,8 +132,7 @@ class LineRows:
                 f"data file {path} holds one JSON list, so its rows cannot be read one by one: write one object per "
                 f"line (.jsonl), or set data.streaming=false"
             )
-        index_file = _cached(path, ".npy", cache_dir, _write_starts)
-        self._starts = np.load(index_file, mmap_mode="r")  # [rows]
+        self._starts = np.load(_line_starts(path, cache_dir), mmap_mode="r")  # [rows]
 
     def __len__(self) -> int:
         return len(self._starts)
@@ -179,43 +149,44 @@ class LineRows:
         return parse_object(text, where)
 
 
-RowPart = MappedRows | BlockRows | LineRows
+RowPart = MappedRows | LineRows
 """The rows of one file."""
 
 
-def _parquet_rows(path: Path, cache_dir: str | Path) -> RowPart:
+def _parquet_rows(path: Path, cache_dir: str | Path) -> MappedRows:
+    import datasets  # heavy, and only parquet files need it
+
+    folder = _entry(path, "", cache_dir)
     try:
         check_regular(path)
-        meta = pyarrow.parquet.read_metadata(path)
-        groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
-        if max((group.total_byte_size for group in groups), default=0) <= MAX_GROUP_BYTES:
-            read_group = pyarrow.parquet.ParquetFile(path).read_row_group
-            return BlockRows((group.num_rows for group in groups), lru_cache(maxsize=2)(read_group))
-        batch_file = _cached(path, ".arrow", cache_dir, _write_batches)
-        file = pyarrow.ipc.open_file(pyarrow.memory_map(str(batch_file)))
-        batches = range(file.num_record_batches)
-        return BlockRows((file.get_batch(number).num_rows for number in batches), file.get_batch)
-    except (pyarrow.ArrowException, OSError) as error:
+        rows = datasets.Dataset.from_parquet(str(path), cache_dir=str(folder))
+    except (pyarrow.ArrowException, OSError, datasets.exceptions.DatasetGenerationError) as error:
         raise parquet_error(path, error) from error
+    use(folder)
+    return MappedRows(rows)
 
 
-def _cached(path: Path, suffix: str, cache_dir: str | Path, write: Callable[[Path, Path], None]) -> Path:
-    """The file in the cache that belongs to the present contents of `path`, written when there is none."""
-    stat = path.stat()
-    name = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
-    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    folder = cache_folder(cache_dir) / "rows"
-    target = folder / f"{digest}{suffix}"
+def _line_starts(path: Path, cache_dir: str | Path) -> Path:
+    """The file in the cache with the offsets of the lines of `path`, written when there is none."""
+    target = _entry(path, ".npy", cache_dir)
     if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, staging = tempfile.mkstemp(prefix="writing-", suffix=suffix, dir=folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, staging = tempfile.mkstemp(prefix="writing-", suffix=".npy", dir=target.parent)
         os.close(handle)
         try:
-            write(path, Path(staging))
+            _write_starts(path, Path(staging))
             Path(staging).replace(target)
         finally:
             Path(staging).unlink(missing_ok=True)
     return use(target)
+
+
+def _entry(path: Path, suffix: str, cache_dir: str | Path) -> Path:
+    """The entry of the cache that belongs to the present contents of `path`."""
+    stat = path.stat()
+    name = f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return cache_folder(cache_dir) / "rows" / f"{digest}{suffix}"
 
 
 def _write_starts(path: Path, target: Path) -> None:
@@ -229,14 +200,6 @@ def _write_starts(path: Path, target: Path) -> None:
             at += len(line)
     with target.open("wb") as file:
         np.save(file, np.frombuffer(starts, dtype=np.int64) if starts else np.zeros(0, dtype=np.int64))
-
-
-def _write_batches(path: Path, target: Path) -> None:
-    """Write the same rows as Arrow batches."""
-    source = pyarrow.parquet.ParquetFile(path)
-    with pyarrow.OSFile(str(target), "wb") as sink, pyarrow.ipc.new_file(sink, source.schema_arrow) as writer:
-        for batch in source.iter_batches(batch_size=_BATCH_ROWS):
-            writer.write_batch(batch)
 
 
 def _first_character(path: Path) -> bytes:
