@@ -1,4 +1,4 @@
-"""A model and a task small enough for tests, made once; and the core without what joins it."""
+"""A model and a task small enough for tests, made once."""
 
 from __future__ import annotations
 
