@@ -25,14 +25,14 @@ from strop.engines.optimizers.muon import muon_parts
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one optimizer step did."""
+    """Outcome of one optimizer step."""
 
     grad_norm: float
     """Global L2 norm of the gradient before clipping."""
     lr: float
     """Learning rate of the step, also of one that was not taken."""
     skipped: str = ""
-    """Why no step was taken; empty when it was."""
+    """Reason why no step was taken; empty when it was."""
 
 
 class Optimizer:

@@ -141,7 +141,7 @@ def joined_positions(parts: Sequence[Tensor]) -> Tensor:
 
 
 def next_position(positions: Tensor) -> int:
-    """Where the tokens after these go on; an image has fewer positions than tokens.
+    """Position of the token after these; an image has fewer positions than tokens.
 
     Args:
         positions: [P], or [3, P] of tokens with media.

@@ -1,4 +1,4 @@
-"""What a trained role leaves in a checkpoint, and how it continues from there on any number of ranks.
+"""Checkpoint of a trained role, from which it continues on any number of ranks.
 
     global_step_40/actor/           shards and state.json (checkpoint.py):
                                       model/<Hugging Face name>   weights and persistent buffers, tied ones once;

@@ -42,7 +42,7 @@ def use_rotary_kernel(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def is_rotation_of_halves(function: Rotate) -> bool:
-    """Whether a function gives, in a trial, what the kernel would."""
+    """True where a function gives, in a trial, what the kernel would."""
     numbers = torch.sin(torch.arange(48.0))
     query, angles = numbers.view(1, 3, 2, 8), torch.arange(16.0).view(1, 2, 8)  # all angles apart
     cosines, sines = angles.cos(), angles.sin()

@@ -50,7 +50,7 @@ class Tokens:
     index: Tensor
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
     media: Mapping[str, Tensor] | None = None
-    """Those of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
+    """Media of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
     shard: SequenceShard | None = None
     """This rank's part, where ranks share each sequence."""
 
@@ -114,7 +114,7 @@ class Tokens:
 
 
 TokenFunction = Callable[[Tokens], Mapping[str, Tensor]]
-"""What is wanted of each token: tensors [M, ...] by name."""
+"""Function of each token: tensors [M, ...] by name."""
 
 
 def pack(

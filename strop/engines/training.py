@@ -1,4 +1,4 @@
-"""What a model says of packed rows (Engine), the gradient of a loss over them, and one optimizer step (TrainEngine).
+"""Forward pass of a model over packed rows (Engine), gradient of a loss over them, and optimizer step (TrainEngine).
 
 The engine knows no algorithm: a loss is a function of the response tokens' log-probs and entropies (or values),
 and returns a sum of weighted per-token terms. Sums add up over micro-batches and over ranks, so any cut of the
@@ -69,7 +69,7 @@ class Engine:
     def map_tokens(
         self, data: DataProto, function: TokenFunction, *, rows: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """What a function says of all response tokens [N, ...] of these rows, in their order, in host memory.
+        """Values of a function for all response tokens [N, ...] of these rows, in their order, in host memory.
 
         Args:
             data: rows of this rank: columns prompts [B, P~] and responses [B, R~], and `media` where a row has any.

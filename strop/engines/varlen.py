@@ -35,7 +35,7 @@ Kernel = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class VarlenPlan:
-    """Where the queries and keys of S segments lie."""
+    """Offsets of the queries and keys of S segments."""
 
     query_ends: Tensor
     """[S + 1] int32: ends of the segments' queries, from 0 on."""
@@ -117,7 +117,7 @@ def half_of(query: Tensor, value: Tensor, form: AttentionForm) -> torch.dtype | 
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether the device has the kernel."""
+    """True where the device has the kernel."""
     if device.type != "cuda" or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability(device) >= MIN_CAPABILITY

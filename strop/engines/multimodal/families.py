@@ -20,7 +20,7 @@ from strop.engines.multimodal.vl_model import Reader, Vision
 
 
 def _pooled(module: Any, pixels: Tensor) -> Tensor:
-    """What the tower and the projector make of tiles, where the model's base has both in one call."""
+    """Image features of tiles, where the model's base computes tower and projector in one call."""
     features: Tensor = module.base_model.get_image_features(pixels, return_dict=True).pooler_output
     return features
 
@@ -97,7 +97,7 @@ KIMI = "kimi_k25"
 
 
 def takes_media(config: Any) -> bool:
-    """Whether a model reads pictures, in a way that is known here."""
+    """True for a model that reads images in a way that is supported here."""
     vision = getattr(config, "vision_config", None)
     if vision is None:
         return False
@@ -131,7 +131,7 @@ def vision_of(module: Any, processor: MediaProcessor | None) -> Vision | None:
 
 
 def reader_of(config: Any, processor: MediaProcessor | None) -> Reader | None:
-    """How the models of a configuration read media as grids of patches; None of the other families."""
+    """Reader of media as grids of patches for the models of a configuration; None for other families."""
     if not takes_media(config) or config.model_type in {*TILED, KIMI}:
         return None
     tells_seconds = hasattr(config.vision_config, "tokens_per_second")  # Qwen2.5-VL

@@ -12,7 +12,7 @@ _ROTATED = frozenset({5, 6, 7, 8})
 """EXIF orientations that exchange width and height."""
 _EXIF_ORIENTATION = 0x0112
 _FRAME_MS = 100
-"""How long a frame of an animated picture is shown that does not say it, as browsers do."""
+"""Duration of a frame of an animated picture that names none, as in browsers."""
 
 
 def picture_size(part: bytes | str) -> tuple[tuple[int, int], int]:
@@ -48,7 +48,7 @@ def upright_pictures(part: bytes | str, *, every: bool) -> list[Any]:
 
 
 def timed_pictures(part: bytes | str) -> list[int]:
-    """How long each frame of an animated picture is shown, in milliseconds.
+    """Duration of each frame of an animated picture, in milliseconds.
 
     Raises:
         ValueError: there is no such file, or it is no picture.

@@ -161,7 +161,7 @@ class GridProcessor(MediaProcessor):
 
     @property
     def most_tokens(self) -> int | None:  # type: ignore[override]
-        """How many tokens stand for the largest image; None where images are not resized."""
+        """Number of tokens of the largest image; None where images are not resized."""
         if not getattr(self._processor, "do_resize", True):
             return None
         return int(self._bounds()["longest_edge"]) // (self.patch_size * self.merge_size) ** 2
@@ -247,7 +247,7 @@ class GridVision(Vision):
         return {patches: pixels, grids: torch.tensor([one.grid for one in chosen], device=pixels.device)}
 
     def features_of_nothing(self, device: torch.device) -> Sequence[Tensor]:
-        """Those of an image of one token."""
+        """Features of an image of one token, made of zeros."""
         side = self.merge_size
         seen = self.module.base_model.get_image_features(
             torch.zeros(side * side, *self.patch_shape, device=device),

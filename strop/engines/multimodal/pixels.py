@@ -31,7 +31,7 @@ MAX_KEPT_BYTES = 1 << 30
 
 
 class MediaProcessor(ABC):
-    """How one model sees pictures: sizes into tokens, files into pixels."""
+    """Image and video processor of one model: sizes into tokens, files into pixels."""
 
     token_ids: Mapping[str, int]
     """Kind of media -> id of the token that stands for a part of it."""
@@ -40,11 +40,11 @@ class MediaProcessor(ABC):
     border_ids: frozenset[int] = frozenset()
     """Ids of tokens that a chat template writes around a picture, and that stay with it."""
     video: VideoSettings | None = None
-    """How the model reads videos; None where it is given none here."""
+    """Settings of its videos; None for a model that is given none here."""
     around_step: tuple[int, ...] = ()
     """Tokens before and after those of a patch of time between time stamps."""
     most_tokens: int | None = None
-    """How many tokens stand for the largest image; None where that is not bounded."""
+    """Number of tokens of the largest image; None where that is not bounded."""
 
     def __init__(self, folder: Path) -> None:
         """Nothing is made yet; `folder` is where the settings are."""
@@ -64,10 +64,10 @@ class MediaProcessor(ABC):
 
     @abstractmethod
     def num_tokens(self, grid: tuple[int, int, int]) -> int:
-        """How often the token that stands for a part comes for this grid."""
+        """Number of placeholder tokens of this grid."""
 
     def image_ids(self, grid: tuple[int, int, int]) -> tuple[int, ...]:
-        """What stands in a prompt for an image, in place of the one token that the chat template writes."""
+        """Token ids of an image in a prompt, in place of the one token that the chat template writes."""
         return (self.token_ids["image"],) * self.num_tokens(grid)
 
     def check_around(self, before: Sequence[int], behind: Sequence[int]) -> None:  # noqa: B027 (most take any text)
@@ -126,8 +126,8 @@ def film_key(digest: str, frames: Sequence[int]) -> str:
 
 
 def image_settings(folder: Path) -> Mapping[str, Any] | None:
-    """What a model folder says of images: in the file of the whole processor, else in one of its own; None without
-    either.
+    """Image settings of a model folder, from the file of the whole processor or else that of the image processor; None
+    without either.
 
     Raises:
         ValueError: a file cannot be read.

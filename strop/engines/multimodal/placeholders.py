@@ -28,9 +28,9 @@ class Measured:
     size: tuple[int, int]
     grid: tuple[int, int, int]
     token_ids: tuple[int, ...] = field(repr=False)
-    """What stands for it, in place of the one token that the chat template writes."""
+    """Token ids of it in a prompt, in place of the one token that the chat template writes."""
     first: int = 0
-    """Where the first token for its patches is among these."""
+    """Index of the first token for its patches among these."""
     frames: tuple[int, ...] = ()
     times: tuple[float, ...] = ()
     seconds_per_patch: float = 1.0
@@ -50,7 +50,7 @@ class Measured:
         return len(self.token_ids)
 
     def at(self, start: int) -> Media:
-        """What ids carry in which its tokens begin at `start`."""
+        """Media of token ids in which its tokens begin at `start`."""
         parts = self.source.encoded()
         return Media(
             kind=self.kind,
@@ -108,7 +108,7 @@ class RowMedia:
         return spans
 
     def media(self, token_ids: Sequence[int]) -> tuple[Media, ...]:
-        """What a prompt of these ids carries."""
+        """Media of a prompt of these ids."""
         starts = _starts(self._processor, token_ids, self._media)
         return tuple(one.at(start) for one, start in zip(self._media, starts, strict=True))
 
@@ -215,7 +215,7 @@ def _measured_image(processor: MediaProcessor, source: MediaSource, where: str) 
 
 
 def _first_part(processor: MediaProcessor, token_ids: Sequence[int]) -> int:
-    """Where the first token for a part of an image is among those that stand for it."""
+    """Index of the first token for a part of an image among those that stand for it."""
     return token_ids.index(processor.token_ids["image"])
 
 
@@ -254,7 +254,7 @@ def _measured_video(
 
 
 def _uneven(film: Film, frames: Sequence[int]) -> str:
-    """Which of the frames is shown more than a frame's time off what its number says; empty where none is."""
+    """Description of a frame that is shown more than a frame's time off what its number says; empty where none is."""
     worst = max(frames, key=lambda number: abs(film.times[number] - number / film.fps))
     told = worst / film.fps
     if abs(film.times[worst] - told) <= 1 / film.fps:
@@ -310,7 +310,7 @@ def _expanded(
 def _starts(
     processor: MediaProcessor, token_ids: Sequence[int], media: Sequence[Measured | Media]
 ) -> list[int]:
-    """Where the tokens of each medium begin."""
+    """Index of the first token of each medium."""
     at, starts, ids = 0, [], array("i", token_ids)
     for one in media:
         if isinstance(one, Measured):

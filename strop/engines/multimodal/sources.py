@@ -25,9 +25,9 @@ _SAMPLING = {
     "min_frames": "min_frames",
     "max_frames": "max_frames",
 }
-"""What a row may say of a video's frames, as in qwen-vl-utils -> our name."""
+"""Keys of a row about a video's frames, as in qwen-vl-utils -> our name."""
 _FRAME_RATES = ("sample_fps", "fps")
-"""What a row may say of a video that it gives as frames."""
+"""Keys of a row with the frame rate of a video that it gives as frames."""
 _FILE_KEYS = frozenset({"bytes", "path", "video", "type"})
 
 
@@ -41,7 +41,7 @@ class MediaSource:
     is_film: bool = False
     """A video in one file."""
     sampling: Sampling = field(default_factory=Sampling)
-    """Which of its frames the row asks for."""
+    """Selection of its frames that the row asks for."""
     frame_rate: float = _RATE
     """Frames per second of a video that is given as frames."""
 

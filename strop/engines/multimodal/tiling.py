@@ -35,7 +35,7 @@ Reader = Callable[[Any, Sequence[Any]], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class TileFamily:
-    """How the models of one type read images. Tokens are named by their text."""
+    """Image format of the models of one type. Tokens are named by their text."""
 
     tokens_per_tile: Callable[[Any], int]
     """Of a configuration."""
@@ -45,7 +45,7 @@ class TileFamily:
     closes: tuple[str, ...]
     """Tokens before and behind all that stands for an image."""
     placeholder: str = ""
-    """What the chat template writes for an image; empty: the token that stands for a part of it."""
+    """Text that the chat template writes for an image; empty: the token that stands for a part of it."""
     between: tuple[str, ...] = ()
     """Between two tiles of a row."""
     ends_row: tuple[str, ...] = ()
@@ -58,13 +58,13 @@ class TileFamily:
     tower: tuple[str, ...] = ("model.vision_tower", "model.multi_modal_projector")
     """The parts of the model that read images, up to what the language part takes."""
     features: Callable[[Any, Tensor], Tensor]
-    """What these parts make of tiles [n, C, H, W]."""
+    """Features by these parts of tiles [n, C, H, W]."""
     hidden: Callable[..., Any] | None = None
     """Called with the model and then as its base would be, where it has no base that takes images."""
     load: Callable[[Path], Any] = load_image_processor
     """The image processor of a model folder."""
     options: Mapping[str, Any]
-    """What transformers' processor of the family gives the image processor, whatever its file says."""
+    """Arguments that transformers' processor of the family gives the image processor, whatever its file says."""
 
     def num_tiles(self, grid: tuple[int, int, int]) -> int:
         """Tiles of an image of so many rows and columns, and the whole of it where these are several."""
@@ -193,7 +193,7 @@ class TileVision(Vision):
         return {"pixel_values": pixels}
 
     def features_of_nothing(self, device: torch.device) -> Sequence[Tensor]:
-        """Those of one tile."""
+        """Features of one tile of zeros."""
         return [self._family.features(self.module, torch.zeros(1, *self._shape, device=device))]
 
     def trials(self, device: torch.device) -> Sequence[Trial]:
@@ -207,7 +207,7 @@ class TileVision(Vision):
         return found
 
     def own_arguments(self, token_ids: Tensor) -> Mapping[str, Tensor]:
-        """Which tokens stand for images, where the model asks."""
+        """Mask of the tokens that stand for images, where the model asks for it."""
         if not self._family.sees_ahead:
             return {}
         return {"token_type_ids": (token_ids == self.token_ids["image"]).long()[None]}

@@ -36,7 +36,7 @@ _MAX_KEPT = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class Film:
-    """What a video file holds, without its pixels."""
+    """Frames and times of a video file, without its pixels."""
 
     size: tuple[int, int]
     """Width and height in pixels, as shown."""
@@ -209,7 +209,7 @@ def _readable(file: bytes | str) -> Iterator[None]:
 
 
 def _is_picture(file: bytes | str) -> bool:
-    """Whether Pillow reads it."""
+    """True where Pillow reads it."""
     if isinstance(file, bytes):
         head = file[:12]
     else:

@@ -1,4 +1,4 @@
-"""How a model of the Qwen-VL family reads videos: which frames, at which size, with which values of pixels.
+"""Video settings of models of the Qwen-VL family: frames, sizes and values of pixels.
 
 transformers has this in its video processors, which need torchvision. Here are their formulas, on the settings of the
 same files, with the 8-bit resizing of torch that torchvision calls; a file gives the same frames, sizes and pixels.
@@ -32,7 +32,7 @@ _RESAMPLING = {2: "bilinear", 3: "bicubic"}
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Which frames of a video file are taken. None: not said."""
+    """Selection of the frames of a video file. None: not set."""
 
     fps: float | None = None
     """Frames per second."""
@@ -57,7 +57,7 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class VideoSettings:
-    """How one model reads videos; names as in the files of transformers."""
+    """Video settings of one model; names as in the files of transformers."""
 
     patch_size: int
     merge_size: int
@@ -114,7 +114,7 @@ class VideoSettings:
         return _bounded(list(range(num_frames)), "give fewer")
 
     def _rule(self, asked: Sampling) -> Sampling | None:
-        """What a row says, completed by the model folder; None for all frames."""
+        """Selection of a row, completed by the model folder; None for all frames."""
         own = self.sampling
         bounds = {
             "min_frames": own.min_frames if asked.min_frames is None else asked.min_frames,
@@ -267,7 +267,7 @@ def load_video_settings(folder: Path, image_processor: Any, *, has_stamps: bool)
 
 
 def _given(folder: Path) -> dict[str, Any]:
-    """What the first file says that says something of videos."""
+    """Contents of the first file that has settings of videos."""
     where = f"model folder {str(folder)!r} cannot be used"
     nested = folder / "processor_config.json"
     if nested.is_file() and (own := model_json(nested, where).get("video_processor")):

@@ -1,4 +1,4 @@
-"""What a vision-language model needs beside token ids, as far as all families have it in common.
+"""Inputs of a vision-language model beside token ids, as far as all families have them in common.
 
 The model's own functions are called, so each architecture of transformers brings its formulas: a forward pass that puts
 the vision tower's output in the places of the media tokens. Packed sequences give that pass the pictures of all prompts
@@ -36,7 +36,7 @@ class Reader:
         self.processor, self.token_ids, self.tells_seconds = processor, token_ids, tells_seconds
 
     def num_tokens(self, grid: tuple[int, int, int]) -> int:
-        """How often the token that stands for a part comes for a picture of this grid."""
+        """Number of placeholder tokens of a picture of this grid."""
         return self._known().num_tokens(grid)
 
     def check(self, token_ids: Sequence[int], media: Sequence[Media], where: str) -> None:
@@ -63,7 +63,7 @@ class Reader:
         return self._known().pixels(one)
 
     def most_tokens(self, kind: str) -> int | None:
-        """How many tokens stand for the largest image; None: any number, and for videos."""
+        """Number of tokens of the largest image; None: any number, and for videos."""
         return None if self.processor is None or kind != "image" else self.processor.most_tokens
 
     def image_encoder(self) -> ToolImages | None:
@@ -114,7 +114,7 @@ class Vision(Reader, ABC):
 
     @abstractmethod
     def num_tokens(self, grid: tuple[int, int, int]) -> int:
-        """How often the token that stands for a part comes for a picture of this grid."""
+        """Number of placeholder tokens of a picture of this grid."""
 
     def positions(self, token_ids: Tensor, media: Sequence[Media]) -> Tensor:
         """Positions [n] or [3, n] of tokens [n] with media, on the CPU; those of text, unless a family has others."""
@@ -126,7 +126,7 @@ class Vision(Reader, ABC):
 
     @abstractmethod
     def features_of_nothing(self, device: torch.device) -> Sequence[Tensor]:
-        """What the tower makes of one small image of zeros, through every weight of it that an image goes through."""
+        """Features of one small image of zeros, through every weight of the tower that an image goes through."""
 
     @abstractmethod
     def trials(self, device: torch.device) -> Sequence[Trial]:
@@ -137,7 +137,7 @@ class Vision(Reader, ABC):
         return self.positions(token_ids, ())
 
     def own_arguments(self, token_ids: Tensor) -> Mapping[str, Tensor]:
-        """What the model's own forward pass is told of tokens [n] beside their ids and the pixels."""
+        """Arguments of the model's own forward pass for tokens [n], beside their ids and the pixels."""
         return {}
 
     def blocks(self, token_ids: Tensor) -> tuple[Span, ...]:

@@ -21,7 +21,7 @@ class Part:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What it moves."""
+        """Parameters that it updates."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def materialize(self) -> None:

@@ -1,4 +1,4 @@
-"""Which rows each data-parallel rank gets: partitions of near-equal load, so that ranks finish together."""
+"""Load balancing over data-parallel ranks: partitions of rows of near-equal load, so that ranks finish together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNBALANCE = 1.05
 """Largest load, beside that of rows distributed one by one, at which rows of one prompt stay together: a
 prompt computed twice costs about as much as a few percent of waiting."""
 MAX_HALVINGS = 6
-"""How often heavy groups are cut again before all rows are distributed one by one."""
+"""Number of times that heavy groups are cut again before all rows are distributed one by one."""
 
 
 def sequence_workload(num_tokens: int) -> int:

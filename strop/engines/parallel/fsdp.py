@@ -96,7 +96,7 @@ def reshard(model: CausalLM) -> None:
 
 
 def sync_gradients(model: CausalLM, *, is_last: bool, each: bool, keep_parameters: bool) -> None:
-    """Whether the next backward pass adds the gradients of all ranks up.
+    """Set whether the next backward pass adds the gradients of all ranks up.
 
     Args:
         model: the model.

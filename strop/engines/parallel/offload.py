@@ -69,13 +69,13 @@ def offload_optimizer(optimizer: Optimizer) -> HostCopies:
 
 
 def _on_device(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Those that are not in host memory."""
+    """Tensors that are not in host memory."""
     return (tensor for tensor in tensors if tensor.device.type != "cpu")
 
 
 @contextlib.contextmanager
 def activations_on_host(model: CausalLM) -> Iterator[None]:
-    """What the forward pass keeps for the backward pass lies in host memory; parameters stay where they are."""
+    """Keep the activations for the backward pass in host memory; parameters stay where they are."""
     pinned = model.device.type != "cpu"
 
     def pack(tensor: Tensor) -> tuple[torch.device, Tensor] | Tensor:

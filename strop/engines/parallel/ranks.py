@@ -27,17 +27,17 @@ class Parallel:
     world_size: int = 1
     """Number of processes."""
     device: torch.device
-    """What this process computes on."""
+    """Device that this process computes on."""
     sp_size: int = 1
     """Ranks that share each sequence."""
     mesh: DeviceMesh | None = None
-    """What parameters are sharded over: [shard] or [replicate, shard]; None when alone, where nothing is sharded."""
+    """Mesh that parameters are sharded over: [shard] or [replicate, shard]; None in one process, without shards."""
     sp_group: dist.ProcessGroup | None = None
     """The ranks that share this rank's sequences; None when sp_size is 1."""
 
     @property
     def dp_rank(self) -> int:
-        """Which share of the rows this rank has."""
+        """Index of the share of the rows that this rank has."""
         return self.rank // self.sp_size
 
     @property
@@ -50,7 +50,7 @@ class Parallel:
         return value
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """What each share of the rows has, in their order; the same on every rank.
+        """Gather the tensor of each share of the rows, in their order; the same on every rank.
 
         Args:
             tensor: [n] on any device, n as it comes; equal on ranks that share their rows.

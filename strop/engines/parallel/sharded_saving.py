@@ -28,7 +28,7 @@ from strop.engines.parallel.ranks import Parallel
 
 
 def parts_of(tensors: Mapping[str, Tensor], parallel: Parallel) -> Parts:
-    """What this rank writes; every rank is called with the same names.
+    """Shards that this rank writes; every rank is called with the same names.
 
     Raises:
         ValueError: a tensor is a sum over ranks that was not taken yet.
@@ -62,7 +62,7 @@ def load_parts(saved: SavedTensors, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _planned(saved: SavedTensor) -> TensorStorageMetadata:
-    """What DCP's planner needs to know of a saved tensor."""
+    """Metadata of a saved tensor for DCP's planner."""
     chunks = [
         ChunkStorageMetadata(torch.Size(offsets), torch.Size(shape)) for offsets, shape in saved.parts.items()
     ]

@@ -144,7 +144,7 @@ class UlyssesAttention:
 
 
 def _key_repeats(heads: int, key_heads: int, heads_per_rank: int) -> int:
-    """How often each key head must stand side by side so that every rank gets the key heads of its queries.
+    """Number of copies of each key head, side by side, with which every rank gets the key heads of its queries.
 
     A key head serves heads / key_heads neighbouring queries. If a rank's queries begin or end inside such a run,
     the run is cut into pieces that fit both, each with a copy of the key head; 1 when the key heads divide over
@@ -169,9 +169,9 @@ class SequenceShard:
     send_index: Tensor
     """Local positions whose hidden states other shares, or this one, need, ordered by rank."""
     send_counts: Sequence[int]
-    """How many of them go to each rank."""
+    """Number of them that go to each rank."""
     receive_counts: Sequence[int]
-    """How many hidden states of this share come from each rank."""
+    """Number of hidden states of this share that come from each rank."""
     receive_index: Tensor
     """[m]: place of each predicted token's hidden state among the received ones."""
 
