@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from strop.engines.config import EngineConfig, ModelConfig
-from strop.engines.model import compute_dtype, read_shape, weights_of_folder
+from strop.engines.model import compute_dtype, load_model_config, weights_of_folder
 from strop.utils.device import device_name
 from strop.utils.machine_limits import device_bytes
 
@@ -67,7 +67,7 @@ def describe_memory(
     total = device_bytes(place) if total_bytes is None else total_bytes
     checkpointing, tokens = model.gradient_checkpointing, engine.max_tokens_per_device
     item_bytes = compute_dtype(model, place).itemsize
-    shape = read_shape(model)
+    shape = load_model_config(model)
     needed = activation_bytes(shape, tokens, item_bytes=item_bytes, checkpointing=checkpointing)
     if needed is None:
         return ""

@@ -42,7 +42,7 @@ def load_tokenizer(config: ModelConfig) -> Any:
     Raises:
         ValueError: the folder does not exist or holds no tokenizer.
     """
-    shape, source = read_shape(config), config.tokenizer_folder
+    shape, source = load_model_config(config), config.tokenizer_folder
     key = "model.tokenizer_path" if config.tokenizer_path else "model.path"
     fetch_copy(Path(source), weights=False, tokenizer=True, offline=config.local_files_only)
     if not Path(source).is_dir():
@@ -128,7 +128,7 @@ def load_model(
     auto_class = check_language_model(config)
     place = device_of(config, device, parallel)
     module = read_module(config, auto_class)
-    model = made_ready(module, config, place, parallel)
+    model = prepare_model(module, config, place, parallel)
     model.unused_tokens = unused_tokens(policy or config, model.vocab_size)
     return model
 
@@ -139,21 +139,12 @@ def check_language_model(config: ModelConfig) -> Any:
     Raises:
         ValueError: no such folder, no configuration of a model in it, or a family that is not carried.
     """
-    shape = read_shape(config)
+    shape = load_model_config(config)
     auto_class = language_model_class(shape)
-    refuse_family(shape, auto_class, config.path)
+    model_support.check_family(shape, auto_class, config.path)
     if config.lora.enabled:
         adapters.check_targets(_without_weights(config, shape), config.lora)
     return auto_class
-
-
-def refuse_family(shape: Any, auto_class: Any, path: str) -> None:
-    """Refuse a model that is known not to run; any other is compared with its own forward pass when it is loaded.
-
-    Raises:
-        ValueError: the sentence says why.
-    """
-    model_support.check_family(shape, auto_class, path)
 
 
 def _without_weights(config: ModelConfig, shape: Any) -> Any:
@@ -171,7 +162,7 @@ def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
     Raises:
         ValueError: no such folder, or no configuration of a language model in it.
     """
-    module = _without_weights(config, read_shape(config))
+    module = _without_weights(config, load_model_config(config))
     module.tie_weights()
     return weights_metadata(module)
 
@@ -183,7 +174,7 @@ def device_of(config: ModelConfig, device: str, parallel: Parallel | None) -> to
     return place
 
 
-def made_ready(
+def prepare_model(
     module: Any, config: ModelConfig, computes_on: torch.device, parallel: Parallel | None
 ) -> CausalLM:
     """A module that was read, on its device, checked, with packed attention."""
@@ -250,7 +241,7 @@ def read_module(
     source, trust = config.path, runs_own_code(config)
     fetch_copy(Path(source), weights=True, code=trust, offline=config.local_files_only)
     if config.override_config:  # else transformers reads the file itself
-        shape = read_shape(config)
+        shape = load_model_config(config)
         for name, value in options.items():
             setattr(shape, name, value)
         options = {"config": shape}
@@ -292,7 +283,7 @@ def _how_to_fetch(path: str) -> str:
     return f"; if it is a name of the hub: hf download {path} --local-dir {folder}, then model.path={folder}"
 
 
-def read_shape(config: ModelConfig) -> Any:
+def load_model_config(config: ModelConfig) -> Any:
     """The configuration of a model folder, as transformers reads it.
 
     Raises:
@@ -315,12 +306,12 @@ def read_shape(config: ModelConfig) -> Any:
         raise ValueError(
             f"model.path {config.path!r} has no config.json (found: {found}); is it a model folder?"
         )
-    return read_settings(
+    return read_model_config(
         folder, config, f"model.path {config.path!r} has a config.json that does not describe a model"
     )
 
 
-def read_settings(folder: Path, config: ModelConfig, complaint: str) -> Any:
+def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> Any:
     """The configuration of the model in a folder, as transformers reads it.
 
     Args:

@@ -47,7 +47,7 @@ class Tokens:
     """[M]: packed position whose hidden state predicts each response token."""
     targets: Tensor
     """[M]: the response tokens; where one stands for media, a token of text."""
-    index: Tensor
+    response_index: Tensor
     """[M] int64, in host memory: place of each token in the responses of the whole batch, end to end."""
     media: Mapping[str, Tensor] | None = None
     """Media of prompts and responses, in the order of their tokens (see `multimodal.vl_model.Vision.arguments`)."""
@@ -60,8 +60,10 @@ class Tokens:
 
     def log_probs(self, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs [M] and entropies [M], differentiable, in natural units, in at least float32."""
-        log_probs, entropies = self.model.head.log_probs(self._hidden, self._wanted, temperature=temperature)
-        return self._whole(log_probs), self._whole(entropies)
+        log_probs, entropies = self.model.head.log_probs(
+            self._hidden, self._local_targets, temperature=temperature
+        )
+        return self._gather(log_probs), self._gather(entropies)
 
     def log_probs_at(self, chosen: Tensor, *, temperature: float) -> tuple[Tensor, Tensor, ChosenTokens]:
         """As `log_probs`, with what the policy says about further tokens [M, K] in the place of each."""
@@ -69,11 +71,11 @@ class Tokens:
         if self.shard is not None:
             chosen = self.shard.share(chosen)
         log_probs, entropies, at = self.model.head.log_probs_at(
-            self._hidden, self._wanted, chosen, temperature=temperature
+            self._hidden, self._local_targets, chosen, temperature=temperature
         )
-        is_likely = self._whole(at.is_likely.to(torch.uint8)).bool()
-        at = ChosenTokens(log_probs=self._whole(at.log_probs), is_likely=is_likely)
-        return self._whole(log_probs), self._whole(entropies), at
+        is_likely = self._gather(at.is_likely.to(torch.uint8)).bool()
+        at = ChosenTokens(log_probs=self._gather(at.log_probs), is_likely=is_likely)
+        return self._gather(log_probs), self._gather(entropies), at
 
     def top_k(self, k: int, *, temperature: float, banned: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The k most likely tokens in the place of each: ids [M, k] and log-probs [M, k], without gradient.
@@ -84,15 +86,15 @@ class Tokens:
         passed_over = [ids for ids in (head.banned, banned) if ids is not None]
         head = dataclasses.replace(head, banned=torch.cat(passed_over) if passed_over else None)
         ids, log_probs = head.top_k(self._hidden, k, temperature=temperature)
-        return self._whole(ids), self._whole(log_probs)
+        return self._gather(ids), self._gather(log_probs)
 
     def sum_pi_squared(self, *, temperature: float) -> Tensor:
         """Sum of squared probabilities [M] of the distributions that the tokens were drawn from, without gradient."""
-        return self._whole(self.model.head.sum_pi_squared(self._hidden, temperature=temperature))
+        return self._gather(self.model.head.sum_pi_squared(self._hidden, temperature=temperature))
 
     def values(self) -> Tensor:
         """The value head's number [M] of the state before each token, differentiable, in at least float32."""
-        return self._whole(self.model.head.values(self._hidden))
+        return self._gather(self.model.head.values(self._hidden))
 
     @cached_property
     def _hidden(self) -> Tensor:
@@ -104,11 +106,11 @@ class Tokens:
         return shard.predicting(backbone(shard.input_ids, shard.position_ids, shard.attention))
 
     @property
-    def _wanted(self) -> Tensor:
+    def _local_targets(self) -> Tensor:
         """The tokens [M] that they predict; with a shard, this rank's share of them."""
         return self.targets if self.shard is None else self.shard.targets
 
-    def _whole(self, share: Tensor) -> Tensor:
+    def _gather(self, share: Tensor) -> Tensor:
         """Results of all M tokens, from those of this rank's share."""
         return share if self.shard is None else self.shard.gather(share)
 
@@ -186,7 +188,7 @@ def pack(
         attention=PackedAttention(segments, device=device),
         hidden_index=sent(torch.cat(hidden)[predicting], device),
         targets=sent(torch.cat(targets)[predicting], device),
-        index=torch.cat(tokens)[predicting],
+        response_index=torch.cat(tokens)[predicting],
         media=inputs.arguments(media, device=device) if media and inputs is not None else None,
     )
     return packed if sp_group is None else _shared_out(packed, sp_group)

@@ -59,7 +59,7 @@ class Engine:
         self._work = model_work(model)
         self.operations: float | None = 0.0 if self._work else None
         """Floating-point operations of all passes of this rank so far; None where the model's are not known."""
-        self._away: list[Any] = []
+        self._offloaded: list[Any] = []
         if is_frozen:
             model.module.requires_grad_(False)
         if self.parallel.mesh is not None:
@@ -79,7 +79,7 @@ class Engine:
         Raises:
             ValueError: a row is too long, or has media that the model or these ranks cannot take.
         """
-        self.onload()
+        self.load_to_device()
         budget = self._config.max_tokens_per_device
         longest = self.model.max_positions
         parts = micro_batches(
@@ -89,7 +89,7 @@ class Engine:
         made: list[Mapping[str, Tensor]] = []
 
         def noted(tokens: Tokens) -> Mapping[str, Tensor]:
-            places.append(tokens.index)
+            places.append(tokens.response_index)
             return function(tokens)
 
         for part in parts:
@@ -113,13 +113,13 @@ class Engine:
     def offload(self) -> None:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
         needs."""
-        if not self._away:
-            self._away.append(offload(self.model))
+        if not self._offloaded:
+            self._offloaded.append(offload(self.model))
 
-    def onload(self) -> None:
+    def load_to_device(self) -> None:
         """Bring back the model."""
-        while self._away:
-            self._away.pop().restore()
+        while self._offloaded:
+            self._offloaded.pop().restore()
 
 
 class TrainEngine(Engine):
@@ -166,14 +166,14 @@ class TrainEngine(Engine):
             embeddings=model.embedding_names(),
             loss_scale=self._loss_scale,
         )
-        self._state_away: list[Any] = []
+        self._offloaded_state: list[Any] = []
 
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer, with its state on the device."""
-        self.onload()
-        while self._state_away:
-            self._state_away.pop().restore()
+        self.load_to_device()
+        while self._offloaded_state:
+            self._offloaded_state.pop().restore()
         return self._optimizer
 
     def accumulate(self, data: DataProto, loss: Loss, *, rows: Sequence[int] | None = None) -> float:
@@ -182,7 +182,7 @@ class TrainEngine(Engine):
         With several ranks the gradients are added up over them, and the value is that of this rank's rows. The device
         is waited for once, at the end. Arguments and errors are those of `map_tokens`.
         """
-        self.onload()
+        self.load_to_device()
         budget = self._config.max_tokens_per_device
         longest = self.model.max_positions
         parts = micro_batches(
@@ -212,13 +212,13 @@ class TrainEngine(Engine):
         report = self.optimizer.step()
         self.model.num_changes += 1
         if self._config.offload == "optimizer":
-            self._state_away.append(offload_optimizer(self._optimizer))
+            self._offloaded_state.append(offload_optimizer(self._optimizer))
         return report
 
     @contextlib.contextmanager
     def full_parameters(self) -> Iterator[None]:
         """Every parameter gathered on every rank; forward passes inside, without gradients, talk to nobody."""
-        self.onload()
+        self.load_to_device()
         is_whole = self.parallel.mesh is None
         with contextlib.nullcontext() if is_whole else full_parameters(self.model):
             yield
@@ -226,7 +226,7 @@ class TrainEngine(Engine):
     def offload(self) -> None:
         """As for a frozen model; gradients leave with the parameters, and the optimizer's state until a step needs
         it."""
-        self._state_away.append(offload_optimizer(self._optimizer))
+        self._offloaded_state.append(offload_optimizer(self._optimizer))
         super().offload()
 
     def save_model(self, folder: Path) -> None:
@@ -234,7 +234,7 @@ class TrainEngine(Engine):
 
         Parameters are gathered one by one; rank 0 keeps them in host memory. All ranks return when it is written.
         """
-        self.onload()
+        self.load_to_device()
         if not self.model.is_sharded:
             self.model.save(folder)
             return
@@ -253,7 +253,7 @@ class TrainEngine(Engine):
 
     def checksum(self) -> str:
         """Digest of the weights, an adapter included; the same for any number of ranks, on each of them."""
-        self.onload()
+        self.load_to_device()
         return digest_weights(self.model.module)
 
     def _on_rank_0(self, tensor: Tensor) -> Tensor:

@@ -14,8 +14,9 @@ from transformers import AutoModelForSequenceClassification
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
-from strop.engines.model import device_of, made_ready, read_module, read_shape, refuse_family
+from strop.engines.model import device_of, load_model_config, prepare_model, read_module
 from strop.engines.model_folder import model_json
+from strop.engines.model_support import check_family
 from strop.engines.multimodal.families import takes_media
 from strop.engines.parallel.ranks import Parallel
 
@@ -27,13 +28,13 @@ def check_value_model(config: ModelConfig) -> None:
         ValueError: as `check_language_model`; or a model that reads images, several labels, or a family without a
             classification form.
     """
-    shape = read_shape(config)
+    shape = load_model_config(config)
     if takes_media(shape) or hasattr(shape, "vision_config"):
         raise ValueError(
             f"model folder {config.path!r} is a vision-language model ({shape.model_type}), and critics and reward "
             f"models read text alone: give a model of text with the same tokenizer"
         )
-    refuse_family(shape, AutoModelForSequenceClassification, config.path)
+    check_family(shape, AutoModelForSequenceClassification, config.path)
     _check_labels(config)
 
 
@@ -63,7 +64,7 @@ def load_value_model(
             may_miss="score.",
             num_labels=1,
         )
-    return made_ready(module, config, place, parallel)
+    return prepare_model(module, config, place, parallel)
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def is_classifier(folder: str) -> bool:
 
 def _check_labels(config: ModelConfig) -> None:
     """A classifier's head must give one number."""
-    labels = read_shape(config).num_labels if is_classifier(config.path) else 1
+    labels = load_model_config(config).num_labels if is_classifier(config.path) else 1
     if labels != 1:
         raise ValueError(
             f"model folder {config.path!r} is a classifier with {labels} labels; a value or reward model has one"

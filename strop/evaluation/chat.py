@@ -15,7 +15,7 @@ from strop.agents.config import SINGLE_TURN, AgentConfig
 from strop.agents.setup import AgentSetup
 from strop.data.chat import Chat, encode_all, render_prompt, require_chat_template
 from strop.engines.causal_lm import max_positions
-from strop.engines.model import load_tokenizer, read_shape
+from strop.engines.model import load_model_config, load_tokenizer
 from strop.protocol.trajectory import Prompt
 from strop.rollout.types import Sampling
 from strop.trainer.config import Config
@@ -53,7 +53,7 @@ class Answerer:
             self._sampling = backend.convert_sampling(
                 dataclasses.replace(self._sampling, stop_token_ids=stops), config
             )
-            self._max_context = None if is_remote(config) else max_positions(read_shape(config.model))
+            self._max_context = None if is_remote(config) else max_positions(load_model_config(config.model))
             self._runner = stack.enter_context(asyncio.Runner())
             setup = AgentSetup(AgentConfig(), self._tokenizer)
             runner = backend.episode_runner(

@@ -60,13 +60,13 @@ def offline_records(
         ValueError: a row has no answer, or one that is no sequence of the model's tokens.
     """
     from strop.engines.causal_lm import max_positions
-    from strop.engines.model import load_tokenizer, read_shape
+    from strop.engines.model import load_model_config, load_tokenizer
     from strop.rewards.rescoring import RESPONSES
     from strop.trainer.setup import stop_token_ids
 
     tokenizer = load_tokenizer(config.model)
     stops = stop_token_ids(config.model, tokenizer, config.rollout.stop_token_ids)
-    longest = max_positions(read_shape(config.model))
+    longest = max_positions(load_model_config(config.model))
     records = []
     for number, (row, chat) in enumerate(zip(rows, chats, strict=True)):
         label = f"row {number} of {file_label}"

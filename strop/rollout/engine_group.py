@@ -15,7 +15,7 @@ from typing import Any
 
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import LoraConfig, ModelConfig
-from strop.engines.model import load_model, read_shape
+from strop.engines.model import load_model, load_model_config
 from strop.engines.training import TrainEngine
 from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig, check_trainable
@@ -83,7 +83,7 @@ def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
                 f"rollout.engine={rollout.engine} computes in float32, bfloat16 or float16, not in "
                 f"model.dtype=float64: use native"
             )
-    read_shape(model)
+    load_model_config(model)
 
 
 def native_generation(place: Place) -> Generation:

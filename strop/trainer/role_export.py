@@ -28,7 +28,7 @@ from strop.engines.causal_lm import CausalLM
 from strop.engines.checkpoint_reader import STATE_FILE, SavedTensors
 from strop.engines.config import EngineConfig, LoraConfig, ModelConfig
 from strop.engines.lora.adapters import add_lora, has_adapter, merged_tensors, save_adapter
-from strop.engines.model import load_model, read_settings
+from strop.engines.model import load_model, read_model_config
 from strop.engines.model_folder import reading, runs_own_code
 from strop.engines.model_support.parity import PROBE_TOLERANCE, check_packed
 from strop.engines.multimodal.families import takes_media
@@ -305,7 +305,7 @@ def _unread_model(
     """
     trust = runs_own_code(config)
     complaint = f"the model in {folder} cannot be built"
-    settings = read_settings(folder, config, complaint)
+    settings = read_model_config(folder, config, complaint)
     auto_class: Any = language_model_class(settings)
     if role == CRITIC:
         settings.num_labels = 1

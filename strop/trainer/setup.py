@@ -21,7 +21,7 @@ from strop.data.streaming import StreamedPrompts
 from strop.data.visit_ids import val_uid
 from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer, read_shape
+from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.model_folder import named_ends
 from strop.protocol.trajectory import Prompt
 from strop.rollout.config import RolloutConfig
@@ -133,7 +133,7 @@ def check_prompts_fit(config: Config, data: DataConfig, prompts: Sequence[Prompt
 
 def check_positions(config: Config, data: DataConfig, longest: int) -> None:
     """Refuse prompts and answers that together are longer than the model is made for, before anything is played."""
-    limit = None if config.rollout.remote else max_positions(read_shape(config.model))
+    limit = None if config.rollout.remote else max_positions(load_model_config(config.model))
     if limit is None or longest + data.max_response_tokens - 1 <= limit:
         return
     room = limit - longest + 1
@@ -200,7 +200,7 @@ def checked_tokenizer(config: Config) -> Any:
     """
     model, extra = config.model, config.rollout.stop_token_ids
     if extra and not config.rollout.remote:
-        size = int(read_shape(model).get_text_config().vocab_size)
+        size = int(load_model_config(model).get_text_config().vocab_size)
         _check_stop_tokens(extra, size, f"the model in {model.path!r}")
     tokenizer = load_tokenizer(model)
     if not config.rollout.remote:

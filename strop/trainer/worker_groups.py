@@ -25,7 +25,7 @@ from strop.controller import (
     role,
 )
 from strop.engines.config import EngineConfig, ModelConfig
-from strop.engines.model import check_language_model, read_shape
+from strop.engines.model import check_language_model, load_model_config
 from strop.engines.parallel.ulysses import check_sequence_parallel
 from strop.protocol import DataProto
 from strop.protocol.trajectory import Prompt
@@ -243,7 +243,7 @@ def check_models(config: Config) -> None:
 def _shape(config: Config, name: str, path: str) -> Any:
     """The configuration of the model that a role starts from; an error names the role's own path."""
     try:
-        return read_shape(dataclasses.replace(config.model, path=path))
+        return load_model_config(dataclasses.replace(config.model, path=path))
     except ValueError as error:
         if path == config.model.path:
             raise

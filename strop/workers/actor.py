@@ -195,7 +195,7 @@ class ActorWorker(TrainedWorker):
     def send_weights(self, version: int) -> SyncReport:
         """Bring every rollout worker to this version, while they call `receive_weights`; an adapter is merged."""
         model = self.engine.model
-        self.engine.onload()
+        self.engine.load_to_device()
         if self._sender is None:
             raise ValueError("the actor sends weights to nobody: call open_sync first")
         return self._sender.send(version, merged_weights(model))
@@ -246,7 +246,7 @@ class _BatchLoss:
     def __call__(self, tokens: Tokens) -> Tensor:
         """The part of the loss that these tokens have."""
         weights = self._batch["weights"]
-        positions = sent(tokens.index, weights.device)
+        positions = sent(tokens.response_index, weights.device)
         inputs = {name: column[positions] for name, column in self._batch.items()}
         chosen_log_probs = is_likely = None
         if self._spec.takes_chosen_tokens:
@@ -261,7 +261,7 @@ class _BatchLoss:
             log_probs,
             entropies,
             inputs,
-            row_ids=self._row_ids[tokens.index],
+            row_ids=self._row_ids[tokens.response_index],
             totals=self._totals,
             chosen_log_probs=chosen_log_probs,
             is_likely=is_likely,

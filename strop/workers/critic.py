@@ -14,7 +14,7 @@ from strop.algorithms.losses.value import VALUE_STATISTIC, explained_variance, v
 from strop.algorithms.registry import load_extensions
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
-from strop.engines.model import read_shape
+from strop.engines.model import load_model_config
 from strop.engines.multimodal.families import takes_media
 from strop.engines.tokens import Tokens
 from strop.engines.value_models import check_value_model, load_value_model
@@ -41,7 +41,7 @@ def check_critic(policy: ModelConfig, path: str) -> None:
     """
     path = path or policy.path
     model = dataclasses.replace(policy, path=path)
-    if takes_media(read_shape(model)):
+    if takes_media(load_model_config(model)):
         raise ValueError(
             f"the critic would start from {path!r}, a vision-language model, and critics take text alone: use an "
             f"estimator without a critic, such as algorithm.adv_estimator=grpo, or for prompts without images set "
@@ -97,7 +97,7 @@ class CriticWorker(TrainedWorker):
         def loss(tokens: Tokens) -> Tensor:
             values = tokens.values()
             inputs = [
-                column[tokens.index].to(values, non_blocking=True)
+                column[tokens.response_index].to(values, non_blocking=True)
                 for column in (old_values, returns, weights)
             ]
             trained = inputs[2] != 0

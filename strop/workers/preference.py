@@ -64,7 +64,7 @@ class PreferenceWorker(TrainedWorker):
 
         def loss(tokens: Tokens) -> Tensor:
             numbers = self._numbers(tokens)
-            return weighted_sum(numbers, weights[tokens.index].to(numbers, non_blocking=True))
+            return weighted_sum(numbers, weights[tokens.response_index].to(numbers, non_blocking=True))
 
         self.engine.accumulate(data, loss)
         return Update.of("train", self.engine.step(), {})

@@ -68,7 +68,7 @@ class PrmWorker(TrainedWorker):
 
         def rewards(tokens: Tokens) -> dict[str, Tensor]:
             now = tokens.log_probs(temperature=1.0)[0]
-            reference = before[tokens.index].to(now, non_blocking=True)
+            reference = before[tokens.response_index].to(now, non_blocking=True)
             return {"process_rewards": process_rewards(now, reference, beta=self._prm.beta)}
 
         return self.token_columns(data, rewards)
@@ -102,8 +102,10 @@ class PrmWorker(TrainedWorker):
 
         def loss(tokens: Tokens) -> Tensor:
             now = tokens.log_probs(temperature=1.0)[0]
-            rows, sequences = torch.unique(row_of[tokens.index], return_inverse=True)  # [S], [M]
-            inputs = [column[tokens.index].to(now.device, non_blocking=True) for column in (before, mask)]
+            rows, sequences = torch.unique(row_of[tokens.response_index], return_inverse=True)  # [S], [M]
+            inputs = [
+                column[tokens.response_index].to(now.device, non_blocking=True) for column in (before, mask)
+            ]
             rewards = process_rewards(now, inputs[0].to(now), beta=self._prm.beta)
             targets = outcomes[rows].to(now)
             terms, scores = outcome_terms(rewards, inputs[1], sequences.to(now.device), targets)

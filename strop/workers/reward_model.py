@@ -17,7 +17,7 @@ from strop.controller import Dispatch, register
 from strop.data.chat import Chat, encode, render
 from strop.engines.causal_lm import CausalLM
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_tokenizer, read_shape
+from strop.engines.model import load_model_config, load_tokenizer
 from strop.engines.packing import make_rows
 from strop.engines.parallel.ranks import Parallel
 from strop.engines.training import Engine
@@ -137,7 +137,7 @@ def check_reward_model(config: ModelConfig) -> None:
     Raises:
         ValueError: as `check_value_model`, or the folder holds no sequence-classification model with one label.
     """
-    read_shape(config)
+    load_model_config(config)
     if not is_classifier(config.path):
         raise ValueError(
             f"reward model {config.path!r} is a {architecture(config.path)}; give the folder of a "

@@ -65,10 +65,10 @@ class SupervisedWorker(TrainedWorker):
 
         def loss(tokens: Tokens) -> Tensor:
             if self._distillation.is_on:
-                ids, log_probs = (column[tokens.index] for column in top)
+                ids, log_probs = (column[tokens.response_index] for column in top)
                 return self._distance(tokens, ids, log_probs, weights, mask, metrics, share)
             log_probs, _ = tokens.log_probs(temperature=1.0)
-            token_weights = weights[tokens.index].to(log_probs, non_blocking=True)
+            token_weights = weights[tokens.response_index].to(log_probs, non_blocking=True)
             return -weighted_sum(log_probs, token_weights)
 
         value = self.engine.accumulate(data, loss)
@@ -88,8 +88,8 @@ class SupervisedWorker(TrainedWorker):
         """The part of the loss that these tokens have with a teacher; `weights` and `mask` [N] are of all tokens."""
         settings = self._distillation
         log_probs, _, at = tokens.log_probs_at(teacher_ids, temperature=1.0)
-        token_weights = weights[tokens.index].to(log_probs, non_blocking=True)
-        trained = mask[tokens.index].to(log_probs.device)
+        token_weights = weights[tokens.response_index].to(log_probs, non_blocking=True)
+        trained = mask[tokens.response_index].to(log_probs.device)
         taught = topk_forward_kl(
             at.log_probs,
             teacher_log_probs.to(at.log_probs),

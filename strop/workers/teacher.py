@@ -8,7 +8,13 @@ from torch import Tensor
 from strop.algorithms.distillation_config import DistillationConfig
 from strop.controller import Dispatch, register
 from strop.engines.config import ModelConfig
-from strop.engines.model import check_language_model, load_model, load_tokenizer, read_shape, unused_tokens
+from strop.engines.model import (
+    check_language_model,
+    load_model,
+    load_model_config,
+    load_tokenizer,
+    unused_tokens,
+)
 from strop.engines.multimodal.families import media_token_ids, takes_media
 from strop.engines.tokens import TokenFunction, Tokens
 from strop.engines.training import Engine
@@ -118,7 +124,7 @@ def check_teacher(policy: ModelConfig, path: str, *, key: str = "teacher.path") 
 def _never_sampled(policy: ModelConfig, vocab_size: int) -> list[int]:
     """Ids of the teacher that the policy gives probability zero: those beyond its head, those of no text, and those of
     media."""
-    shape = read_shape(policy)
+    shape = load_model_config(policy)
     beyond = range(int(shape.get_text_config().vocab_size), vocab_size)
     media_ids = media_token_ids(shape).values() if takes_media(shape) else ()
     of_media = (token for token in media_ids if token < vocab_size)

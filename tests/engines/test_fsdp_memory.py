@@ -96,7 +96,7 @@ def test_on_a_cpu_nothing_moves_and_nothing_changes(tiny_folder: Folder) -> None
     engine.offload()
     assert_bitwise(train(engine, case, 0), plain)
     engine.offload()
-    engine.onload()
+    engine.load_to_device()
 
 
 @pytest.fixture

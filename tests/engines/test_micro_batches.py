@@ -99,7 +99,7 @@ def test_pack_by_hand() -> None:
     assert micro_batch.position_ids.tolist() == [[0, 1, 2, 3, 2, 0]]
     assert micro_batch.hidden_index.tolist() == [1, 2, 3, 1, 4, 5]
     assert micro_batch.targets.tolist() == [10, 11, 12, 30, 31, 20]
-    assert micro_batch.index.tolist() == [0, 1, 2, 4, 5, 3]
+    assert micro_batch.response_index.tolist() == [0, 1, 2, 4, 5, 3]
 
 
 @pytest.mark.parametrize(("prompt", "response"), [(0, 3), (3, 0)])

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model, load_tokenizer, read_shape
+from strop.engines.model import load_model, load_model_config, load_tokenizer
 from strop.engines.value_models import load_value_model
 from strop.utils import trust
 
@@ -57,7 +57,7 @@ def test_settings_that_the_model_does_not_have_are_refused(
     tiny_model: Path, override: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
-        read_shape(with_options(tiny_model, override_config=override))
+        load_model_config(with_options(tiny_model, override_config=override))
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_module_is_imported_before_the_model_and_with_leave_alone(
     with trust.door():
         trust.close("runs/received")
         with pytest.raises(trust.UntrustedCode, match="external_model_lib"):
-            read_shape(with_options(tiny_model, external_lib="external_model_lib"))
+            load_model_config(with_options(tiny_model, external_lib="external_model_lib"))
     assert "external_model_lib" not in sys.modules
-    read_shape(with_options(tiny_model, external_lib="external_model_lib"))
+    load_model_config(with_options(tiny_model, external_lib="external_model_lib"))
     assert sys.modules.pop("external_model_lib").SEEN
     with pytest.raises(ValueError, match=r"external_broken_lib' cannot be imported \(ZeroDivisionError"):
-        read_shape(with_options(tiny_model, external_lib="external_broken_lib"))
+        load_model_config(with_options(tiny_model, external_lib="external_broken_lib"))

@@ -46,12 +46,12 @@ def of_log_probs(
     loss: Callable[[Tensor, Tensor, Tensor], Tensor], *, temperature: float
 ) -> Callable[[Tokens], Tensor]:
     """A loss of log-probs [M], entropies [M] and places [M], as an engine takes it."""
-    return lambda tokens: loss(*tokens.log_probs(temperature=temperature), tokens.index)
+    return lambda tokens: loss(*tokens.log_probs(temperature=temperature), tokens.response_index)
 
 
 def of_values(loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tokens], Tensor]:
     """A loss of values [M] and places [M], as an engine takes it."""
-    return lambda tokens: loss(tokens.values(), tokens.index)
+    return lambda tokens: loss(tokens.values(), tokens.response_index)
 
 
 def _mapped(

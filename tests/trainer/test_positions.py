@@ -12,7 +12,7 @@ from tiny_runs import Project, train_in
 
 from strop.engines.causal_lm import max_positions
 from strop.engines.config import EngineConfig, ModelConfig
-from strop.engines.model import load_model, read_shape
+from strop.engines.model import load_model, load_model_config
 from strop.engines.packing import make_rows
 from strop.engines.training import Engine
 from strop.evaluation.evaluate import evaluate
@@ -89,4 +89,4 @@ def test_dynamic_frequencies_end_where_they_would_change(project: Project, tmp_p
         project, tmp_path / "model", 64,
         rope_type="dynamic", factor=2.0, rope_theta=10000.0, original_max_position_embeddings=32,
     )  # fmt: skip
-    assert max_positions(read_shape(ModelConfig(path=str(model)))) == 32
+    assert max_positions(load_model_config(ModelConfig(path=str(model)))) == 32

@@ -366,15 +366,15 @@ def test_roles_that_leave_the_device_between_their_turns_change_no_bit(
         moved.append(copies.num_bytes > 0)
         return copies
 
-    made_ready = model_loading.made_ready
+    prepare_model = model_loading.prepare_model
 
     def in_own_memory(module: torch.nn.Module, *others: object) -> CausalLM:
         for parameter in module.parameters():
             parameter.data = parameter.data.clone()  # that of a mapped file cannot be freed
-        return made_ready(module, *others)  # type: ignore[arg-type]
+        return prepare_model(module, *others)  # type: ignore[arg-type]
 
     for module in (model_loading, value_models):
-        monkeypatch.setattr(module, "made_ready", in_own_memory)
+        monkeypatch.setattr(module, "prepare_model", in_own_memory)
     monkeypatch.setattr(offloading, "_on_device", iter)
     monkeypatch.setattr("strop.engines.training.offload", counted)
     leaves = train_in(tmp_path / "leaves", project.config(*settings, "resources.offload_idle=true"))

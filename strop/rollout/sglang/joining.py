@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from strop.engines.model import read_shape, unused_tokens
+from strop.engines.model import load_model_config, unused_tokens
 from strop.rollout.engine_group import Generation, Place
 from strop.rollout.replicas.subprocess_engine import own_process
 from strop.rollout.sglang.engine import SglangSettings, start_sglang
@@ -13,7 +13,7 @@ from strop.rollout.sglang.engine import SglangSettings, start_sglang
 async def make_sglang(place: Place) -> Generation:
     """SGLang for this place; raises as `start_sglang`."""
     own = own_process(place)
-    vocab_size = int(read_shape(place.model).get_text_config().vocab_size)
+    vocab_size = int(load_model_config(place.model).get_text_config().vocab_size)
     settings = SglangSettings(
         model=str(Path(place.model.path).absolute()),
         trust_remote_code=place.model.trust_remote_code,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from strop.engines.model import read_shape, unused_tokens
+from strop.engines.model import load_model_config, unused_tokens
 from strop.engines.multimodal.inputs import media_reader
 from strop.rollout.engine_group import Generation, Place
 from strop.rollout.replicas.subprocess_engine import own_process
@@ -16,7 +16,7 @@ from strop.rollout.vllm.engine import Settings, start_vllm
 async def make_vllm(place: Place) -> Generation:
     """vLLM for this place; raises as `start_vllm`."""
     own = own_process(place)
-    shape = read_shape(place.model)
+    shape = load_model_config(place.model)
     reader = media_reader(shape, place.model.path)
     settings = Settings(
         model=str(Path(place.model.path).absolute()),

@@ -63,7 +63,7 @@ def pull_weights(trained: Engine, target: WeightTarget) -> None:
 
     All ranks of a sharded policy call this.
     """
-    trained.onload()
+    trained.load_to_device()
     _fill(target, trained.model)
 
 

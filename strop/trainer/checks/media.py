@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from strop.engines.config import ModelConfig
-from strop.engines.model import read_shape
+from strop.engines.model import load_model_config
 from strop.engines.multimodal.inputs import media_reader
 from strop.rollout.config import RolloutConfig
 from strop.rollout.registry import NATIVE
@@ -51,7 +51,7 @@ def check_engine(rollout: RolloutConfig, model: ModelConfig) -> None:
             f"prompts have images, which rollout.engine={rollout.engine} is not given: use rollout.engine={NATIVE} or "
             f"vllm"
         )
-    if processes is not None and media_reader(shape := read_shape(model), model.path) is None:
+    if processes is not None and media_reader(shape := load_model_config(model), model.path) is None:
         raise ValueError(
             f"prompts have images, which rollout.engine={rollout.engine} is not given for {shape.model_type}: use "
             f"rollout.engine={NATIVE}"

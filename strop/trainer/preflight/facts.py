@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from strop.data.chat import Chat, render
-from strop.engines.model import read_shape
+from strop.engines.model import load_model_config
 from strop.engines.unused_tokens import unused_token_ids
 from strop.protocol.trajectory import Prompt, continues, with_answer
 from strop.trainer.config import Config
@@ -27,7 +27,7 @@ def token_facts(config: Config, tokenizer: Any, prompts: Sequence[Prompt]) -> To
     texts = [tokenizer.decode(token_ids) for token_ids in ids]
     opening = _opening(config, tokenizer, prompts[0])
     start = getattr(tokenizer, "bos_token_id", None)
-    shape = read_shape(config.model)
+    shape = load_model_config(config.model)
     num_embeddings = int(getattr(shape.get_text_config(), "vocab_size", 0) or 0)
     answered = _answered(config, tokenizer, prompts[0])
     return TokenFacts(

@@ -21,7 +21,7 @@ from strop.data.visit_ids import visit_uid
 from strop.engines.causal_lm import max_positions
 from strop.engines.config import ModelConfig
 from strop.engines.learning_rates import too_large
-from strop.engines.model import check_language_model, load_tokenizer, read_shape
+from strop.engines.model import check_language_model, load_model_config, load_tokenizer
 from strop.engines.model_folder import named_ends
 from strop.engines.multimodal.families import media_token_ids, takes_media
 from strop.engines.parallel.ulysses import check_sequence_parallel
@@ -82,7 +82,7 @@ class SupervisedTrainer:
         check_ranks(self.name, sft.engine, config.resources.ranks)
         self._check_model()
         ranks, size = config.resources.ranks, sft.engine.sequence_parallel
-        check_sequence_parallel(read_shape(config.model), size, ranks, section=f"{self.name}.engine")
+        check_sequence_parallel(load_model_config(config.model), size, ranks, section=f"{self.name}.engine")
         if rate := too_large(self.name, sft.optim, has_adapter=config.model.lora.enabled):
             say(f"WARNING: {rate.text}: {rate.advice}")
         self._tokenizer = load_tokenizer(config.model)
@@ -112,7 +112,7 @@ class SupervisedTrainer:
 
     def _check_positions(self) -> None:
         """Refuse conversations that are longer than the model is made for, before it is loaded."""
-        limit = max_positions(read_shape(self._config.model))
+        limit = max_positions(load_model_config(self._config.model))
         for split, rows in (("train", self._examples), ("val", self._val)):
             if limit is not None and rows is not None and not rows.has_media and rows.longest - 1 > limit:
                 raise ValueError(
@@ -301,7 +301,7 @@ def _check_media_tokens(dataset: SftDataset, model: ModelConfig) -> None:
     Raises:
         ValueError: with the row.
     """
-    shape = read_shape(model)
+    shape = load_model_config(model)
     if not takes_media(shape):
         return
     stand_for_media = set(media_token_ids(shape).values())

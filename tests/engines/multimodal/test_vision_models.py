@@ -190,7 +190,7 @@ def test_positions_of_prompt_and_response_are_the_models_own(
             mm_token_type_ids=(ids == IMAGE_ID).int(),
             image_grid_thw=torch.tensor([one.grid for one in shown]),
         )
-        places = packed.hidden_index[torch.isin(packed.index, first + torch.arange(len(response)))]
+        places = packed.hidden_index[torch.isin(packed.response_index, first + torch.arange(len(response)))]
         first += len(response)  # what predicts the response: from the last prompt token on
         torch.testing.assert_close(
             packed.position_ids[:, 0, places], expected[:, 0, len(prompt_ids) - 1 : -1]

@@ -18,7 +18,7 @@ import pytest
 from hub_cases import StandIn, asked_here
 
 from strop.engines.config import ModelConfig
-from strop.engines.model import load_model, load_tokenizer, read_shape
+from strop.engines.model import load_model, load_model_config, load_tokenizer
 from strop.utils import trust
 from strop.utils.hub.huggingface import HuggingFaceRepo
 from strop.utils.hub.models import Fetch, Fetched, fetch_copy, fetch_model, hashes
@@ -240,7 +240,7 @@ def test_ranks_of_a_machine_with_a_part_of_the_model_fetch_the_rest_once(
     load_tokenizer(ModelConfig(path=folder))
     shutil.rmtree(Path(folder))
     with pytest.raises(ValueError, match="local_files_only"):
-        read_shape(ModelConfig(path=folder, local_files_only=True))
+        load_model_config(ModelConfig(path=folder, local_files_only=True))
 
 
 def test_a_full_disk_is_told_with_what_chooses_another_one(
