@@ -261,9 +261,9 @@ def max_positions(config: Any) -> int | None:
     text = config.get_text_config()
     limit: int | None = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
-    for one in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
-        if limit is not None and one.get("rope_type") in ("longrope", "dynamic"):
-            limit = min(limit, int(one.get("original_max_position_embeddings") or limit))
+    for settings in (rope, *(of_layers for of_layers in rope.values() if isinstance(of_layers, dict))):
+        if limit is not None and settings.get("rope_type") in ("longrope", "dynamic"):
+            limit = min(limit, int(settings.get("original_max_position_embeddings") or limit))
     return limit
 
 
@@ -287,8 +287,8 @@ def _backbone(module: Any) -> nn.Module:
     base: Any = module.base_model
     if base is module:
         base = getattr(module, "language_model", module).model
-    found: nn.Module = base
-    return found
+    backbone: nn.Module = base
+    return backbone
 
 
 def _head(module: Any) -> nn.Linear:

@@ -70,8 +70,8 @@ def save_sharded_async(
     state = _state(tensors, numbers, parallel)
     # Not `.cpu()`: on a CPU that is the live tensor itself.
     copies = {
-        name: (place, part.detach().to("cpu", copy=True))
-        for name, (place, part) in _parts_of(tensors, parallel).items()
+        name: (offsets, part.detach().to("cpu", copy=True))
+        for name, (offsets, part) in _parts_of(tensors, parallel).items()
     }
     return in_background(lambda: _write(folder, copies, state, parallel), name=f"save {folder.name}")
 
@@ -114,8 +114,8 @@ def _state(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], parallel: 
     """Content of the state file; what the format cannot hold fails here, before there is any file."""
     for tensor in tensors.values():
         if tensor.dtype not in DTYPE_NAMES:
-            known = ", ".join(map(_short, DTYPE_NAMES))
-            raise ValueError(f"tensors of type {tensor.dtype} cannot be saved; convert to one of {known}")
+            names = ", ".join(map(_short, DTYPE_NAMES))
+            raise ValueError(f"tensors of type {tensor.dtype} cannot be saved; convert to one of {names}")
     forms = {
         name: {"dtype": DTYPE_NAMES[tensor.dtype], "shape": list(tensor.shape)}
         for name, tensor in tensors.items()
@@ -133,7 +133,7 @@ def _write(folder: Path, parts: Parts, state: str, parallel: Parallel) -> None:
     """Write the parts of this rank. The interpreter is free meanwhile: training goes on beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / shard_name(parallel.rank, parallel.world_size)
-    offsets = {name: {"saved_offsets": list(place)} for name, (place, _) in parts.items()}
+    offsets = {name: {"saved_offsets": list(start)} for name, (start, _) in parts.items()}
     save_file(
         {name: part.detach().contiguous() for name, (_, part) in parts.items()},
         path,
@@ -145,21 +145,21 @@ def _write(folder: Path, parts: Parts, state: str, parallel: Parallel) -> None:
     sync_folder(folder)
 
 
-def _compare(saved: SavedTensors, wanted: Mapping[str, Tensor], leave: Collection[str]) -> None:
+def _compare(saved: SavedTensors, tensors: Mapping[str, Tensor], leave: Collection[str]) -> None:
     """Raise a ValueError that names what differs."""
-    missing = [name for name in wanted if name not in saved.tensors]
-    extra = [name for name in saved.tensors if name not in wanted and not name.startswith(tuple(leave))]
+    missing = [name for name in tensors if name not in saved.tensors]
+    extra = [name for name in saved.tensors if name not in tensors and not name.startswith(tuple(leave))]
     other = [
-        f"{name} ({_form(held.dtype, held.shape)} saved, {_form(tensor.dtype, tensor.shape)} here)"
-        for name, tensor in wanted.items()
-        if (held := saved.tensors.get(name)) is not None
-        and (held.dtype, held.shape) != (tensor.dtype, tensor.shape)
+        f"{name} ({_form(entry.dtype, entry.shape)} saved, {_form(tensor.dtype, tensor.shape)} here)"
+        for name, tensor in tensors.items()
+        if (entry := saved.tensors.get(name)) is not None
+        and (entry.dtype, entry.shape) != (tensor.dtype, tensor.shape)
     ]
     problems = []
-    for names, what in ((missing, "it lacks"), (extra, "nothing here takes"), (other, "of another form:")):
+    for names, label in ((missing, "it lacks"), (extra, "nothing here takes"), (other, "of another form:")):
         if names:
             more = f" and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
-            problems.append(f"{what} {', '.join(names[:_SHOWN_NAMES])}{more}")
+            problems.append(f"{label} {', '.join(names[:_SHOWN_NAMES])}{more}")
     if problems:
         raise ValueError(
             f"checkpoint {saved.folder} does not fit this model: {'; '.join(problems)}; use the model, precision and "

@@ -74,18 +74,18 @@ class SavedTensors:
         """The open file of each part."""
         for rank in range(state["world_size"]):
             self._index(folder / shard_name(rank, state["world_size"]))
-        for name, whole in self.tensors.items():
-            held, size = sum(map(math.prod, whole.parts.values())), math.prod(whole.shape)
-            if held != size:
+        for name, tensor in self.tensors.items():
+            num_saved, size = sum(map(math.prod, tensor.parts.values())), math.prod(tensor.shape)
+            if num_saved != size:
                 raise ValueError(
-                    f"checkpoint {folder} is damaged: its shards hold {held} of the {size} numbers of {name}; "
+                    f"checkpoint {folder} is damaged: its shards hold {num_saved} of the {size} numbers of {name}; "
                     f"restore it from a copy, or use an earlier checkpoint"
                 )
 
     @property
     def num_weights(self) -> int:
         """Numbers in all tensors."""
-        return sum(math.prod(whole.shape) for whole in self.tensors.values())
+        return sum(math.prod(tensor.shape) for tensor in self.tensors.values())
 
     def part(self, name: str, offsets: tuple[int, ...]) -> Tensor:
         """The part of a tensor that begins there; pages of the file are read as they are used."""
@@ -110,15 +110,15 @@ class SavedTensors:
     def _offsets(self, path: Path, text: str) -> dict[str, tuple[int, ...]]:
         """Places of the parts in a file in their tensors."""
         try:
-            given = parse_json(text)
-            found = {name: entry["saved_offsets"] for name, entry in given.items()}
+            entries = parse_json(text)
+            of_tensor = {name: entry["saved_offsets"] for name, entry in entries.items()}
         except (ValueError, AttributeError, KeyError, TypeError):
-            found = {"": None}
-        if not all(map(_are_sizes, found.values())):
+            of_tensor = {"": None}
+        if not all(map(_are_sizes, of_tensor.values())):
             raise ValueError(
                 f"checkpoint {self.folder} is damaged: {path.name} does not say where its parts belong ({OFFSETS})"
             )
-        return {name: tuple(offsets) for name, offsets in found.items()}
+        return {name: tuple(offsets) for name, offsets in of_tensor.items()}
 
     def _index(self, path: Path) -> None:
         """Note the parts in a file."""
@@ -126,27 +126,27 @@ class SavedTensors:
         offsets = self._offsets(path, (file.metadata() or {}).get(OFFSETS, "{}"))
         for name in file.keys():  # noqa: SIM118  (not a dictionary)
             saved = file.get_slice(name)
-            place, shape = offsets.get(name, ()), tuple(saved.get_shape())
-            whole = self.tensors.get(name)
-            if whole is None or not _fits(whole, saved.get_dtype(), place, shape):
+            offset, shape = offsets.get(name, ()), tuple(saved.get_shape())
+            tensor = self.tensors.get(name)
+            if tensor is None or not _fits(tensor, saved.get_dtype(), offset, shape):
                 raise ValueError(
                     f"checkpoint {self.folder} is damaged: {path.name} holds a part of {name} that {STATE_FILE} does "
                     f"not describe; files of two checkpoints were mixed"
                 )
-            if place not in whole.parts:
-                whole.parts[place] = shape
-                self._files[name, place] = file
+            if offset not in tensor.parts:
+                tensor.parts[offset] = shape
+                self._files[name, offset] = file
 
 
 def _are_sizes(value: object) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(one) is int and 0 <= one < _MAX_SIZE for one in value)
+    return isinstance(value, list) and all(type(size) is int and 0 <= size < _MAX_SIZE for size in value)
 
 
-def _fits(whole: SavedTensor, dtype: str, place: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    is_inside = len(place) == len(shape) == len(whole.shape) and all(
-        at + size <= limit for at, size, limit in zip(place, shape, whole.shape, strict=True)
+def _fits(tensor: SavedTensor, dtype: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    is_inside = len(offset) == len(shape) == len(tensor.shape) and all(
+        at + size <= limit for at, size, limit in zip(offset, shape, tensor.shape, strict=True)
     )
-    return is_inside and dtype == DTYPE_NAMES[whole.dtype]
+    return is_inside and dtype == DTYPE_NAMES[tensor.dtype]
 
 
 def _read_state(folder: Path) -> dict[str, Any]:

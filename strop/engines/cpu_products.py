@@ -36,7 +36,7 @@ def is_onednn_faster() -> bool:
 
 def has_large(parameters: Iterable[nn.Parameter]) -> bool:
     """True if one of these is multiplied by oneDNN."""
-    return any(_is_taken(one) for one in parameters)
+    return any(_is_taken(parameter) for parameter in parameters)
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -76,11 +76,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         inputs, weight = ctx.saved_tensors
-        rows, given = grad.flatten(0, -2), inputs.flatten(0, -2)
+        rows, inputs_2d = grad.flatten(0, -2), inputs.flatten(0, -2)
         needs = ctx.needs_input_grad
         return (
             _product(rows, weight.T).view(inputs.shape) if needs[0] else None,
-            _product(rows.T, given.T) if needs[1] else None,
+            _product(rows.T, inputs_2d.T) if needs[1] else None,
             rows.sum(0) if needs[2] else None,
         )
 

@@ -19,10 +19,10 @@ def use_fused_norms(module: nn.Module) -> int:
 
     A norm of another kind (Gemma's adds 1 to its weight) gives other numbers in a trial, and stays as it is.
     """
-    found = [part for part in module.modules() if _is_plain(part)]
-    for part in found:
+    norms = [part for part in module.modules() if _is_plain(part)]
+    for part in norms:
         part.forward = MethodType(_fused, part)
-    return len(found)
+    return len(norms)
 
 
 def _fused(norm: Any, hidden: Tensor) -> Tensor:
@@ -48,5 +48,5 @@ def _is_plain(part: nn.Module) -> bool:
         return False
     steps = torch.arange(2 * len(weight), dtype=weight.dtype, device=weight.device)
     hidden = torch.sin(steps).view(2, -1)
-    own: Tensor = part(hidden)
-    return torch.allclose(own.float(), _fused(part, hidden).float(), rtol=1e-4, atol=1e-5)
+    output: Tensor = part(hidden)
+    return torch.allclose(output.float(), _fused(part, hidden).float(), rtol=1e-4, atol=1e-5)

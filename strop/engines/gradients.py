@@ -92,10 +92,10 @@ def _reduced(values: list[float], sharding: _Sharding | None, how: dist.ReduceOp
     if sharding is None:
         return values
     mesh, dims = sharding
-    held = torch.tensor(values, dtype=torch.float64, device=mesh.device_type)
+    tensor = torch.tensor(values, dtype=torch.float64, device=mesh.device_type)
     for dim in dims:
-        dist.all_reduce(held, op=how, group=mesh.get_group(dim))
-    result: list[float] = held.tolist()
+        dist.all_reduce(tensor, op=how, group=mesh.get_group(dim))
+    result: list[float] = tensor.tolist()
     return result
 
 

@@ -61,7 +61,7 @@ def too_large(section: str, optim: OptimizerConfig, *, has_adapter: bool) -> Too
 
 def _usual(section: str, optim: OptimizerConfig, has_adapter: bool) -> str:
     """Rates to use in its place, in words."""
-    whole, adapters = _USUAL[section]
-    text = f"usual are {adapters} with LoRA" if has_adapter else f"usual are {whole}, {adapters} with LoRA"
+    full, adapters = _USUAL[section]
+    text = f"usual are {adapters} with LoRA" if has_adapter else f"usual are {full}, {adapters} with LoRA"
     muon = "; Muon's updates are scaled to AdamW's here, so the 0.02 of other implementations is too large for it"
     return f"{text}, 1e-3 for a tiny model{muon if optim.name == 'muon' else ''}"

@@ -43,8 +43,8 @@ def activation_bytes(shape: Any, num_tokens: int, *, item_bytes: int, checkpoint
     dim = getattr(text, "head_dim", None) or hidden // heads
     queries, keys = heads * dim, (getattr(text, "num_key_value_heads", None) or heads) * dim
     layer = 12 * hidden + 4 * (queries + keys) + item_bytes * (2 * queries + 2 * keys + 4 * inner)
-    each = layers * 4 * hidden + layer if checkpointing else layers * layer
-    return int(BESIDE * each * num_tokens)
+    per_token = layers * 4 * hidden + layer if checkpointing else layers * layer
+    return int(BESIDE * per_token * num_tokens)
 
 
 def describe_memory(
@@ -61,19 +61,19 @@ def describe_memory(
         ranks: that share its weights.
         total_bytes: memory of the device; None: asked for.
     """
-    place = torch.device(device_name(device))
-    if place.type == "cpu" and total_bytes is None:
+    target = torch.device(device_name(device))
+    if target.type == "cpu" and total_bytes is None:
         return ""
-    total = device_bytes(place) if total_bytes is None else total_bytes
+    total = device_bytes(target) if total_bytes is None else total_bytes
     checkpointing, tokens = model.gradient_checkpointing, engine.max_tokens_per_device
-    item_bytes = compute_dtype(model, place).itemsize
+    item_bytes = compute_dtype(model, target).itemsize
     shape = load_model_config(model)
     needed = activation_bytes(shape, tokens, item_bytes=item_bytes, checkpointing=checkpointing)
     if needed is None:
         return ""
     numbers = sum(torch.Size(weight.shape).numel() for weight in weights_of_folder(model).weights)
-    kept = TRAINED_BYTES if not model.lora.enabled else 4
-    fixed = numbers * kept // ranks + HEAD_BYTES
+    bytes_per_weight = TRAINED_BYTES if not model.lora.enabled else 4
+    fixed = numbers * bytes_per_weight // ranks + HEAD_BYTES
     line = (
         f"memory: an update needs about {fixed / GIB:.1f} GiB for weights, optimizer and head and {needed / GIB:.1f} "
         f"for activations of {tokens} tokens, of {total / GIB:.1f} GiB"

@@ -126,9 +126,9 @@ def load_model(
             packed tokens (recurrent layers, soft-capped logits), or no vision tower where one is to be frozen.
     """
     auto_class = check_language_model(config)
-    place = device_of(config, device, parallel)
+    computes_on = device_of(config, device, parallel)
     module = read_module(config, auto_class)
-    model = prepare_model(module, config, place, parallel)
+    model = prepare_model(module, config, computes_on, parallel)
     model.unused_tokens = unused_tokens(policy or config, model.vocab_size)
     return model
 
@@ -169,9 +169,9 @@ def weights_of_folder(config: ModelConfig) -> WeightsMetadata:
 
 def device_of(config: ModelConfig, device: str, parallel: Parallel | None) -> torch.device:
     """The device that computes; refused before anything is read where it has not this precision."""
-    place = torch.device(device_name(device)) if parallel is None else parallel.device
-    compute_dtype(config, place)
-    return place
+    computes_on = torch.device(device_name(device)) if parallel is None else parallel.device
+    compute_dtype(config, computes_on)
+    return computes_on
 
 
 def prepare_model(
@@ -182,11 +182,11 @@ def prepare_model(
     if dtype == torch.float64:
         model_overrides.use_exact(module)
     is_sharded_later = parallel is not None and parallel.mesh is not None
-    place = torch.device("cpu") if is_sharded_later else computes_on
-    module.to(place)
+    loads_on = torch.device("cpu") if is_sharded_later else computes_on
+    module.to(loads_on)
     module.eval()
     by_formula = config.attn_implementation == "eager"
-    model_support.check_packed(module, place, by_formula=by_formula)
+    model_support.check_packed(module, loads_on, by_formula=by_formula)
     media = media_inputs(module, config.path)
     use_packed_attention(module, media, by_formula=by_formula)
     if config.gradient_checkpointing:
@@ -302,9 +302,9 @@ def load_model_config(config: ModelConfig) -> Any:
         of_run = folder / "model"
         if (of_run / "config.json").is_file():
             raise ValueError(f"model.path {config.path!r} is the folder of a run; its model is {of_run}")
-        found = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
+        names = ", ".join(sorted(p.name for p in folder.iterdir())[:8]) or "nothing"
         raise ValueError(
-            f"model.path {config.path!r} has no config.json (found: {found}); is it a model folder?"
+            f"model.path {config.path!r} has no config.json (found: {names}); is it a model folder?"
         )
     return read_model_config(
         folder, config, f"model.path {config.path!r} has a config.json that does not describe a model"
@@ -325,17 +325,17 @@ def read_model_config(folder: Path, config: ModelConfig, complaint: str) -> Any:
     trust = runs_own_code(config)
     if config.external_lib:
         model_overrides.import_external(config)
-    given = model_json(folder / "config.json", complaint)
-    check_settings(given, complaint)
-    model_support.check_type(given, str(folder))
-    if not trust and given.get("auto_map"):
+    settings = model_json(folder / "config.json", complaint)
+    check_settings(settings, complaint)
+    model_support.check_type(settings, str(folder))
+    if not trust and settings.get("auto_map"):
         # Some also work without; transformers says for which it needs the code, and asks at the keyboard.
         complaint += " (it names code of its own, which is run only with model.trust_remote_code=true)"
     with reading(folder, complaint):
         shape = AutoConfig.from_pretrained(folder, trust_remote_code=trust)
     if not config.override_config:
         return shape
-    merged = model_overrides.overridden(given, shape.to_dict(), config.override_config)
+    merged = model_overrides.overridden(settings, shape.to_dict(), config.override_config)
     check_settings(merged, "model.override_config")
     with reading(folder, "model.override_config does not fit this model"):
         return type(shape).from_dict(merged)
@@ -368,7 +368,7 @@ def describe_precision(config: ModelConfig, device: str = "auto") -> str:
     `compute: float32 on cpu; products of bfloat16 run 2.6 times as fast here (model.dtype=bfloat16 uses them, at lower
     precision)`.
     """
-    place = torch.device(device_name(device))
-    dtype = compute_dtype(config, place)
-    hint = precision_hint(dtype) if place.type == "cpu" else ""
-    return f"compute: {str(dtype).removeprefix('torch.')} on {place.type}{hint}"
+    computes_on = torch.device(device_name(device))
+    dtype = compute_dtype(config, computes_on)
+    hint = precision_hint(dtype) if computes_on.type == "cpu" else ""
+    return f"compute: {str(dtype).removeprefix('torch.')} on {computes_on.type}{hint}"

@@ -47,7 +47,7 @@ def settle_config(module: Any, source: str) -> None:
 
 def says_tied(config: Any) -> bool:
     """True if a configuration, or the one of its language model, says that head and embedding are one."""
-    return any(getattr(one, "tie_word_embeddings", False) for one in (config, config.get_text_config()))
+    return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
 
 
 def check_saved(folder: Path) -> None:
@@ -70,15 +70,15 @@ def check_saved(folder: Path) -> None:
     except (NotImplementedError, RuntimeError) as error:  # its constructor needs numbers
         logger.warning("what was saved in %s is not compared with its config.json: %s", folder, error)
         return
-    own = dict(module.named_parameters(remove_duplicate=False))
-    buffers = [one for name, one in module.state_dict().items() if name not in own]
-    described = sum(one.numel() for one in [*module.parameters(), *buffers])
-    held = sum(_numbers(file) for file in sorted(folder.glob("*.safetensors")))
-    if described != held:
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = [buffer for name, buffer in module.state_dict().items() if name not in parameters]
+    described = sum(tensor.numel() for tensor in [*module.parameters(), *buffers])
+    num_saved = sum(_numbers(file) for file in sorted(folder.glob("*.safetensors")))
+    if described != num_saved:
         raise ValueError(
             f"{folder / 'config.json'} describes a model of {described:,} numbers, and the files beside it hold "
-            f"{held:,}: another program would run another model. The class of this model saves something else than it "
-            f"is made of"
+            f"{num_saved:,}: another program would run another model. The class of this model saves something else "
+            f"than it is made of"
         )
 
 

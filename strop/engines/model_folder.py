@@ -97,10 +97,10 @@ def end_tokens(folder: Path) -> list[int]:
     if not os.path.lexists(path):
         return []
     complaint = f"the generation settings of {str(folder)!r} cannot be used"
-    found = model_json(path, complaint).get("eos_token_id")
-    tokens = found if isinstance(found, list) else [] if found is None else [found]
+    token_ids = model_json(path, complaint).get("eos_token_id")
+    tokens = token_ids if isinstance(token_ids, list) else [] if token_ids is None else [token_ids]
     if not all(type(token) is int and token >= 0 for token in tokens):
-        raise ValueError(f"{complaint}: eos_token_id is {found!r:.80}, and tokens are numbers from 0")
+        raise ValueError(f"{complaint}: eos_token_id is {token_ids!r:.80}, and tokens are numbers from 0")
     return tokens
 
 

@@ -27,7 +27,7 @@ _MAX_TEMPLATE_BYTES = 2**20
 
 
 def overridden(
-    given: Mapping[str, Any], known: Mapping[str, Any], override: Mapping[str, Any]
+    written: Mapping[str, Any], defaults: Mapping[str, Any], override: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The content of config.json with model.override_config on top.
 
@@ -39,24 +39,24 @@ def overridden(
     Raises:
         ValueError: there is no such setting, or its value is of another kind; the sentence names the nearest.
     """
-    return _merged(given, known, override, "model.override_config")
+    return _merged(written, defaults, override, "model.override_config")
 
 
 def _merged(
-    given: Mapping[str, Any], known: Mapping[str, Any], override: Mapping[str, Any], where: str
+    written: Mapping[str, Any], defaults: Mapping[str, Any], override: Mapping[str, Any], where: str
 ) -> dict[str, Any]:
-    merged = dict(given)
+    merged = dict(written)
     for name, value in override.items():
         key = f"{where}.{name}"
         if name.lstrip("_") in _REFUSED:
             raise ValueError(f"{key} cannot be set: {_REFUSED[name.lstrip('_')]}")
-        if name not in known:
-            near = nearest(name, known)
-            meant = f"; the nearest is {near}" if near else f"; it has {', '.join(sorted(known)[:12])} …"
+        if name not in defaults:
+            near = nearest(name, defaults)
+            meant = f"; the nearest is {near}" if near else f"; it has {', '.join(sorted(defaults)[:12])} …"
             raise ValueError(f"{key}: this model's config.json has no such setting{meant}")
-        before = known[name]
+        before = defaults[name]
         if isinstance(before, Mapping) and isinstance(value, Mapping) and name.endswith("_config"):
-            value = _merged(given.get(name) or {}, before, value, key)
+            value = _merged(written.get(name) or {}, before, value, key)
         elif not _fits(value, before):
             raise ValueError(
                 f"{key} is {value!r}, but in this model it is {before!r}: give a value of that kind"

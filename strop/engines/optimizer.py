@@ -197,11 +197,11 @@ def learning_rate(config: OptimizerConfig, step: int, total_steps: int | None) -
     if config.schedule == "constant" or total_steps is None:
         return config.lr
     if config.schedule == "wsd":
-        left = _wsd_left(config.decay_share, step, total_steps, warmup)
+        remaining = _wsd_left(config.decay_share, step, total_steps, warmup)
     else:
         progress = min(1.0, (step - warmup) / max(1, total_steps - 1 - warmup))
-        left = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
-    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * left)
+        remaining = 1 - progress if config.schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * (config.min_lr_ratio + (1 - config.min_lr_ratio) * remaining)
 
 
 def _wsd_left(decay_share: float, step: int, total_steps: int, warmup: int) -> float:

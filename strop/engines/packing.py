@@ -53,7 +53,7 @@ def token_rows(
 
 def prompt_key(prompt: Tensor, media: Sequence[Media]) -> Hashable:
     """Equal for rows whose prompts are equal, media included; `media` are those of prompt and response."""
-    return prompt.numpy().tobytes(), *(one.key for one in media if one.start < len(prompt))
+    return prompt.numpy().tobytes(), *(medium.key for medium in media if medium.start < len(prompt))
 
 
 def micro_batches(
@@ -122,13 +122,13 @@ def micro_batches(
     bins: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(pieces)), key=lambda i: -sizes[i]):
-        place = next((b for b, free in enumerate(room) if free >= sizes[index]), None)
-        if place is None:
+        bin_index = next((b for b, free in enumerate(room) if free >= sizes[index]), None)
+        if bin_index is None:
             bins.append([])
             room.append(max_tokens)
-            place = len(bins) - 1
-        bins[place].extend(pieces[index])
-        room[place] -= sizes[index]
+            bin_index = len(bins) - 1
+        bins[bin_index].extend(pieces[index])
+        room[bin_index] -= sizes[index]
     return bins + [[] for _ in range(parallel.max(len(bins)) - len(bins))]
 
 

@@ -49,10 +49,10 @@ def is_rotation_of_halves(function: Rotate) -> bool:
     turned = torch.cat([-query[..., 4:], query[..., :4]], dim=-1)
     expected = query * cosines[:, None] + turned * sines[:, None]
     try:
-        found = function(query, query, cosines, sines)
+        rotated = function(query, query, cosines, sines)
     except (TypeError, RuntimeError, ValueError):
         return False
-    return all(torch.allclose(one, expected, atol=1e-6) for one in found)
+    return all(torch.allclose(tensor, expected, atol=1e-6) for tensor in rotated)
 
 
 def with_kernel(original: Rotate) -> Rotate:
@@ -64,7 +64,7 @@ def with_kernel(original: Rotate) -> Rotate:
         is_other = rest or options or torch.compiler.is_compiling()  # a compiler fuses the operations itself
         if is_other or not _is_for(query, key, cosines):
             return original(query, key, cosines, sines, *rest, **options)
-        return tuple(rotate(one, cosines, sines) for one in (query, key))
+        return tuple(rotate(tensor, cosines, sines) for tensor in (query, key))
 
     apply_rotary_pos_emb.has_rotary_kernel = True  # type: ignore[attr-defined]
     return apply_rotary_pos_emb

@@ -147,24 +147,24 @@ def pack(
     media: list[Media] = []
     at = 0
     for group in _by_prompt(data, rows):
-        prompt, response, shown, _ = group[0]
+        prompt, response, row_media, _ = group[0]
         prompt_start, length, alone = at, len(prompt), len(group) == 1
-        asked = tuple(one for one in shown if one.start < length)
-        run, in_run = (torch.cat([prompt, response[:-1]]), shown) if alone else (prompt, asked)
+        prompt_media = tuple(medium for medium in row_media if medium.start < length)
+        run, in_run = (torch.cat([prompt, response[:-1]]), row_media) if alone else (prompt, prompt_media)
         segments.append(Segment(start=at, length=len(run), blocks=_blocks(run, in_run, inputs)))
         ids.append(prompt)
-        positions.append(placed := _positions(prompt, asked, inputs, "a prompt"))
-        media += asked
+        positions.append(placed := _positions(prompt, prompt_media, inputs, "a prompt"))
+        media += prompt_media
         at += length
-        for _, response, shown, end in group:
-            suffix, given = response[:-1], shown[len(asked) :]
+        for _, response, row_media, end in group:
+            suffix, answer_media = response[:-1], row_media[len(prompt_media) :]
             ids.append(suffix)
-            if given:
-                whole = _positions(torch.cat([prompt, suffix]), shown, inputs, "a sample")
-                positions.append(whole[..., length:])
+            if answer_media:
+                position_ids = _positions(torch.cat([prompt, suffix]), row_media, inputs, "a sample")
+                positions.append(position_ids[..., length:])
             else:
                 positions.append(next_position(placed) + torch.arange(len(suffix)))
-            media += given
+            media += answer_media
             if not alone:
                 segments.append(
                     Segment(
@@ -172,12 +172,12 @@ def pack(
                         length=len(suffix),
                         prefix_start=prompt_start,
                         prefix_length=length,
-                        blocks=_blocks(suffix, given, inputs),
+                        blocks=_blocks(suffix, answer_media, inputs),
                     )
                 )
             # The prompt's last token predicts the first response token, each response token the next one.
             hidden += [torch.tensor([prompt_start + length - 1]), torch.arange(at, at + len(suffix))]
-            targets.append(_targets(response, given, inputs, start=length))
+            targets.append(_targets(response, answer_media, inputs, start=length))
             tokens.append(torch.arange(end - len(response), end))
             at += len(suffix)
     predicting = slice(0) if is_empty else slice(None)
@@ -206,22 +206,22 @@ def _by_prompt(
     return groups.values()
 
 
-def _shared_out(whole: Tokens, group: dist.ProcessGroup) -> Tokens:
+def _shared_out(tokens: Tokens, group: dist.ProcessGroup) -> Tokens:
     """The micro-batch, with this rank's part of it."""
-    if whole.media is not None:
+    if tokens.media is not None:
         raise ValueError(
             "a sample has images, and engine.sequence_parallel of this role divides sequences over ranks, which "
             "images cannot be: set it to 1"
         )
     shard = shard_micro_batch(
-        input_ids=whole.input_ids,
-        position_ids=whole.position_ids,
-        attention=whole.attention,
-        hidden_index=whole.hidden_index,
-        targets=whole.targets,
+        input_ids=tokens.input_ids,
+        position_ids=tokens.position_ids,
+        attention=tokens.attention,
+        hidden_index=tokens.hidden_index,
+        targets=tokens.targets,
         group=group,
     )
-    return dataclasses.replace(whole, shard=shard)
+    return dataclasses.replace(tokens, shard=shard)
 
 
 def _blocks(token_ids: Tensor, media: Sequence[Media], inputs: Vision | None) -> tuple[Span, ...]:
@@ -252,7 +252,7 @@ def _targets(response: Tensor, media: Sequence[Media], inputs: Vision | None, *,
     if not media or inputs is None:
         return response
     targets = response.clone()
-    for one in media:
-        first, end = (place - start for place in one.span)
+    for medium in media:
+        first, end = (index - start for index in medium.span)
         targets[first:end] = inputs.text_id
     return targets

@@ -86,7 +86,7 @@ class Engine:
             data, max_tokens=budget, parallel=self.parallel, rows=rows, max_positions=longest
         ) or [[]]
         places: list[Tensor] = []
-        made: list[Mapping[str, Tensor]] = []
+        parts_done: list[Mapping[str, Tensor]] = []
 
         def noted(tokens: Tokens) -> Mapping[str, Tensor]:
             places.append(tokens.response_index)
@@ -96,19 +96,19 @@ class Engine:
             tokens = pack(data, self.model, rows=part, sp_group=self.parallel.sp_group)
             self._count(tokens, trains=False)
             results = self.model.run(noted, tokens)
-            made.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
+            parts_done.append({name: values.to("cpu", non_blocking=True) for name, values in results.items()})
         if self.parallel.mesh is not None:
             reshard(self.model)
         if self.model.device.type != "cpu":
             torch.accelerator.synchronize()  # the copies were not waited for
         order = torch.cat(places).argsort()
-        return {name: torch.cat([results[name] for results in made])[order] for name in made[0]}
+        return {name: torch.cat([results[name] for results in parts_done])[order] for name in parts_done[0]}
 
     def _count(self, tokens: Tokens, *, trains: bool) -> None:
         """Note a pass over a micro-batch; ranks that share a sequence share its operations."""
         if self._work is not None and self.operations is not None:
-            made = self._work.training(tokens) if trains else self._work.forward(tokens)
-            self.operations += made / self.parallel.sp_size
+            operations = self._work.training(tokens) if trains else self._work.forward(tokens)
+            self.operations += operations / self.parallel.sp_size
 
     def offload(self) -> None:
         """The model is idle: it leaves the device, if that is not a CPU. Every other method brings back what it
@@ -258,5 +258,5 @@ class TrainEngine(Engine):
 
     def _on_rank_0(self, tensor: Tensor) -> Tensor:
         """The whole tensor in host memory; nothing on other ranks."""
-        whole = gradients.full(tensor)
-        return whole.cpu().contiguous() if self.parallel.rank == 0 else whole.new_empty(0)
+        full = gradients.full(tensor)
+        return full.cpu().contiguous() if self.parallel.rank == 0 else full.new_empty(0)

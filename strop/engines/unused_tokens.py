@@ -25,10 +25,10 @@ def unused_token_ids(tokenizer: Any, num_rows: int, folder: str) -> tuple[int, .
         ValueError: the generation settings of the folder cannot be used.
     """
     special = [number for number in tokenizer.all_special_ids if number is not None]
-    known = [*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder, *special]
+    token_ids = [*tokenizer.get_vocab().values(), *tokenizer.added_tokens_decoder, *special]
     ends = set(end_tokens(Path(folder)))
     return tuple(
         number
-        for number in range(max(len(tokenizer), *(n + 1 for n in known)), num_rows)
+        for number in range(max(len(tokenizer), *(n + 1 for n in token_ids)), num_rows)
         if number not in ends
     )

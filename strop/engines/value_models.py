@@ -54,7 +54,7 @@ def load_value_model(
     """
     check_value_model(config)
     config = dataclasses.replace(config, freeze_vision_tower=False)  # a matter of the policy
-    place = device_of(config, device, parallel)
+    computes_on = device_of(config, device, parallel)
     # transformers warns of a missing head, and fills it with random numbers first.
     with _only_errors(), torch.random.fork_rng(devices=[]):
         module = read_module(
@@ -64,7 +64,7 @@ def load_value_model(
             may_miss="score.",
             num_labels=1,
         )
-    return prepare_model(module, config, place, parallel)
+    return prepare_model(module, config, computes_on, parallel)
 
 
 @contextlib.contextmanager

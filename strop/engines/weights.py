@@ -94,10 +94,10 @@ def named_weights(module: nn.Module, *, with_adapter: bool = False) -> dict[str,
     state = module.state_dict(keep_vars=True)
     tensors = {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
     names = {name: hugging_face_name(name) for name in tensors}
-    held = {plain: tensors[name] for name, plain in names.items() if plain is not None}
+    named = {plain: tensors[name] for name, plain in names.items() if plain is not None}
     if with_adapter:
-        held |= {name: tensors[name] for name, plain in names.items() if plain is None}
-    return held
+        named |= {name: tensors[name] for name, plain in names.items() if plain is None}
+    return named
 
 
 def weights_metadata(

@@ -28,10 +28,10 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
     sharded model call this and get the same numbers.
     """
     tensors = named_weights(module, with_adapter=True)
-    held = weights_metadata(module, with_adapter=True)
+    metadata = weights_metadata(module, with_adapter=True)
     totals: dict[str, Tensor] = {}
     shared: dict[dist.ProcessGroup, list[str]] = {}
-    for weight in held:
+    for weight in metadata:
         tensor = tensors[weight.name].detach()
         check_present(weight.name, tensor)
         shard = _row_shard(tensor)
@@ -45,19 +45,20 @@ def weight_digests(module: nn.Module) -> dict[str, int]:
         added = torch.stack([totals[name] for name in names]).to(meeting_device(tensors[names[0]]))
         dist.all_reduce(added, group=group)
         totals.update(zip(names, added.unbind(), strict=True))
-    numbers = _to_ints([totals[weight.name] for weight in held])
+    numbers = _to_ints([totals[weight.name] for weight in metadata])
     return {
-        weight.name: finish(number, weight.num_bytes) for weight, number in zip(held, numbers, strict=True)
+        weight.name: finish(number, weight.num_bytes)
+        for weight, number in zip(metadata, numbers, strict=True)
     }
 
 
-def combine_digests(held: WeightsMetadata, digests: Mapping[str, int]) -> str:
+def combine_digests(metadata: WeightsMetadata, digests: Mapping[str, int]) -> str:
     """One digest of a whole model: SHA-256 over names, shapes, dtypes and digests of its weights, as 64 hex digits.
 
     Tied weights enter under their first name only, so that a model says the same whether the tie is known or not.
     """
     state = hashlib.sha256()
-    for weight in held:
+    for weight in metadata:
         line = f"{weight.name} {list(weight.shape)} {dtype_name(weight.dtype)} {digests[weight.name]:016x}\n"
         state.update(line.encode())
     return state.hexdigest()
@@ -103,15 +104,15 @@ def _row_shard(tensor: Tensor) -> _RowShard | None:
     if bytes_per_rank % WORD_BYTES:
         return None
     first_row = min(rows_per_rank * mesh.get_local_rank(axes[0]), tensor.shape[0])
-    own = tensor.to_local()
-    if own.shape[0] != min(rows_per_rank, tensor.shape[0] - first_row):
+    shard = tensor.to_local()
+    if shard.shape[0] != min(rows_per_rank, tensor.shape[0] - first_row):
         raise RuntimeError(
-            f"a shard of {list(tensor.shape)} has {own.shape[0]} rows, but {rows_per_rank} are dealt out at a time"
+            f"a shard of {list(tensor.shape)} has {shard.shape[0]} rows, but {rows_per_rank} are dealt out at a time"
         )
     first_byte = min(bytes_per_rank * mesh.get_local_rank(axes[0]), tensor.numel() * tensor.element_size())
-    if own.numel() == 0:
+    if shard.numel() == 0:
         first_byte = 0
-    return _RowShard(rows=own, first_byte=first_byte, group=mesh.get_group(axes[0]))
+    return _RowShard(rows=shard, first_byte=first_byte, group=mesh.get_group(axes[0]))
 
 
 def _to_ints(scalars: Sequence[Tensor]) -> list[int]:
@@ -126,8 +127,8 @@ def _to_ints(scalars: Sequence[Tensor]) -> list[int]:
 
 def check_present(name: str, tensor: Tensor) -> None:
     """Raise a ValueError where the values of a weight are elsewhere."""
-    own = local(tensor)
-    if own.numel() and own.untyped_storage().nbytes() == 0:
+    shard = local(tensor)
+    if shard.numel() and shard.untyped_storage().nbytes() == 0:
         raise ValueError(f"{name} is offloaded; bring the weights back to the device before they are read")
 
 

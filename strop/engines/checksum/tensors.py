@@ -73,12 +73,12 @@ def word_sum(tensor: Tensor, *, first_byte: int = 0) -> Tensor:
     if first_byte % WORD_BYTES:
         raise ValueError(f"a part starts at byte {first_byte}, but parts start at multiples of {WORD_BYTES}")
     content = _bytes(tensor)
-    whole = len(content) // WORD_BYTES * WORD_BYTES
+    end = len(content) // WORD_BYTES * WORD_BYTES
     first = first_byte // WORD_BYTES
-    total = _sum_of_words(content[:whole].view(torch.int64), first)
-    if whole < len(content):  # the last word is filled up with zeros
-        last = torch.nn.functional.pad(content[whole:], (0, whole + WORD_BYTES - len(content)))
-        total += _sum_of_words(last.view(torch.int64), first + whole // WORD_BYTES)
+    total = _sum_of_words(content[:end].view(torch.int64), first)
+    if end < len(content):  # the last word is filled up with zeros
+        last = torch.nn.functional.pad(content[end:], (0, end + WORD_BYTES - len(content)))
+        total += _sum_of_words(last.view(torch.int64), first + end // WORD_BYTES)
     return total
 
 
@@ -101,12 +101,12 @@ def _sum_of_words(words: Tensor, first: int) -> Tensor:
     if start:  # up to the end of the row
         total += scratch.mixed(words[None, :start], column_keys[column : column + start])[0] * row_keys[row]
         row += 1
-    whole = start + (len(words) - start) // _COLUMNS * _COLUMNS
-    for block in torch.split(words[start:whole].view(-1, _COLUMNS), scratch.rows):
+    end = start + (len(words) - start) // _COLUMNS * _COLUMNS
+    for block in torch.split(words[start:end].view(-1, _COLUMNS), scratch.rows):
         total += (scratch.mixed(block, column_keys) * row_keys[row : row + len(block)]).sum()
         row += len(block)
-    if whole < len(words):
-        total += scratch.mixed(words[None, whole:], column_keys[: len(words) - whole])[0] * row_keys[row]
+    if end < len(words):
+        total += scratch.mixed(words[None, end:], column_keys[: len(words) - end])[0] * row_keys[row]
     return total
 
 
@@ -122,8 +122,8 @@ class _Scratch:
         """[rows] sums of mix(word, key) over words [rows, columns] and keys [columns]."""
         shape = words.shape
         if self._buffers is None or self._buffers[0].shape[0] < shape[0]:
-            made = torch.empty((2, shape[0], _COLUMNS), dtype=torch.int64, device=self._device)
-            self._buffers = (made[0], made[1])
+            buffers = torch.empty((2, shape[0], _COLUMNS), dtype=torch.int64, device=self._device)
+            self._buffers = (buffers[0], buffers[1])
         value, high = (buffer[: shape[0], : shape[1]] for buffer in self._buffers)
         # The shift of signed words copies the sign; the mask makes it the unsigned one.
         torch.bitwise_right_shift(words, 32, out=value)

@@ -39,8 +39,8 @@ def half_precision_peak(name: str) -> float | None:
     """Of a device by the name that its driver gives it, `NVIDIA H200` and the like."""
     if _OTHERS.search(name):
         return None
-    known = [words for words in _HALF if re.search(rf"\b{words}\b", name, re.IGNORECASE)]
-    return _HALF[max(known, key=len)] if known else None
+    matches = [words for words in _HALF if re.search(rf"\b{words}\b", name, re.IGNORECASE)]
+    return _HALF[max(matches, key=len)] if matches else None
 
 
 def bfloat16_speedup() -> float:

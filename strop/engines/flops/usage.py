@@ -87,25 +87,29 @@ def usage_metrics(
     """
     stages = ("old_log_prob", "ref") if actor_is_reference else ("old_log_prob",)
     infer_s = sum(seconds.get(stage, 0.0) for stage in stages)
-    found = {
-        MFU.of(role): _mfu([one.updates for one in ranks], ranks, seconds.get(f"update_{role}", 0.0))
+    metrics = {
+        MFU.of(role): _mfu(
+            [rank_usage.updates for rank_usage in ranks], ranks, seconds.get(f"update_{role}", 0.0)
+        )
         for role, ranks in usage.items()
     }
-    found[MFU.of("actor_infer")] = _mfu([one.others for one in usage["actor"]], usage["actor"], infer_s)
-    every = [one for ranks in usage.values() for one in ranks]
-    for what, values in (
-        (MEMORY.of("allocated"), [one.allocated for one in every]),
-        (MEMORY.of("reserved"), [one.reserved for one in every]),
-        (HOST_MEMORY, [one.host for one in every]),
+    metrics[MFU.of("actor_infer")] = _mfu(
+        [rank_usage.others for rank_usage in usage["actor"]], usage["actor"], infer_s
+    )
+    every = [rank_usage for ranks in usage.values() for rank_usage in ranks]
+    for label, values in (
+        (MEMORY.of("allocated"), [rank_usage.allocated for rank_usage in every]),
+        (MEMORY.of("reserved"), [rank_usage.reserved for rank_usage in every]),
+        (HOST_MEMORY, [rank_usage.host for rank_usage in every]),
     ):
-        known = [value for value in values if value is not None]
-        found[what] = max(known) / GIB if known else None
-    return {name: value for name, value in found.items() if value is not None}
+        numbers = [value for value in values if value is not None]
+        metrics[label] = max(numbers) / GIB if numbers else None
+    return {name: value for name, value in metrics.items() if value is not None}
 
 
 def _mfu(operations: Sequence[float | None], ranks: Sequence[Usage], seconds: float) -> float | None:
     done = [value for value in operations if value is not None]
-    peaks = [one.peak for one in ranks if one.peak is not None]
+    peaks = [usage.peak for usage in ranks if usage.peak is not None]
     if not seconds or len(done) < len(ranks) or len(peaks) < len(ranks):
         return None
     return sum(done) / (seconds * sum(peaks))

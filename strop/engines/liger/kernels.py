@@ -66,8 +66,8 @@ def apply_to_instance(module: nn.Module, apply: Callable[..., None]) -> None:
     """Call one of liger's functions, and take back what it did to classes that other models are made of."""
     namespace = vars(sys.modules[type(module).__module__])
     before = dict(namespace)
-    known = inspect.signature(apply).parameters
-    apply(model=module, **{name: on for name, on in _KERNELS.items() if name in known})
+    parameters = inspect.signature(apply).parameters
+    apply(model=module, **{name: on for name, on in _KERNELS.items() if name in parameters})
     kernel, original = namespace.get(_ROTARY), before.get(_ROTARY)
     namespace.update(before)
     if kernel is not original and not getattr(original, "is_shared_with_host", False):

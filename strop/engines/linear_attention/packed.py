@@ -183,7 +183,7 @@ def _carries_state(part: nn.Module) -> bool:
 
 def _forward(
     number: int,
-    own: Callable[..., Tensor],
+    forward: Callable[..., Tensor],
     hidden_states: Tensor,
     cache_params: Any = None,
     attention_mask: Tensor | None = None,
@@ -194,10 +194,10 @@ def _forward(
 ) -> Tensor:
     """The forward call of a layer: as it is without a context, by the sequences of the context with one."""
     if strop_context is None:
-        return own(hidden_states, cache_params=cache_params, attention_mask=attention_mask, **rest)
+        return forward(hidden_states, cache_params=cache_params, attention_mask=attention_mask, **rest)
 
     def run(sequences: Tensor, state: LayerState | None) -> Tensor:
-        return own(sequences, cache_params=state, attention_mask=None)
+        return forward(sequences, cache_params=state, attention_mask=None)
 
     output: Tensor = strop_context.recur(number, run, hidden_states[0])
     return output.unsqueeze(0)

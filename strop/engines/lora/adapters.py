@@ -249,14 +249,14 @@ def _settings_of_folder(peft: Any, config: LoraConfig, model: CausalLM) -> Any:
         raise ValueError(
             f"model.lora.path {config.path!r} has no usable {_CONFIG_FILE}: {str(error).strip().splitlines()[0]}"
         ) from error
-    whole = set(getattr(settings, "modules_to_save", None) or ())
+    full_modules = set(getattr(settings, "modules_to_save", None) or ())
     if _has_value_head(model):
-        whole -= {"classifier", "score"}  # the value head, which is trained whole here too
-    if not isinstance(settings, peft.LoraConfig) or settings.bias != "none" or whole:
+        full_modules -= {"classifier", "score"}  # the value head, which is trained whole here too
+    if not isinstance(settings, peft.LoraConfig) or settings.bias != "none" or full_modules:
         raise ValueError(
             f"model.lora.path {config.path!r} is an adapter of type {getattr(settings.peft_type, 'value', '?')} with "
-            f"bias {getattr(settings, 'bias', 'none')!r} and whole modules {sorted(whole)}; only plain LoRA can be "
-            f"continued"
+            f"bias {getattr(settings, 'bias', 'none')!r} and whole modules {sorted(full_modules)}; only plain LoRA can "
+            f"be continued"
         )
     settings.modules_to_save = None
     if config.rank != settings.r:
@@ -340,14 +340,16 @@ def _load(model: CausalLM, folder: Path) -> None:
         raise ValueError(
             f"model.lora.path {str(folder)!r} has no readable {_WEIGHTS_FILE}: {error}"
         ) from error
-    own = {_SAVED_PREFIX + name.replace(f".{ADAPTER}", ""): p for name, p in _trained(model)}
-    wrong = sorted(own.keys() ^ tensors.keys()) or [n for n in own if own[n].shape != tensors[n].shape]
+    parameters = {_SAVED_PREFIX + name.replace(f".{ADAPTER}", ""): p for name, p in _trained(model)}
+    wrong = sorted(parameters.keys() ^ tensors.keys()) or [
+        n for n in parameters if parameters[n].shape != tensors[n].shape
+    ]
     if wrong:
         raise ValueError(
             f"model.lora.path {str(folder)!r} holds no adapter of this model: {wrong[0]} is in one of them only, or "
             f"has another shape"
         )
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
         parameter.copy_(tensors[name])
 
 

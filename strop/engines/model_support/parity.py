@@ -87,7 +87,7 @@ def check_packed(module: Any, device: torch.device, *, by_formula: bool = False)
     sequences = [_ids(module, media, min(length, limit), device) for length in PROBE_LENGTHS]
     with _short_windows(module, media):
         head = _LargeLogits(module)
-        own = torch.cat([head.run_alone(ids) for ids in sequences])
+        reference = torch.cat([head.run_alone(ids) for ids in sequences])
         media_probe = None
         if media is not None and "image" in media.token_ids:
             media_probe = MediaProbe(module, media, device)
@@ -95,7 +95,7 @@ def check_packed(module: Any, device: torch.device, *, by_formula: bool = False)
         model = CausalLM(module, compute_dtype=torch.float32, media=media)
         for is_training in (False, True):
             module.train(is_training)
-            difference = float(head.difference(_run_packed(model, sequences), own))
+            difference = float(head.difference(_run_packed(model, sequences), reference))
             module.eval()
             if not difference < head.tolerance:
                 when = " in training mode" if is_training else ""
@@ -138,13 +138,13 @@ class _LargeLogits:
             self._scale = PROBE_LOGIT / largest if largest else 1.0
         return (args[0] * self._scale, *args[1:])
 
-    def difference(self, hidden: Tensor, own: Tensor) -> Tensor:
+    def difference(self, hidden: Tensor, reference: Tensor) -> Tensor:
         """Largest difference of our result from hidden states [N, D] to the module's own."""
         if self._head is None:
-            return (hidden.float() - own).abs().max() / own.abs().max()
+            return (hidden.float() - reference).abs().max() / reference.abs().max()
         head = Head(self._head.weight, self._head.bias, None, *logit_form(self._module))
         ours = head.logits(hidden * (self._scale or 1.0)).float()
-        return (ours.log_softmax(-1) - own).abs().max()
+        return (ours.log_softmax(-1) - reference).abs().max()
 
 
 def _ids(module: Any, media: Any, length: int, device: torch.device) -> Tensor:
@@ -152,7 +152,7 @@ def _ids(module: Any, media: Any, length: int, device: torch.device) -> Tensor:
     vocab = (module.get_output_embeddings() or module.get_input_embeddings()).weight.shape[0]
     never = set() if media is None else set(media.token_ids.values())
     text = [token for token in range(min(vocab, 4 * length)) if token not in never]
-    return torch.tensor([text[(7 * place + 3) % len(text)] for place in range(length)], device=device)
+    return torch.tensor([text[(7 * position + 3) % len(text)] for position in range(length)], device=device)
 
 
 @contextlib.contextmanager

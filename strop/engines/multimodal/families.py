@@ -107,8 +107,8 @@ def takes_media(config: Any) -> bool:
 
 def media_token_ids(config: Any) -> dict[str, int]:
     """Kind of media -> id of its token, for the kinds that a model has."""
-    own = grid_token_ids(config)
-    return {"image": own["image"]} if config.model_type in {*TILED, KIMI} else own
+    token_ids = grid_token_ids(config)
+    return {"image": token_ids["image"]} if config.model_type in {*TILED, KIMI} else token_ids
 
 
 def written_template(config: Any, template: str) -> str:

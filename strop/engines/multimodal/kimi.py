@@ -49,11 +49,14 @@ class KimiProcessor(MediaProcessor):
         """
         super().__init__(folder)
         complaint = f"the image processor of {str(folder)!r} cannot be used"
-        given = image_settings(folder) or {}
+        written = image_settings(folder) or {}
         for name, value in _FIXED.items():
-            if given.get(name, value) != value:
-                raise ValueError(f"{complaint}: {name} is {given[name]}, and only {value} is known here")
-        settings = {**_DEFAULTS, **{name: given[name] for name in _DEFAULTS if given.get(name) is not None}}
+            if written.get(name, value) != value:
+                raise ValueError(f"{complaint}: {name} is {written[name]}, and only {value} is known here")
+        settings = {
+            **_DEFAULTS,
+            **{name: written[name] for name in _DEFAULTS if written.get(name) is not None},
+        }
         self._patch, self._merge = int(settings["patch_size"]), int(settings["merge_size"])
         self._most, self._most_per_side = int(settings["max_patches"]), int(settings["size"]["max_height"])
         factor = float(settings["rescale_factor"])
@@ -84,8 +87,8 @@ class KimiProcessor(MediaProcessor):
     def _make(self, media: Media) -> Tensor:
         """Patches [h w, C, patch_size, patch_size], row by row."""
         image = upright_pictures(media.parts[0], every=False)[0]
-        if (found := self.grid("image", image.size)) != media.grid:
-            raise changed(media, found, media.grid, "patches (time, height, width)")
+        if (grid := self.grid("image", image.size)) != media.grid:
+            raise changed(media, grid, media.grid, "patches (time, height, width)")
         picture = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None].contiguous()  # [1, C, H, W]
         size = self._resized(image.size)
         if tuple(picture.shape[-2:]) != size:

@@ -47,8 +47,8 @@ class CanvasProcessor:
         Raises:
             ValueError: a setting is not known here.
         """
-        given = {name: settings[name] for name in _DEFAULTS if settings.get(name) is not None}
-        self._settings = {**_DEFAULTS, **given}
+        written = {name: settings[name] for name in _DEFAULTS if settings.get(name) is not None}
+        self._settings = {**_DEFAULTS, **written}
         self.size: Mapping[str, int] = self._settings["size"]
         self.do_resize: bool = self._settings["do_resize"]
         self._side = int(self.size["height"])

@@ -175,9 +175,9 @@ class GridProcessor(MediaProcessor):
         return self._of_video(media) if media.kind == "video" else self._of_image(media)
 
     def _of_image(self, media: Media) -> Tensor:
-        made = self._processor(images=upright_pictures(media.parts[0], every=False), return_tensors="np")
-        patches: NDArray[np.float32] = made["pixel_values"]
-        self._check_grid(media, tuple(int(n) for n in made["image_grid_thw"][0]))
+        inputs = self._processor(images=upright_pictures(media.parts[0], every=False), return_tensors="np")
+        patches: NDArray[np.float32] = inputs["pixel_values"]
+        self._check_grid(media, tuple(int(n) for n in inputs["image_grid_thw"][0]))
         return torch.from_numpy(np.ascontiguousarray(patches, dtype=np.float32))
 
     def _of_video(self, media: Media) -> Tensor:
@@ -197,9 +197,9 @@ class GridProcessor(MediaProcessor):
         self._check_grid(media, self.grid("video", (wide, high), len(frames)))
         return self.video.patches(frames, media.grid)
 
-    def _check_grid(self, media: Media, found: tuple[int, ...]) -> None:
-        if found != media.grid:
-            raise changed(media, found, media.grid, "patches (time, height, width)")
+    def _check_grid(self, media: Media, grid: tuple[int, ...]) -> None:
+        if grid != media.grid:
+            raise changed(media, grid, media.grid, "patches (time, height, width)")
 
     def _bounds(self) -> Mapping[str, float]:
         """Fewest and most pixels of an image, under the processor's names."""
@@ -232,11 +232,11 @@ class GridVision(Vision):
     def positions(self, token_ids: Tensor, media: Sequence[Media]) -> Tensor:
         """Positions [3, n] of tokens [n] with media, on the CPU; what follows goes on after the largest one."""
         grids = {
-            name: torch.tensor([one.grid for one in media if one.kind == kind])
+            name: torch.tensor([medium.grid for medium in media if medium.kind == kind])
             for kind, (_, name) in _ARGUMENTS.items()
-            if any(one.kind == kind for one in media)
+            if any(medium.kind == kind for medium in media)
         }
-        seconds = [one.seconds_per_patch for one in media if one.kind == "video"]
+        seconds = [medium.seconds_per_patch for medium in media if medium.kind == "video"]
         if seconds and self._tells_seconds:
             grids["second_per_grid_ts"] = torch.tensor(seconds)
         return self._placed(token_ids, grids)
@@ -244,7 +244,10 @@ class GridVision(Vision):
     def arguments_of(self, kind: str, chosen: Sequence[Media], pixels: Tensor) -> Mapping[str, Tensor]:
         """pixel_values [patches, ...] and image_grid_thw [images, 3], or the same of videos."""
         patches, grids = _ARGUMENTS[kind]
-        return {patches: pixels, grids: torch.tensor([one.grid for one in chosen], device=pixels.device)}
+        return {
+            patches: pixels,
+            grids: torch.tensor([medium.grid for medium in chosen], device=pixels.device),
+        }
 
     def features_of_nothing(self, device: torch.device) -> Sequence[Tensor]:
         """Features of an image of one token, made of zeros."""
@@ -258,14 +261,14 @@ class GridVision(Vision):
 
     def trials(self, device: torch.device) -> Sequence[Trial]:
         """An image of 1 x 2 tokens, and one of 3 x 2."""
-        found = []
+        trials = []
         for number, (high, wide) in enumerate(_TRIED):
             size = torch.Size((high * wide * self.merge_size**2, *self.patch_shape))
             shades = torch.linspace(-1.0, 1.0 + number, size.numel(), device=device).view(size)
             grids = torch.tensor([[1, high * self.merge_size, wide * self.merge_size]], device=device)
             arguments = {"pixel_values": shades, "image_grid_thw": grids}
-            found.append(Trial(num_tokens=high * wide, arguments=arguments))
-        return found
+            trials.append(Trial(num_tokens=high * wide, arguments=arguments))
+        return trials
 
     def trial_positions(self, token_ids: Tensor, arguments: Mapping[str, Tensor]) -> Tensor:
         """Positions [3, n]."""
@@ -281,8 +284,8 @@ class GridVision(Vision):
     def _placed(self, token_ids: Tensor, grids: Mapping[str, Tensor]) -> Tensor:
         """Positions [3, n] of tokens [n] by the model's own rule."""
         positions, _ = self._get_rope_index(token_ids[None], **self.own_arguments(token_ids), **grids)
-        found: Tensor = positions[:, 0]
-        return found
+        shifted: Tensor = positions[:, 0]
+        return shifted
 
 
 def grid_token_ids(model_config: Any) -> dict[str, int]:

@@ -133,10 +133,10 @@ def image_settings(folder: Path) -> Mapping[str, Any] | None:
         ValueError: a file cannot be read.
     """
     complaint = f"the image processor of {str(folder)!r} cannot be used"
-    whole, own = folder / _WHOLE_FILE, folder / PROCESSOR_FILE
-    if whole.is_file() and (nested := model_json(whole, complaint).get("image_processor")):
+    whole_file, own_file = folder / _WHOLE_FILE, folder / PROCESSOR_FILE
+    if whole_file.is_file() and (nested := model_json(whole_file, complaint).get("image_processor")):
         return dict(nested)
-    return model_json(own, complaint) if own.is_file() else None
+    return model_json(own_file, complaint) if own_file.is_file() else None
 
 
 def load_image_processor(folder: Path) -> Any:

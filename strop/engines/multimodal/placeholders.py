@@ -75,24 +75,24 @@ class RowMedia:
     @property
     def films(self) -> list[str]:
         """Digests of its videos in files, and of which frames are taken."""
-        return [film_key(one.digest, one.frames) for one in self._media if one.frames]
+        return [film_key(medium.digest, medium.frames) for medium in self._media if medium.frames]
 
     @property
     def notes(self) -> list[str]:
         """Videos whose frames are shown at uneven distances, so that their numbers do not tell when."""
-        return [one.uneven for one in self._media if one.uneven]
+        return [medium.uneven for medium in self._media if medium.uneven]
 
     def expand(self, token_ids: Sequence[int]) -> array[int]:
         """The ids with as many tokens for each medium as stand for it."""
-        placed = [(one.kind, one.token_ids) for one in self._media]
+        placed = [(medium.kind, medium.token_ids) for medium in self._media]
         return _expanded(self._processor, token_ids, placed, self._where)
 
     def read(self) -> None:
         """Decode the videos in files up to the last frame that is taken."""
-        for one in self._media:
-            if one.frames:
+        for medium in self._media:
+            if medium.frames:
                 try:
-                    read_frames(one.source.files[0], one.frames)
+                    read_frames(medium.source.files[0], medium.frames)
                 except ValueError as error:
                     raise ValueError(f"{self._where}: {error}") from error
 
@@ -100,8 +100,8 @@ class RowMedia:
         """[start, end) of each medium with the tokens that open and close it."""
         borders = self._processor.border_ids
         spans = []
-        for start, one in zip(_starts(self._processor, token_ids, self._media), self._media, strict=True):
-            end = start + one.num_tokens
+        for start, medium in zip(_starts(self._processor, token_ids, self._media), self._media, strict=True):
+            end = start + medium.num_tokens
             opens = start > 0 and token_ids[start - 1] in borders
             closes = end < len(token_ids) and token_ids[end] in borders
             spans.append((start - opens, end + closes))
@@ -110,7 +110,7 @@ class RowMedia:
     def media(self, token_ids: Sequence[int]) -> tuple[Media, ...]:
         """Media of a prompt of these ids."""
         starts = _starts(self._processor, token_ids, self._media)
-        return tuple(one.at(start) for one, start in zip(self._media, starts, strict=True))
+        return tuple(medium.at(start) for medium, start in zip(self._media, starts, strict=True))
 
 
 def measured_media(
@@ -169,7 +169,7 @@ class ToolImages:
         Raises:
             ValueError: there are not as many places for images as images.
         """
-        placed = [(one.kind, self._processor.image_ids(one.grid)) for one in images]
+        placed = [(image.kind, self._processor.image_ids(image.grid)) for image in images]
         return self.place(_expanded(self._processor, token_ids, placed, _RESULT).tolist(), images)
 
     def place(self, token_ids: Sequence[int], images: Sequence[Media]) -> MediaTokens:
@@ -178,15 +178,15 @@ class ToolImages:
         Raises:
             ValueError: they have another number of tokens of images than these images take.
         """
-        found = token_ids.count(self.token_id)
-        taken = sum(self._processor.num_tokens(one.grid) for one in images)
-        if found != taken:
+        num_found = token_ids.count(self.token_id)
+        num_expected = sum(self._processor.num_tokens(image.grid) for image in images)
+        if num_found != num_expected:
             raise ValueError(
-                f"{found} token ids stand for parts of images, but {len(images)} images take {taken}; give every image "
-                f"so far, in order, and the ids as they were made with them"
+                f"{num_found} token ids stand for parts of images, but {len(images)} images take {num_expected}; give "
+                f"every image so far, in order, and the ids as they were made with them"
             )
         starts = _starts(self._processor, token_ids, images)
-        moved = [dataclasses.replace(one, start=start) for one, start in zip(images, starts, strict=True)]
+        moved = [dataclasses.replace(image, start=start) for image, start in zip(images, starts, strict=True)]
         return MediaTokens(token_ids, moved)
 
 
@@ -256,12 +256,12 @@ def _measured_video(
 def _uneven(film: Film, frames: Sequence[int]) -> str:
     """Description of a frame that is shown more than a frame's time off what its number says; empty where none is."""
     worst = max(frames, key=lambda number: abs(film.times[number] - number / film.fps))
-    told = worst / film.fps
-    if abs(film.times[worst] - told) <= 1 / film.fps:
+    expected_s = worst / film.fps
+    if abs(film.times[worst] - expected_s) <= 1 / film.fps:
         return ""
     return (
         f"frames of a video are shown at uneven distances: frame {worst} at {film.times[worst]:.2f} s, and by its "
-        f"number at {told:.2f} s, which is what models are told"
+        f"number at {expected_s:.2f} s, which is what models are told"
     )
 
 
@@ -286,22 +286,22 @@ def _expanded(
     kinds = {token: kind for kind, token in processor.placeholder_ids.items()}
     strange = set(processor.token_ids.values()) - kinds.keys()
     rest = iter(placed)
-    expanded, found = array("i"), []
+    expanded, present = array("i"), []
     try:
-        for place, token in enumerate(token_ids):
+        for position, token in enumerate(token_ids):
             if token not in kinds:
                 expanded.append(token)
                 continue
-            processor.check_around(token_ids[:place], token_ids[place + 1 :])
-            found.append(kinds[token])
-            _, own = next(rest, ("", (token,)))
-            expanded.extend(own)
+            processor.check_around(token_ids[:position], token_ids[position + 1 :])
+            present.append(kinds[token])
+            _, ids = next(rest, ("", (token,)))
+            expanded.extend(ids)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    wanted = [kind for kind, _ in placed]
-    if found != wanted or not strange.isdisjoint(token_ids):
+    expected = [kind for kind, _ in placed]
+    if present != expected or not strange.isdisjoint(token_ids):
         raise ValueError(
-            f"{where}: the chat template makes {_counted(found)} of {_counted(wanted)}; use a "
+            f"{where}: the chat template makes {_counted(present)} of {_counted(expected)}; use a "
             f"template for images, and write no control tokens into messages"
         )
     return expanded
@@ -312,14 +312,14 @@ def _starts(
 ) -> list[int]:
     """Index of the first token of each medium."""
     at, starts, ids = 0, [], array("i", token_ids)
-    for one in media:
-        if isinstance(one, Measured):
-            first = one.first
+    for medium in media:
+        if isinstance(medium, Measured):
+            first = medium.first
         else:
-            first = _first_part(processor, processor.image_ids(one.grid))
-        at = ids.index(processor.token_ids[one.kind], at) - first
+            first = _first_part(processor, processor.image_ids(medium.grid))
+        at = ids.index(processor.token_ids[medium.kind], at) - first
         starts.append(at)
-        at += one.num_tokens
+        at += medium.num_tokens
     return starts
 
 

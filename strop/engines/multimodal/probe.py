@@ -28,7 +28,7 @@ class MediaProbe:
         self._vision = vision
         image = vision.token_ids["image"]
         text = [token for token in range(8) if token not in vision.token_ids.values()][:4]
-        self._prompts, self._positions, self._pictures, own = [], [], [], []
+        self._prompts, self._positions, self._pictures, references = [], [], [], []
         for number, trial in enumerate(vision.trials(device)):
             ids = torch.tensor([*text[number:], *[image] * trial.num_tokens, *text], device=device)
             dtype = next(module.parameters()).dtype
@@ -37,11 +37,11 @@ class MediaProbe:
                 for name, value in trial.arguments.items()
             }
             output = module(input_ids=ids[None], use_cache=False, **vision.own_arguments(ids), **arguments)
-            own.append(output.logits[0].float())
+            references.append(output.logits[0].float())
             self._prompts.append(ids)
             self._positions.append(vision.trial_positions(ids, arguments))
             self._pictures.append(arguments)
-        self._own = torch.cat(own)
+        self._own = torch.cat(references)
 
     @torch.no_grad()
     def difference(self, model: CausalLM) -> float:
@@ -55,7 +55,7 @@ class MediaProbe:
             torch.cat(self._prompts)[None],
             joined_positions(self._positions).to(model.device),
             PackedAttention(segments, device=model.device),
-            {name: torch.cat([one[name] for one in self._pictures]) for name in self._pictures[0]},
+            {name: torch.cat([picture[name] for picture in self._pictures]) for name in self._pictures[0]},
         )
         ours = dataclasses.replace(model.head, banned=None).logits(hidden).float()
         return float((ours.log_softmax(-1) - self._own.log_softmax(-1)).abs().max())

@@ -87,22 +87,22 @@ def source_of(kind: str, value: Any, where: str) -> MediaSource:
 
 
 def _video(value: Any, where: str) -> MediaSource:
-    said = (
+    entry = (
         {key: item for key, item in value.items() if item is not None} if isinstance(value, Mapping) else {}
     )
-    given = said.get("video", value)
-    if isinstance(given, Mapping) and given is not value:
-        return _video({**said, "video": None, **given}, where)
-    options = {key: item for key, item in said.items() if key not in _FILE_KEYS}
-    if isinstance(given, list | tuple):
-        if not given:
+    source = entry.get("video", value)
+    if isinstance(source, Mapping) and source is not value:
+        return _video({**entry, "video": None, **source}, where)
+    options = {key: item for key, item in entry.items() if key not in _FILE_KEYS}
+    if isinstance(source, list | tuple):
+        if not source:
             raise ValueError(f"{where} has a video without frames")
         rates = [_number(key, options.pop(key), where) for key in _FRAME_RATES if key in options]
         _refuse_unknown(options, _FRAME_RATES, where)
-        files = tuple(_file(file, "video", where) for file in given)
+        files = tuple(_file(file, "video", where) for file in source)
         return MediaSource(kind="video", files=files, frame_rate=rates[0] if rates else _RATE)
     _refuse_unknown({key: item for key, item in options.items() if key not in _SAMPLING}, _SAMPLING, where)
-    file = _file(given, "video", where)
+    file = _file(source, "video", where)
     try:
         sampling = Sampling(**{_SAMPLING[key]: _number(key, item, where) for key, item in options.items()})
     except ValueError as error:
@@ -132,8 +132,8 @@ def _refuse_unknown(options: Mapping[str, Any], known: Iterable[str], where: str
 def _file(value: Any, kind: str, where: str) -> Any:
     """Contents, path or Pillow image of one file."""
     if isinstance(value, Mapping):
-        given = [value[key] for key in ("bytes", "path", kind, "image") if value.get(key) is not None]
-        value = given[0] if given else None
+        sources = [value[key] for key in ("bytes", "path", kind, "image") if value.get(key) is not None]
+        value = sources[0] if sources else None
     if isinstance(value, bytes | bytearray):
         return bytes(value) if isinstance(value, bytearray) else value
     if isinstance(value, str):

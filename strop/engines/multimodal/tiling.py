@@ -141,8 +141,8 @@ class TileProcessor(MediaProcessor):
     def _make(self, media: Media) -> Tensor:
         """Tiles [n, C, H, W]."""
         pictures = upright_pictures(media.parts[0], every=False)
-        made = self._processor(images=pictures, return_tensors="pt", **self._family.options)
-        tiles: Tensor = made["pixel_values"].to(torch.float32).contiguous()
+        inputs = self._processor(images=pictures, return_tensors="pt", **self._family.options)
+        tiles: Tensor = inputs["pixel_values"].to(torch.float32).contiguous()
         if len(tiles) != (counted := self._family.num_tiles(media.grid)):
             raise changed(media, len(tiles), counted, "tiles")
         return tiles
@@ -155,12 +155,12 @@ class TileProcessor(MediaProcessor):
             return AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
 
     def _id(self, name: str) -> int:
-        found = self._tokenizer.get_vocab().get(name)
-        if found is None:
+        token_id = self._tokenizer.get_vocab().get(name)
+        if token_id is None:
             raise ValueError(
                 f"the tokenizer of {str(self.folder)!r} has no token {name!r}, which this model has around images"
             )
-        return int(found)
+        return int(token_id)
 
 
 class TileVision(Vision):
@@ -198,13 +198,13 @@ class TileVision(Vision):
 
     def trials(self, device: torch.device) -> Sequence[Trial]:
         """An image of one tile, and one of two and the whole."""
-        found = []
+        trials = []
         for number, count in enumerate((1, 3)):
             size = (count, *self._shape)
             shades = torch.linspace(-1.0, 1.0 + number, torch.Size(size).numel(), device=device).view(size)
             trial = Trial(num_tokens=count * self._per_tile, arguments={"pixel_values": shades})
-            found.append(trial)
-        return found
+            trials.append(trial)
+        return trials
 
     def own_arguments(self, token_ids: Tensor) -> Mapping[str, Tensor]:
         """Mask of the tokens that stand for images, where the model asks for it."""

@@ -70,19 +70,19 @@ def read_frames(file: bytes | str, numbers: Sequence[int]) -> Tensor:
     Raises:
         ValueError: the file cannot be decoded up to the last of them.
     """
-    wanted = set(numbers)
-    found: dict[int, NDArray[np.uint8]] = {}
+    unread = set(numbers)
+    frames: dict[int, NDArray[np.uint8]] = {}
     with _readable(file):
         for number, picture in enumerate(_pictures(file)):
-            if number in wanted:
-                found[number] = picture()
-            if len(found) == len(wanted):
+            if number in unread:
+                frames[number] = picture()
+            if len(frames) == len(unread):
                 break
-    if missing := sorted(wanted - set(found)):
+    if missing := sorted(unread - set(frames)):
         raise ValueError(f"{_named(file)} cannot be decoded beyond frame {missing[0]}; it is damaged")
-    if len({picture.shape for picture in found.values()}) > 1:
+    if len({picture.shape for picture in frames.values()}) > 1:
         raise ValueError(f"{_named(file)} changes the size of its frames; make them equal")
-    return torch.from_numpy(np.stack([found[number] for number in numbers])).permute(0, 3, 1, 2)
+    return torch.from_numpy(np.stack([frames[number] for number in numbers])).permute(0, 3, 1, 2)
 
 
 @functools.lru_cache(maxsize=_MAX_KEPT)

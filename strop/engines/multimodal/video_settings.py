@@ -115,18 +115,18 @@ class VideoSettings:
 
     def _rule(self, asked: Sampling) -> Sampling | None:
         """Selection of a row, completed by the model folder; None for all frames."""
-        own = self.sampling
+        default = self.sampling
         bounds = {
-            "min_frames": own.min_frames if asked.min_frames is None else asked.min_frames,
-            "max_frames": own.max_frames if asked.max_frames is None else asked.max_frames,
+            "min_frames": default.min_frames if asked.min_frames is None else asked.min_frames,
+            "max_frames": default.max_frames if asked.max_frames is None else asked.max_frames,
         }
         if asked.fps is not None or asked.num_frames is not None:
             return dataclasses.replace(asked, **bounds)
-        if not self.do_sample_frames or (own.fps is None and own.num_frames is None):
+        if not self.do_sample_frames or (default.fps is None and default.num_frames is None):
             if asked.is_given:
                 raise ValueError("min_frames and max_frames bound what fps gives; give fps too")
             return None
-        return dataclasses.replace(own, **bounds)
+        return dataclasses.replace(default, **bounds)
 
     def stamps(self, frames: Sequence[int], fps: float) -> list[float]:
         """Seconds of each patch of time: the mean of its first and its last frame."""
@@ -227,7 +227,7 @@ def load_video_settings(folder: Path, image_processor: Any, *, has_stamps: bool)
     Raises:
         ValueError: a file cannot be read, or a setting is not known here.
     """
-    given = _given(folder)
+    settings = _given(folder)
     size = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
     mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
     if has_stamps:
@@ -236,11 +236,11 @@ def load_video_settings(folder: Path, image_processor: Any, *, has_stamps: bool)
             (0.5,) * 3,
             (0.5,) * 3,
         )
-    size |= given.get("size") or {}
+    size |= settings.get("size") or {}
     for name, old in (("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")):
-        size[name] = size[name] if given.get(old) is None else given[old]
-    num_frames = given.get("num_frames")
-    fps = given.get("fps", 2 if has_stamps and num_frames is None else None)
+        size[name] = size[name] if settings.get(old) is None else settings[old]
+    num_frames = settings.get("num_frames")
+    fps = settings.get("fps", 2 if has_stamps and num_frames is None else None)
     plain = ("rescale_factor", "do_resize", "do_rescale", "do_normalize", "resample")
     try:
         return VideoSettings(
@@ -252,15 +252,15 @@ def load_video_settings(folder: Path, image_processor: Any, *, has_stamps: bool)
             sampling=Sampling(
                 fps=fps,
                 num_frames=num_frames,
-                min_frames=given.get("min_frames", 4),
-                max_frames=given.get("max_frames", MAX_FRAMES),
+                min_frames=settings.get("min_frames", 4),
+                max_frames=settings.get("max_frames", MAX_FRAMES),
             ),
-            do_sample_frames=bool(given.get("do_sample_frames", has_stamps)),
-            image_mean=tuple(given.get("image_mean") or mean),
-            image_std=tuple(given.get("image_std") or std),
-            cap_pixels_per_frame=bool(given.get("cap_pixels_per_frame")),
-            max_video_tokens=int(given.get("max_video_tokens") or (768 if has_stamps else 128000)),
-            **{name: given[name] for name in plain if given.get(name) is not None},
+            do_sample_frames=bool(settings.get("do_sample_frames", has_stamps)),
+            image_mean=tuple(settings.get("image_mean") or mean),
+            image_std=tuple(settings.get("image_std") or std),
+            cap_pixels_per_frame=bool(settings.get("cap_pixels_per_frame")),
+            max_video_tokens=int(settings.get("max_video_tokens") or (768 if has_stamps else 128000)),
+            **{name: settings[name] for name in plain if settings.get(name) is not None},
         )
     except (TypeError, ValueError) as error:
         raise ValueError(f"the video settings of {str(folder)!r} cannot be used: {error}") from error
@@ -270,6 +270,6 @@ def _given(folder: Path) -> dict[str, Any]:
     """Contents of the first file that has settings of videos."""
     where = f"model folder {str(folder)!r} cannot be used"
     nested = folder / "processor_config.json"
-    if nested.is_file() and (own := model_json(nested, where).get("video_processor")):
-        return dict(own)
+    if nested.is_file() and (settings := model_json(nested, where).get("video_processor")):
+        return dict(settings)
     return next((model_json(folder / name, where) for name in _FILES if (folder / name).is_file()), {})

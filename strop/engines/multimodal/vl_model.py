@@ -46,21 +46,22 @@ class Reader:
             ValueError: they do not fit.
         """
         for kind, token in self.token_ids.items():
-            wanted = sum(self.num_tokens(one.grid) for one in media if one.kind == kind)
-            found = token_ids.count(token)
-            if wanted != found:
+            num_expected = sum(self.num_tokens(medium.grid) for medium in media if medium.kind == kind)
+            num_found = token_ids.count(token)
+            if num_expected != num_found:
                 raise ValueError(
-                    f"{where} has {found} tokens that stand for parts of {kind}s, but its {kind}s take {wanted}; "
-                    f"prompts with media come from strop.data, and agents append to them without changing them"
+                    f"{where} has {num_found} tokens that stand for parts of {kind}s, but its {kind}s take "
+                    f"{num_expected}; prompts with media come from strop.data, and agents append to them "
+                    f"without changing them"
                 )
 
-    def pixels(self, one: Media) -> Tensor:
+    def pixels(self, medium: Media) -> Tensor:
         """Pixels float32 of an image or a video, as the vision tower takes them.
 
         Raises:
             ValueError: a file cannot be read, or the model folder has no image processor.
         """
-        return self._known().pixels(one)
+        return self._known().pixels(medium)
 
     def most_tokens(self, kind: str) -> int | None:
         """Number of tokens of the largest image; None: any number, and for videos."""
@@ -152,9 +153,9 @@ class Vision(Reader, ABC):
         """
         arguments: dict[str, Tensor] = {}
         for kind in self.token_ids:
-            chosen = [one for one in media if one.kind == kind]
+            chosen = [medium for medium in media if medium.kind == kind]
             if chosen:
-                pixels = torch.cat([self.pixels(one) for one in chosen]).to(device)
+                pixels = torch.cat([self.pixels(medium) for medium in chosen]).to(device)
                 arguments |= self.arguments_of(kind, chosen, pixels)
         return arguments
 

@@ -138,5 +138,5 @@ def _hooks_lifted(units: list[FSDPModule]) -> Iterator[None]:
     try:
         yield
     finally:
-        for hooks, held in lifted:
-            hooks.update(held)
+        for hooks, hook in lifted:
+            hooks.update(hook)

@@ -24,19 +24,19 @@ class Ranks(Parallel):
 
     def max(self, value: int) -> int:
         """As `Parallel.max`."""
-        held = torch.tensor(value)  # host memory: no wait for the device
-        dist.all_reduce(held, op=dist.ReduceOp.MAX)
-        return int(held)
+        tensor = torch.tensor(value)  # host memory: no wait for the device
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return int(tensor)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """As `Parallel.gather`."""
-        own = tensor.detach().cpu()
-        longest = self.max(len(own))
+        share = tensor.detach().cpu()
+        longest = self.max(len(share))
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
-        sizes[self.rank] = len(own)
+        sizes[self.rank] = len(share)
         dist.all_reduce(sizes)
-        padded = torch.zeros(longest, dtype=own.dtype)
-        padded[: len(own)] = own
+        padded = torch.zeros(longest, dtype=share.dtype)
+        padded[: len(share)] = share
         parts = [torch.empty_like(padded) for _ in range(self.world_size)]
         dist.all_gather(parts, padded)
         firsts = range(0, self.world_size, self.sp_size)
@@ -80,12 +80,12 @@ def join_ranks(
         ValueError: sizes that do not divide each other, or a process that is already another rank.
     """
     _check_sizes(rank, world_size, sp_size, shard_size)
-    place = _device_of_rank(device, rank)
+    rank_device = _device_of_rank(device, rank)
     if world_size == 1:
-        return alone(place)
+        return alone(rank_device)
     return joined(
-        rank=rank, world_size=world_size, rendezvous=rendezvous, device=place, sp_size=sp_size, shard_size=shard_size,
-        timeout_s=timeout_s,
+        rank=rank, world_size=world_size, rendezvous=rendezvous, device=rank_device, sp_size=sp_size,
+        shard_size=shard_size, timeout_s=timeout_s,
     )  # fmt: skip
 
 
@@ -146,9 +146,9 @@ def _device_of_rank(device: str, rank: int) -> torch.device:
     name = device_name(requested)
     if name == "cpu":
         return torch.device(name)
-    place = torch.device(name, int(number) if number else rank % num_devices(name))
-    torch.accelerator.set_device_index(place)
-    return place
+    rank_device = torch.device(name, int(number) if number else rank % num_devices(name))
+    torch.accelerator.set_device_index(rank_device)
+    return rank_device
 
 
 def _initialize(

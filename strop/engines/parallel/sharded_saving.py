@@ -79,11 +79,11 @@ def _written_here(tensors: Mapping[str, Tensor], parallel: Parallel) -> set[str]
     """Bytes given to each holder, by the number of holders."""
     here = set()
     for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
-        place, num_holders = _holder(tensors[name], parallel)
+        index, num_holders = _holder(tensors[name], parallel)
         load = loads.setdefault(num_holders, [0] * num_holders)
         chosen = load.index(min(load))
         load[chosen] += tensors[name].nbytes
-        if place == chosen:
+        if index == chosen:
             here.add(name)
     return here
 
@@ -93,9 +93,9 @@ def _holder(tensor: Tensor, parallel: Parallel) -> tuple[int, int]:
     if not isinstance(tensor, DTensor):
         return parallel.rank, parallel.world_size
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-    place, num_holders = 0, 1
+    index, num_holders = 0, 1
     for axis, placement in enumerate(tensor.placements):
         if isinstance(placement, Replicate):
             num_holders *= mesh.size(axis)
-            place = place * mesh.size(axis) + (0 if coordinate is None else coordinate[axis])
-    return (-1 if coordinate is None else place), num_holders
+            index = index * mesh.size(axis) + (0 if coordinate is None else coordinate[axis])
+    return (-1 if coordinate is None else index), num_holders

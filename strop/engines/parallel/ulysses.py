@@ -232,8 +232,8 @@ def shard_micro_batch(
         return padded[..., rank * length : (rank + 1) * length]
 
     index = hidden_index.cpu()  # collectives take their counts from the host
-    wanted = F.pad(index, (0, m * size - len(index))).view(size, m)  # row r: what the share of rank r needs
-    holder = wanted // n
+    sources = F.pad(index, (0, m * size - len(index))).view(size, m)  # row r: what the share of rank r needs
+    holder = sources // n
     here = holder == rank
     device = input_ids.device
     return SequenceShard(
@@ -243,7 +243,7 @@ def shard_micro_batch(
         targets=piece(targets, m),
         num_predicted=len(targets),
         group=group,
-        send_index=(wanted[here] - rank * n).to(device),
+        send_index=(sources[here] - rank * n).to(device),
         send_counts=here.sum(1).tolist(),
         receive_counts=torch.bincount(holder[rank], minlength=size).tolist(),
         # Rows arrive ordered by the rank that held them, then as they were wanted.
