@@ -32,8 +32,8 @@ def overridden(
     """The content of config.json with model.override_config on top.
 
     Args:
-        given: content of config.json.
-        known: every setting that this kind of model has, with its value.
+        written: content of config.json.
+        defaults: every setting that this kind of model has, with its value.
         override: what is changed; sections of settings are changed key by key.
 
     Raises:

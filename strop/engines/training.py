@@ -194,7 +194,7 @@ class TrainEngine(Engine):
                 sync_gradients(
                     self.model,
                     is_last=number == len(parts) - 1,
-                    each=self._config.gradient_sync == "each",
+                    every_pass=self._config.gradient_sync == "each",
                     keep_parameters=not self._config.reshard_after_forward,
                 )
             tokens = pack(data, self.model, rows=part, sp_group=self.parallel.sp_group)

@@ -127,5 +127,5 @@ def weights_metadata(
     )
 
 
-def _delivered(held: torch.dtype, asked: torch.dtype | None) -> torch.dtype:
-    return asked if asked is not None and held.is_floating_point else held
+def _delivered(stored: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
+    return requested if requested is not None and stored.is_floating_point else stored

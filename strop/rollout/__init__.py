@@ -2,13 +2,13 @@
 
 config.py        RolloutConfig; registry.py: names of engines
 types.py         Sampling, TokenOutput, RolloutEngine: the contract every engine keeps
-client.py        GenerateClient: what agents talk to; EngineClient: an engine in this process, with deadlines
-requests.py      what engines ask of a request
-engine_group.py  what generates in a rollout worker: Place, Generation, and the native engine as Serving
-serving.py       the engines of a rollout worker, by rollout.engine and rollout.replicas
+client.py        GenerateClient: the contract that agents call; EngineClient: an engine in this process, with deadlines
+requests.py      checks of a request that all engines make
+engine_group.py  EngineContext, Generation, and EngineGroup: the native engine of a rollout worker
+engine_setup.py  makes the engines of a rollout worker, by rollout.engine and rollout.replicas
 native/          the in-process engine over any Hugging Face causal language model
 vllm/, sglang/   engines in environments of their own
-replicas/        what such engines share, and what asks them
+replicas/        several such engines with one router: lost ones are replaced, and their requests go on
 weight_sync/     weights of the policy in engines with weights of their own, and in other processes
 openai/          a server with OpenAI's API
 """

@@ -17,7 +17,7 @@ from strop.rollout.vllm.config import VllmConfig
 from strop.utils.field_types import NonEmptyText, NonNegativeInt, PositiveInt, PositiveShare
 
 
-class OwnProcesses(Protocol):
+class SubprocessEngineConfig(Protocol):
     """Settings of an engine in processes of its own."""
 
     @property
@@ -105,14 +105,16 @@ class RolloutConfig:
     @property
     def remote(self) -> RemoteModel | None:
         """The settings of the server that generates, where its weights are not ours; None of every engine of ours."""
-        found: RemoteModel | None = getattr(self, self.engine) if self.engine in REMOTE else None
-        return found
+        model: RemoteModel | None = getattr(self, self.engine) if self.engine in REMOTE else None
+        return model
 
     @property
-    def own_processes(self) -> OwnProcesses | None:
+    def own_processes(self) -> SubprocessEngineConfig | None:
         """The settings of the engine in processes of its own that generates; None of every other engine."""
-        found: OwnProcesses | None = getattr(self, self.engine) if self.engine in OWN_PROCESSES else None
-        return found
+        settings: SubprocessEngineConfig | None = (
+            getattr(self, self.engine) if self.engine in OWN_PROCESSES else None
+        )
+        return settings
 
     def __post_init__(self) -> None:
         if self.over_issue and self.max_staleness:
@@ -121,8 +123,8 @@ class RolloutConfig:
                 f"latter what a step does not wait for is kept for the next one; set one of them to 0"
             )
         for name in (*OWN_PROCESSES, *REMOTE):
-            given = getattr(self, name)
-            if self.engine != name and given != type(given)():
+            section = getattr(self, name)
+            if self.engine != name and section != type(section)():
                 raise ValueError(
                     f"a setting of rollout.{name} is given, but rollout.engine={self.engine} does not read it: set "
                     f"rollout.engine={name}, or remove it"

@@ -2,7 +2,7 @@
 
 The native engine is made here, in the process of the worker, and lives as long as the worker does. Engines in processes
 of their own may be lost, be several, and have weights of their own: those are in strop.rollout.replicas; a user's own
-are in strop.rollout.registry. serving.py chooses between them.
+are in strop.rollout.registry. engine_setup.py chooses between them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from strop.rollout.weight_sync.types import Probe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class EngineContext:
     """Model, settings, device and weights that an engine is made for."""
 
     model: ModelConfig
@@ -75,9 +75,9 @@ def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
     if rollout.engine == NATIVE:
         return
     check_trainable(rollout)
-    own = rollout.own_processes
-    if own is not None:
-        own.installed()
+    subprocess_config = rollout.own_processes
+    if subprocess_config is not None:
+        subprocess_config.installed()
         if model.dtype == "float64":
             raise ValueError(
                 f"rollout.engine={rollout.engine} computes in float32, bfloat16 or float16, not in "
@@ -86,29 +86,29 @@ def check_engine(model: ModelConfig, rollout: RolloutConfig) -> None:
     load_model_config(model)
 
 
-def native_generation(place: Place) -> Generation:
+def native_generation(context: EngineContext) -> Generation:
     """The native engine, with the policy of the training role in this process, or a copy whose weights arrive."""
-    if place.trained is not None:
-        policy = place.trained.model
-        return Generation(engine=native_engine(place, policy), policy=policy, target=None)
+    if context.trained is not None:
+        policy = context.trained.model
+        return Generation(engine=native_engine(context, policy), policy=policy, target=None)
     # Weights come with any adapter merged into them.
-    policy = load_model(dataclasses.replace(place.model, lora=LoraConfig()), device=place.device)
+    policy = load_model(dataclasses.replace(context.model, lora=LoraConfig()), device=context.device)
     target = weight_transfer().target(policy.module)
-    return Generation(engine=native_engine(place, policy), policy=policy, target=target)
+    return Generation(engine=native_engine(context, policy), policy=policy, target=target)
 
 
-def native_engine(place: Place, policy: CausalLM) -> NativeEngine:
-    """It generates with this policy."""
-    rollout = place.rollout
+def native_engine(context: EngineContext, policy: CausalLM) -> NativeEngine:
+    """The native engine around a policy."""
+    rollout = context.rollout
     return NativeEngine(
         policy,
         max_running=rollout.max_running,
-        version=place.version,
+        version=context.version,
         deterministic=rollout.deterministic,
     )
 
 
-class Serving:
+class EngineGroup:
     """The native engine of a worker, and the client that asks it; one asyncio loop calls it. Its weights are those of
     the policy in this process, or a copy that is received.
 
@@ -118,26 +118,26 @@ class Serving:
     client: GenerateClient
     """Asks the engines."""
 
-    def __init__(self, made: Generation, *, timeout_s: float) -> None:
+    def __init__(self, generation: Generation, *, timeout_s: float) -> None:
         """Args:
-        made: the engine.
+        generation: the engine.
         timeout_s: rollout.timeout_s.
         """
-        self._made, self._timeout_s = made, timeout_s
-        self.replace_first(made.engine)
+        self._generation, self._timeout_s = generation, timeout_s
+        self.wrap_engine(generation.engine)
 
     @property
     def first(self) -> Generation:
         """One of the engines, for what they have in common."""
-        return self._made
+        return self._generation
 
-    def replace_first(self, engine: RolloutEngine) -> None:
-        """Ask this one in place of the first engine, around which it was made."""
+    def wrap_engine(self, engine: RolloutEngine) -> None:
+        """Ask `engine` in place of the first one, which it was made around (verification of received weights)."""
         self._engine = engine
         self.client = EngineClient(engine, timeout_s=self._timeout_s)
 
     def begin(self) -> None:
-        """A call of the worker begins."""
+        """Start a call of the worker."""
 
     async def wake_up(self) -> None:
         """Every engine takes its memory again."""
@@ -173,13 +173,13 @@ class Serving:
             SyncCorrupted: one does not, or gives nothing within `limit_s` seconds.
         """
 
-    async def start_lost_again(self) -> int:
-        """Start engines again that do not serve, without weights: how many. Those that get them here are left to it,
-        and the native one ends with its process."""
+    async def restart_failed_engines(self) -> int:
+        """Start engines again that do not serve, without weights, and return their number; none where weights come from
+        a policy in this process."""
         return 0
 
-    def told(self) -> list[str]:
-        """A sentence for each engine that was started again since the call before this one."""
+    def pop_restarts(self) -> list[str]:
+        """Take a sentence for each engine that was started again since the last call."""
         return []
 
     async def close(self) -> None:

@@ -3,7 +3,7 @@
 from strop.rollout.registry import engines
 
 @engines.register("mine")
-async def mine(place):            # engine_group.Place: model folder, settings, version, the trained policy
+async def mine(context):          # engine_group.EngineContext: model folder, settings, version, the trained policy
     return Generation(...)        # strop.rollout.engine_group.Generation: an engine, and what takes its weights
 """
 

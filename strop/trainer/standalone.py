@@ -18,7 +18,7 @@ from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardPool
 from strop.rollout.client import EngineClient, GenerateClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.engine_group import Generation, Place, check_engine, native_engine
+from strop.rollout.engine_group import EngineContext, Generation, check_engine, native_engine
 from strop.rollout.registry import NATIVE
 from strop.rollout.replicas.client import RolloutClient
 from strop.rollout.types import RolloutEngine, Sampling
@@ -126,7 +126,7 @@ async def run_standalone(
 @contextlib.asynccontextmanager
 async def generation(config: Config) -> AsyncIterator[Generation]:
     """An engine with the weights of model.path, while this lasts; raises as `load_generation`."""
-    context = Place(
+    context = EngineContext(
         model=config.model,
         rollout=config.rollout,
         device=config.resources.device,
@@ -144,7 +144,7 @@ async def generation(config: Config) -> AsyncIterator[Generation]:
         await loaded_generation.engine.close()
 
 
-async def load_generation(context: Place) -> Generation:
+async def load_generation(context: EngineContext) -> Generation:
     """The engine that `rollout.engine` names, with the weights of the model folder: it generates without a trainer.
 
     An engine in another process gets them as it does in a run, and must give what the model in this process gives.

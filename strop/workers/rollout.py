@@ -29,8 +29,8 @@ from strop.protocol.trajectory import Prompt
 from strop.rewards import RewardConfig, RewardPool
 from strop.rollout.client import GenerateClient
 from strop.rollout.config import RolloutConfig
-from strop.rollout.engine_group import Generation, Place
-from strop.rollout.serving import make_serving
+from strop.rollout.engine_group import EngineContext, Generation
+from strop.rollout.engine_setup import make_engine_group
 from strop.rollout.types import Sampling
 from strop.rollout.weight_sync.transfer import ReceivingEngine, weight_transfer
 from strop.rollout.weight_sync.types import Endpoint, Probe, SyncReport
@@ -156,12 +156,12 @@ class RolloutWorker(Worker):
 
     def _make_engines(self, model: ModelConfig) -> Any:
         """Start the engines; gives the reader of media, None where they are given text alone."""
-        self._engines = self._event_loop.run(make_serving(self._engine_context(model)))
+        self._engines = self._event_loop.run(make_engine_group(self._engine_context(model)))
         return self._attach_engine(self._engines.first)
 
-    def _engine_context(self, model: ModelConfig) -> Place:
+    def _engine_context(self, model: ModelConfig) -> EngineContext:
         settings = self._settings
-        return Place(
+        return EngineContext(
             model=model,
             rollout=self._rollout,
             device=settings.device,
@@ -179,7 +179,7 @@ class RolloutWorker(Worker):
         if generation.target is not None and self._trained is None:
             device = "cpu" if generation.policy is None else generation.policy.device.type
             self._receiving = weight_transfer().receiving(generation.engine, generation.target, device=device)
-            self._engines.replace_first(self._receiving)
+            self._engines.wrap_engine(self._receiving)
         return generation.media
 
     def _engine_of(self, role: str) -> TrainEngine:
@@ -330,7 +330,7 @@ class RolloutWorker(Worker):
 
         0 where they are started again without anybody's help.
         """
-        started = self._event_loop.run(self._engines.start_lost_again())
+        started = self._event_loop.run(self._engines.restart_failed_engines())
         if started and self._trained is None:
             self._attach_engine(self._engines.first)
         return started
@@ -338,7 +338,7 @@ class RolloutWorker(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def pop_engine_failures(self) -> list[str]:
         """A sentence for each engine that failed and was started again since the call before this one."""
-        return self._engines.told()
+        return self._engines.pop_restarts()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sleep(self) -> None:

@@ -23,7 +23,7 @@ from strop.engines.training import Engine, TrainEngine
 from strop.engines.unused_tokens import unused_token_ids
 from strop.protocol import columns
 from strop.rollout.config import RolloutConfig
-from strop.rollout.engine_group import Place
+from strop.rollout.engine_group import EngineContext
 from strop.rollout.native.cpu.steps import fused_step
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.types import Sampling, TokenOutput
@@ -169,14 +169,14 @@ def test_fine_tuning_makes_such_rows_less_likely(padded: Path) -> None:
 def test_engines_of_their_own_process_are_told(
     padded: Path, tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    joining = importlib.import_module(f"strop.rollout.{engine}.joining")
-    monkeypatch.setattr(joining, f"start_{engine}", AsyncMock())
-    place = Place(
+    launch = importlib.import_module(f"strop.rollout.{engine}.launch")
+    monkeypatch.setattr(launch, f"start_{engine}", AsyncMock())
+    place = EngineContext(
         model=config_of(padded), rollout=RolloutConfig(engine=engine), device="cpu", version=0, trained=None,
         max_tokens=64, logs=tmp_path, rank=0,
     )  # fmt: skip
-    asyncio.run(getattr(joining, f"make_{engine}")(place))
-    _, settings, _ = getattr(joining, f"start_{engine}").call_args.args
+    asyncio.run(getattr(launch, f"make_{engine}")(place))
+    _, settings, _ = getattr(launch, f"start_{engine}").call_args.args
     assert settings.unused_tokens == tuple(range(used(padded), used(padded) + NUM_UNUSED))
 
 

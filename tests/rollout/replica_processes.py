@@ -111,7 +111,7 @@ class Line:
         await asyncio.gather(*self._relays, return_exceptions=True)
 
 
-class Fleet(AbstractAsyncContextManager["Fleet"]):
+class ReplicaProcesses(AbstractAsyncContextManager["ReplicaProcesses"]):
     """Processes by number, each behind its line; they end with the context."""
 
     def __init__(self, folder: Path, scratch: Path) -> None:

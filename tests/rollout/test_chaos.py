@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from rollout.replica_processes import Fleet
+from rollout.replica_processes import ReplicaProcesses
 from rollout_cases import answers, run, tokens
 
 from strop.engines.causal_lm import CausalLM
@@ -42,11 +42,11 @@ def asks() -> list[tuple[list[int], Sampling]]:
 
 
 @pytest.fixture
-def fleet(tiny_folder: Callable[[str], Path], tmp_path: Path) -> Fleet:
-    return Fleet(tiny_folder("qwen3"), tmp_path)
+def fleet(tiny_folder: Callable[[str], Path], tmp_path: Path) -> ReplicaProcesses:
+    return ReplicaProcesses(tiny_folder("qwen3"), tmp_path)
 
 
-def in_fleet(fleet: Fleet, body: Callable[[], Awaitable[None]]) -> None:
+def in_fleet(fleet: ReplicaProcesses, body: Callable[[], Awaitable[None]]) -> None:
     """Run the test, and end all processes."""
 
     async def whole() -> None:
@@ -83,7 +83,9 @@ async def ask_all(client: RolloutClient) -> list[Answered]:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_no_sample_is_lost_or_doubled(fleet: Fleet, tiny: Callable[..., CausalLM], seed: int) -> None:
+def test_no_sample_is_lost_or_doubled(
+    fleet: ReplicaProcesses, tiny: Callable[..., CausalLM], seed: int
+) -> None:
     wanted = answers(tiny("qwen3", dtype="float32"), asks())
     luck = random.Random(seed)
 
@@ -112,15 +114,15 @@ def test_no_sample_is_lost_or_doubled(fleet: Fleet, tiny: Callable[..., CausalLM
             assert one.heard == list(
                 zip(one.output.token_ids, one.output.log_probs, one.output.versions, strict=True)
             )
-        ledger = client.ledger
-        assert (ledger.issued, ledger.completed, ledger.open) == (NUM_REQUESTS, NUM_REQUESTS, 0)
-        assert ledger.reissued > 0
+        counts = client.counts
+        assert (counts.issued, counts.completed, counts.open) == (NUM_REQUESTS, NUM_REQUESTS, 0)
+        assert counts.reissued > 0
         await client.close()
 
     in_fleet(fleet, body)
 
 
-def test_when_all_are_lost_every_request_fails_soon_with_the_cause(fleet: Fleet) -> None:
+def test_when_all_are_lost_every_request_fails_soon_with_the_cause(fleet: ReplicaProcesses) -> None:
     async def body() -> None:
         engines: list[RolloutEngine] = list(await asyncio.gather(*(fleet.start(n) for n in range(3))))
         client = RolloutClient(engines, timeout_s=TIMEOUT_S, silence_s=SILENCE_S, probe_s=PROBE_S)
@@ -144,14 +146,14 @@ def test_when_all_are_lost_every_request_fails_soon_with_the_cause(fleet: Fleet)
             "engine 2: it did not answer a probe within 1.5 s",
         ):
             assert sentence in str(failures[-1])
-        ledger = client.ledger
-        assert (ledger.completed, ledger.failed) == (NUM_REQUESTS - len(failures), len(failures))
-        assert ledger.open == 0
+        counts = client.counts
+        assert (counts.completed, counts.failed) == (NUM_REQUESTS - len(failures), len(failures))
+        assert counts.open == 0
 
     in_fleet(fleet, body)
 
 
-def test_a_replacement_with_old_weights_does_not_serve(fleet: Fleet) -> None:
+def test_a_replacement_with_old_weights_does_not_serve(fleet: ReplicaProcesses) -> None:
     async def body() -> None:
         engines: list[RolloutEngine] = list(await asyncio.gather(*(fleet.start(n) for n in range(2))))
         for engine in engines:
@@ -164,7 +166,7 @@ def test_a_replacement_with_old_weights_does_not_serve(fleet: Fleet) -> None:
         fleet.harm(0, "kill")
         answered = await asked
         assert {version for one in answered for _, _, version in one.heard} == {1}
-        assert client.ledger.completed == NUM_REQUESTS
+        assert client.counts.completed == NUM_REQUESTS
 
         refused = "it holds version 0, and version 1 is current"
 

@@ -118,7 +118,7 @@ def test_captured_steps_give_what_the_forward_pass_gives(tiny: Tiny) -> None:
         found.append(made)
     assert isinstance(with_graphs._steps, StaticStep)
     assert with_graphs._steps.num_captured > 0
-    assert not with_graphs._steps.is_given_up
+    assert not with_graphs._steps.is_disabled
     assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]
 
 
@@ -144,7 +144,7 @@ def test_captured_steps_in_bfloat16_follow_the_weights_and_the_table(tiny: Tiny,
     assert captured > 0
     again = made(100)  # the table grows, and what was captured over the old one is of no use
     assert batch._steps.num_captured > captured
-    assert not batch._steps.is_given_up
+    assert not batch._steps.is_disabled
     weight = model.module.get_output_embeddings().weight
     kept = weight.data.clone()
     try:

@@ -49,7 +49,7 @@ def test_only_products_are_copied_and_a_change_is_seen_when_asked_for(tiny: Tiny
                 own[name].mul_(0.5)
         half.refresh()
         assert torch.equal(logits(half.model, ids), before), "nobody said that the weights are others"
-        half.look_again()
+        half.weights_changed()
         half.refresh()
         assert torch.equal(logits(half.model, ids), logits(model, ids))
         assert [copy[name].data_ptr() for name in apart] == at, "what was captured over them stays valid"

@@ -24,9 +24,9 @@ SAMPLING = Sampling(key=0, max_tokens=7)
 
 def balanced(client: RolloutClient) -> tuple[int, int, int]:
     """Completed, failed and cancelled requests, of which none is open."""
-    ledger = client.ledger
-    assert ledger.open == 0
-    return ledger.completed, ledger.failed, ledger.cancelled
+    counts = client.counts
+    assert counts.open == 0
+    return counts.completed, counts.failed, counts.cancelled
 
 
 def test_an_answer_passes_through() -> None:
@@ -174,7 +174,7 @@ def test_a_lost_request_goes_on_elsewhere_behind_what_was_heard() -> None:
     assert (name, prompt) == ("p/0#0~1", (9, 9, 2, 3, 4))
     assert (rest.key, rest.position, rest.max_tokens) == (5, 5, 4)
     assert balanced(client) == (1, 0, 0)
-    assert client.ledger.reissued == 1
+    assert client.counts.reissued == 1
 
 
 @pytest.mark.parametrize(("stop", "reason"), [((), "length"), ((1,), "stop")])
@@ -211,7 +211,7 @@ def test_an_engine_that_gives_no_token_is_probed_and_given_up() -> None:
         client = RolloutClient([stuck, good], timeout_s=60, silence_s=0.05, probe_s=0.1)
         got = await client.generate("a", [1], SAMPLING)
         assert stuck.ended == ["a"]
-        assert (client.ledger.reissued, *balanced(client)) == (1, 1, 0, 0)
+        assert (client.counts.reissued, *balanced(client)) == (1, 1, 0, 0)
         return got
 
     assert run(body(), seconds=5).token_ids == tuple(range(7))
@@ -234,7 +234,7 @@ def test_an_engine_too_busy_for_a_probe_is_alive() -> None:
         engine.say, engine.health = slow, never  # type: ignore[method-assign]
         client = RolloutClient([engine], timeout_s=60, silence_s=0.04, probe_s=0.1)
         assert (await client.generate("a", [1], Sampling(key=0, max_tokens=8))).token_ids == tuple(range(8))
-        assert client.ledger.reissued == 0
+        assert client.counts.reissued == 0
 
     run(body(), seconds=5)
 
@@ -353,7 +353,7 @@ def test_a_request_that_ends_engine_after_engine_is_not_tried_for_ever() -> None
             NoEngine, match="a was lost with 5 engines, one after another, and is not tried again"
         ):
             await client.generate("a", [1], SAMPLING)
-        assert client.ledger.reissued == 4
+        assert client.counts.reissued == 4
 
     run(body())
 

@@ -91,7 +91,7 @@ def test_a_repeated_step_follows_its_tensors_alone(tiny: Tiny, kind: str) -> Non
     static = StaticStep(model, traced)
     equal(decoded(model, static, count=6, length=44), decoded(model, None, count=6, length=44))
     assert static.num_captured >= 2, "of several sizes of the batch and lengths"
-    assert not static.is_given_up
+    assert not static.is_disabled
 
 
 def test_a_model_that_looks_at_its_tokens_in_python_is_not_captured(tiny: Tiny) -> None:
@@ -99,7 +99,7 @@ def test_a_model_that_looks_at_its_tokens_in_python_is_not_captured(tiny: Tiny) 
     model = tiny("gpt2")
     static = StaticStep(model, traced)
     equal(decoded(model, static, count=2), decoded(model, None, count=2))
-    assert static.is_given_up
+    assert static.is_disabled
 
 
 def test_sizes_are_few() -> None:
@@ -139,7 +139,7 @@ def test_new_numbers_in_the_weights_are_used_and_other_tensors_captured_anew(tin
         equal(decoded(model, static, count=1, length=12), decoded(model, None, count=1, length=12))
         once = capture.count
         head.weight.data = kept.clone()  # as when weights were moved to host memory and back
-        static.look_again()
+        static.weights_changed()
         equal(decoded(model, static, count=1, length=12), decoded(model, None, count=1, length=12))
         assert capture.count > once
     finally:
@@ -161,7 +161,7 @@ def test_a_step_that_cannot_be_captured_or_is_another_is_not_used(tiny: Tiny, ca
     static = StaticStep(model, counted)
     equal(decoded(model, static), decoded(model, None))
     assert counted.count == 1, "none is tried again"
-    assert static.is_given_up
+    assert static.is_disabled
 
 
 def test_a_cpu_captures_nothing(tiny: Tiny) -> None:
@@ -181,7 +181,7 @@ def test_a_capture_without_memory_is_tried_again_later(tiny: Tiny, monkeypatch: 
     model = tiny("qwen3")
     static = StaticStep(model, short_of_memory)
     equal(decoded(model, static, count=1, length=20), decoded(model, None, count=1, length=20))
-    assert not static.is_given_up
+    assert not static.is_disabled
     assert (len(attempts), static.num_captured) == (2, 1)
 
 

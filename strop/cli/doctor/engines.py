@@ -26,7 +26,7 @@ from strop.engines.model import load_model
 from strop.engines.packing import make_rows
 from strop.engines.training import Engine
 from strop.rollout.config import RolloutConfig
-from strop.rollout.engine_group import Place
+from strop.rollout.engine_group import EngineContext
 from strop.rollout.native.engine import NativeEngine
 from strop.rollout.registry import NATIVE, OWN_PROCESSES
 from strop.rollout.types import RolloutEngine, Sampling, TokenOutput
@@ -99,7 +99,7 @@ async def start_engine(name: str, folder: Path) -> StartedEngine:
         engine = NativeEngine(policy, max_running=8)
         return StartedEngine(engine=engine, target=ModuleTarget(policy.module), trained=trained)
     rollout = RolloutConfig(engine=name, max_running=8)
-    place = Place(
+    place = EngineContext(
         model=model, rollout=rollout, device="auto", version=0, trained=None, logs=folder, rank=0,
         max_tokens=trained.model.max_positions or 0,
     )  # fmt: skip

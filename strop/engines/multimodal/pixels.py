@@ -111,11 +111,11 @@ class MediaProcessor(ABC):
                 shutil.copyfile(self.folder / name, folder / name)
 
 
-def changed(media: Media, found: object, counted: object, what: str) -> ValueError:
+def changed(media: Media, actual: object, counted: object, quantity: str) -> ValueError:
     """The error of a file that is no longer as large as when its tokens were counted."""
     return ValueError(
-        f"a {media.kind} has {found} {what}, but {counted} when its tokens were counted; did the file change since the "
-        f"run started?"
+        f"a {media.kind} has {actual} {quantity}, but {counted} when its tokens were counted; did the file change "
+        f"since the run started?"
     )
 
 

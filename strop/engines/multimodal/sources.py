@@ -121,11 +121,11 @@ def _number(key: str, value: Any, where: str) -> Any:
     return float(value) if is_rate else int(value)
 
 
-def _refuse_unknown(options: Mapping[str, Any], known: Iterable[str], where: str) -> None:
+def _refuse_unknown(options: Mapping[str, Any], supported: Iterable[str], where: str) -> None:
     if options:
         raise ValueError(
-            f"{where} has a video with {', '.join(options)}; a row may say {', '.join(known)}: the size of frames is "
-            f"set for all videos, with `size` in the model folder's video_preprocessor_config.json"
+            f"{where} has a video with {', '.join(options)}; a row may say {', '.join(supported)}: the size of frames "
+            f"is set for all videos, with `size` in the model folder's video_preprocessor_config.json"
         )
 
 

@@ -95,17 +95,17 @@ def reshard(model: CausalLM) -> None:
         unit.reshard()
 
 
-def sync_gradients(model: CausalLM, *, is_last: bool, each: bool, keep_parameters: bool) -> None:
+def sync_gradients(model: CausalLM, *, is_last: bool, every_pass: bool, keep_parameters: bool) -> None:
     """Set whether the next backward pass adds the gradients of all ranks up.
 
     Args:
         model: the model.
         is_last: the backward pass is the last one of this accumulation.
-        each: add up after every backward pass.
+        every_pass: add up after every backward pass.
         keep_parameters: leave parameters gathered for the next forward pass where there is one.
     """
     root = sharded_units(model)[0]
-    root.set_requires_gradient_sync(each or is_last)
+    root.set_requires_gradient_sync(every_pass or is_last)
     root.set_reshard_after_backward(is_last or not keep_parameters)
 
 

@@ -42,13 +42,13 @@ class Ranks(Parallel):
         firsts = range(0, self.world_size, self.sp_size)
         return [parts[rank][: int(sizes[rank])] for rank in firsts]
 
-    def barrier(self, what: str) -> None:
+    def barrier(self, label: str) -> None:
         """As `Parallel.barrier`."""
         try:
             dist.all_reduce(torch.zeros(1))
         except RuntimeError as error:
             raise RuntimeError(
-                f"rank {self.rank} of {self.world_size} waited for the others at {what!r}, and not all came: "
+                f"rank {self.rank} of {self.world_size} waited for the others at {label!r}, and not all came: "
                 f"{str(error).strip().splitlines()[0]}"
             ) from error
 

@@ -60,7 +60,7 @@ class Parallel:
         """
         return [tensor.detach().cpu()]
 
-    def barrier(self, what: str) -> None:
+    def barrier(self, label: str) -> None:
         """Wait until every rank is here.
 
         Raises:

@@ -30,7 +30,7 @@ from strop.utils.device import sent
 logger = logging.getLogger(__name__)
 
 
-def other_steps(model: CausalLM) -> DecodeSteps | None:
+def pick_decode_steps(model: CausalLM) -> DecodeSteps | None:
     """Decode steps on a CPU in C, or captured on a device; None where the model goes through its own forward pass."""
     return fused_step(model) or static_step(model)
 
@@ -53,7 +53,7 @@ class DecodeBatch:
         self.prefill = Prefill(model, reuses=reuses)
         self._half = half_weights(model)
         self._decoder = model if self._half is None else self._half.model
-        self._steps = other_steps(self._decoder)
+        self._steps = pick_decode_steps(self._decoder)
         self._num_changes = model.num_changes
         self._rows = np.zeros(max_running, dtype=SEQUENCE)
         self._is_short = False  # of memory: nothing enters beside those that run, until one of them ends
@@ -99,7 +99,7 @@ class DecodeBatch:
         """The weights may be others from now on."""
         for part in (self._half, self._steps):
             if part is not None:
-                part.look_again()
+                part.weights_changed()
 
     def free(self) -> None:
         """Give the cache's memory back; no request may be running."""
@@ -146,14 +146,14 @@ class DecodeBatch:
             lengths = [request.max_length for request in itertools.chain(*groups.values(), self.waiting)]
             self._cache.expect(max(lengths), num_slots=len(lengths))
             self._look_again()  # while nothing ran, the weights may have been trained
-        logits, left = [], []
+        logits, remaining = [], []
         for group in groups.values():
-            given = self.prefill.get(group[0])
-            entered = 0 if given is None else self._enter(group, given)
-            left += group[entered:]
-            if given is not None and entered:
-                logits.append(given.logits.expand(entered, -1))
-        self.waiting.extendleft(reversed(left))
+            prefilled = self.prefill.get(group[0])
+            entered = 0 if prefilled is None else self._enter(group, prefilled)
+            remaining += group[entered:]
+            if prefilled is not None and entered:
+                logits.append(prefilled.logits.expand(entered, -1))
+        self.waiting.extendleft(reversed(remaining))
         self.prefill.keep(self.waiting, max_bytes=self._spare_bytes)
         if logits:
             self._take(torch.cat(logits), range(first, len(self.running)), version)
@@ -188,15 +188,15 @@ class DecodeBatch:
         self._is_short = self._is_short or bool(lengths)
         return 0
 
-    def _enter(self, group: Sequence[Request], given: Given) -> int:
+    def _enter(self, group: Sequence[Request], prefilled: Given) -> int:
         """Give slots to requests of which the same is given; how many found room.
 
         Raises:
             MemoryError: nothing runs, and what is free is in too small pieces for the first one alone.
         """
-        self._cache.state_bytes = sum(part.nbytes for parts in given.states for part in parts)
-        self._cache.form_like(given.key_values)  # the first time of all, room is known only from here on
-        length = len(given.token_ids)
+        self._cache.state_bytes = sum(part.nbytes for parts in prefilled.states for part in parts)
+        self._cache.form_like(prefilled.key_values)  # the first time of all, room is known only from here on
+        length = len(prefilled.token_ids)
         count = self._num_fitting([length] * len(group))
         slots = range(len(self.running), len(self.running) + count)
         if not count:
@@ -207,14 +207,14 @@ class DecodeBatch:
             self._cache.free()
             if not self._cache.reserve(length, num_slots=slots.stop):
                 raise _no_room(length)
-        self._cache.write(slots, given.key_values)
+        self._cache.write(slots, prefilled.key_values)
         if self._states:
-            self._states.write(slots, given.states)
+            self._states.write(slots, prefilled.states)
         for slot, request in zip(slots, group, strict=False):
             sampling = request.sampling
             position = sampling.position + len(request.token_ids)
             options = (sampling.temperature, sampling.top_p, sampling.top_k, sampling.key, position)
-            self._rows[slot] = (*options, length, given.shift, 0)
+            self._rows[slot] = (*options, length, prefilled.shift, 0)
         self.running.extend(group[:count])
         return count
 
@@ -259,18 +259,20 @@ class DecodeBatch:
         rows = self._rows[:b]
         num_tokens = self._longest + 1
         # One copy of all, which stays what it is while the records go on.
-        given = np.stack([rows["length"], rows["last"], rows["length"] + rows["shift"]])
-        lengths, ids, positions = sent(torch.from_numpy(given), model.device)
+        inputs = np.stack([rows["length"], rows["last"], rows["length"] + rows["shift"]])
+        lengths, ids, positions = sent(torch.from_numpy(inputs), model.device)
         rows["length"] += 1
 
-        def own() -> Tensor:
+        def forward() -> Tensor:
             attention = DecodeAttention(self._cache, lengths, num_tokens=num_tokens)
             context = self._states.decoding(attention) if self._states else attention
             return model.head.logits(model.hidden(ids[None], positions[None], context))
 
-        if self._steps is None or self._steps.is_given_up:
-            return own()
-        return self._steps.logits(ids, lengths, positions, self._cache, num_tokens=num_tokens, own=own)
+        if self._steps is None or self._steps.is_disabled:
+            return forward()
+        return self._steps.logits(
+            ids, lengths, positions, self._cache, num_tokens=num_tokens, forward=forward
+        )
 
     def _take(self, logits: Tensor, slots: range, version: int) -> None:
         """Sample one token for these slots, record it, and release the sequences that ended with it."""

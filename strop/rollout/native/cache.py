@@ -88,12 +88,12 @@ class SlotCache:
         _, layers, slots, heads, tokens, dim = self._data.shape
         if (num_slots, num_tokens) == (slots, tokens):
             return True
-        made = _zeros((2, layers, num_slots, heads, num_tokens, dim), self._data)
-        if made is None:
+        larger = _zeros((2, layers, num_slots, heads, num_tokens, dim), self._data)
+        if larger is None:
             return False
         slots, tokens = min(slots, num_slots), min(tokens, num_tokens)
-        made[:, :, :slots, :, :tokens] = self._data[:, :, :slots, :, :tokens]
-        self._data = made
+        larger[:, :, :slots, :, :tokens] = self._data[:, :, :slots, :, :tokens]
+        self._data = larger
         return True
 
     def fits(self, num_tokens: int, *, num_slots: int) -> bool:

@@ -96,7 +96,7 @@ class StaticStep:
         """Steps of a shape before the next capture, after captures for which there was no memory."""
         self.num_captured = 0
         """Steps captured so far."""
-        self.is_given_up = False
+        self.is_disabled = False
         """A captured step failed, or gave something else: none is tried again."""
 
     def free(self) -> None:
@@ -104,7 +104,7 @@ class StaticStep:
         self._shapes.clear()
         self._made_of = ()
 
-    def look_again(self) -> None:
+    def weights_changed(self) -> None:
         """The weights may be other tensors from now on, not only other numbers in them."""
         self._is_current = False
 
@@ -116,7 +116,7 @@ class StaticStep:
         cache: SlotCache,
         *,
         num_tokens: int,
-        own: Callable[[], Tensor],
+        forward: Callable[[], Tensor],
     ) -> Tensor:
         """Logits [b, V] of the next token; they are overwritten by the next step.
 
@@ -126,12 +126,12 @@ class StaticStep:
             positions: [b] of the new tokens.
             cache: of the sequences.
             num_tokens: the longest one with its new token.
-            own: the same by the model's own forward pass.
+            forward: the same by the model's own forward pass.
         """
         count = len(ids)
         slots = padded_slots(count, cache.capacity)
         if not cache.reserve(num_tokens, num_slots=slots):
-            return own()
+            return forward()
         room = cache.table.shape[4]
         shape = self._shape(cache, slots, padded_tokens(num_tokens, room) if cache.reads_padding else room)
         shape.num_uses += 1
@@ -139,11 +139,11 @@ class StaticStep:
             shape.fill(ids, lengths, positions)
             return shape.run()[:count]
         if shape.num_uses <= CAPTURE_AFTER + self._wait:
-            return own()
-        expected = None if shape.is_checked else own()
+            return forward()
+        expected = None if shape.is_checked else forward()
         shape.fill(ids, lengths, positions)
         try:
-            found = shape.repeat(self._capture)[:count]
+            logits = shape.repeat(self._capture)[:count]
         except torch.OutOfMemoryError:
             self._shapes.clear()  # their pool has room for nothing else
             torch.accelerator.empty_cache()
@@ -152,23 +152,23 @@ class StaticStep:
                     "no memory to capture decode steps, which are slower so; it is tried again later"
                 )
             self._wait = 2 * max(self._wait, CAPTURE_AFTER)
-            return own()
+            return forward()
         except RuntimeError as error:
             logger.warning("decode steps of this model cannot be captured, and are slower: %s", error)
-            return self._give_up(own)
+            return self._disable(forward)
         if expected is None:
-            return found
+            return logits
         self.num_captured += 1
         shape.is_checked = True
-        if agrees(found, expected, self._model.compute_dtype):
-            return found
-        return self._give_up(own)
+        if agrees(logits, expected, self._model.compute_dtype):
+            return logits
+        return self._disable(forward)
 
-    def _give_up(self, own: Callable[[], Tensor]) -> Tensor:
+    def _disable(self, forward: Callable[[], Tensor]) -> Tensor:
         """From now on by the model's own forward pass; what was left in the cache is overwritten."""
         self._shapes.clear()
-        self.is_given_up = True
-        return own()
+        self.is_disabled = True
+        return forward()
 
     def _shape(self, cache: SlotCache, num_slots: int, num_tokens: int) -> _Shape:
         if not self._is_current:  # looking at every parameter takes longer than a few layers

@@ -20,7 +20,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 class DecodeSteps(Protocol):
     """Decode steps in place of the model's own forward pass."""
 
-    is_given_up: bool
+    is_disabled: bool
     """They are not used any more."""
 
     def logits(
@@ -31,11 +31,11 @@ class DecodeSteps(Protocol):
         cache: SlotCache,
         *,
         num_tokens: int,
-        own: Callable[[], Tensor],
+        forward: Callable[[], Tensor],
     ) -> Tensor:
-        """Logits [B, V] behind one token of each sequence; `own` gives them by the model's own forward pass."""
+        """Logits [B, V] behind one token of each sequence; `forward` gives them by the model's own forward pass."""
 
-    def look_again(self) -> None:
+    def weights_changed(self) -> None:
         """The weights may be others from now on."""
 
     def free(self) -> None:

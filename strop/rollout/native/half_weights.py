@@ -63,7 +63,7 @@ class HalfWeights:
         torch._foreach_copy_([half for _, half in self._pairs], [tensor for tensor, _ in self._pairs])
         self._is_current, self._num_changes = True, self._trained.num_changes
 
-    def look_again(self) -> None:
+    def weights_changed(self) -> None:
         """The weights may be others from now on."""
         self._is_current = False
 

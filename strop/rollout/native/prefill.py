@@ -141,13 +141,13 @@ class Prefill:
         if self._kept is not None:
             self._kept.clear()
 
-    def keep(self, wanted: Iterable[Request], *, max_bytes: int) -> None:
+    def keep(self, requests: Iterable[Request], *, max_bytes: int) -> None:
         """Drop what none of these requests waits for; later ones may find it."""
-        keys = {request.given_key for request in wanted}
+        keys = {request.given_key for request in requests}
         for key in self._done.keys() - keys:
-            given = self._done.pop(key)
+            prefilled = self._done.pop(key)
             if self._kept is not None and isinstance(key, bytes):  # without media
-                self._kept.keep(given.token_ids, given.key_values, max_bytes=max_bytes)
+                self._kept.keep(prefilled.token_ids, prefilled.key_values, max_bytes=max_bytes)
         self._begun = {key: begun for key, begun in self._begun.items() if key in keys}
 
     def add(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:
@@ -221,8 +221,8 @@ class Prefill:
                 self._begun[request.given_key] = tokens, states
             else:
                 shift = next_position(placed[index]) - piece.stop
-                given = Given(request.given_ids, tokens, logits[index].clone(), shift, states)
-                self._done[request.given_key] = given
+                prefilled = Given(request.given_ids, tokens, logits[index].clone(), shift, states)
+                self._done[request.given_key] = prefilled
         self.num_computed += len(ids)
 
     def _blocks(self, piece: _Piece) -> tuple[Span, ...]:

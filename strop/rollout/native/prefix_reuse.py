@@ -31,20 +31,22 @@ class KeptTurns:
 
     def find(self, request: Request) -> Tensor | None:
         """[2, L, Hkv, P, D] of most first tokens of a request; the last one is always computed, for its logits."""
-        if not self._goes_on and any(one in self._ended for one in beginnings(request.prompt_ids)):
+        if not self._goes_on and any(
+            beginning in self._ended for beginning in beginnings(request.prompt_ids)
+        ):
             self._goes_on = True
             self._ended.clear()
-        found = self._store.find(request.given_ids)
-        if found is None:
+        kept_prefix = self._store.find(request.given_ids)
+        if kept_prefix is None:
             return None
-        prefix, shared = found
+        prefix, shared = kept_prefix
         shared = min(shared, len(request.given_ids) - 1)
         return prefix.key_values[:, :, :, :shared] if shared else None
 
     def keep(self, token_ids: tuple[int, ...], key_values: Tensor, *, max_bytes: int) -> None:
         """Keep what a request began with, unless it is known with others behind it."""
-        found = self._store.find(token_ids)
-        if found is None or found[1] < len(token_ids):
+        prefix = self._store.find(token_ids)
+        if prefix is None or prefix[1] < len(token_ids):
             self._store.add(Prefix(token_ids, key_values), max_bytes=max_bytes)
 
     def keep_ended(self, request: Request, key_values: Tensor, *, max_bytes: int) -> None:

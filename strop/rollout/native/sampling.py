@@ -42,11 +42,11 @@ def next_tokens(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
     Log-probs are those of the whole distribution at the row's temperature (1 where it is greedy), before
     top-k and top-p cut it.
     """
-    found = kernel.sample(logits, rows["temperature"], rows["key"], rows["position"])
-    if found is None:
+    sampled = kernel.sample(logits, rows["temperature"], rows["key"], rows["position"])
+    if sampled is None:
         tokens, log_probs = _in_torch(logits, rows)
     else:
-        tokens, log_probs = found
+        tokens, log_probs = sampled
         is_whole = (rows["temperature"] == 0) | (rows["top_k"] == 0) & (rows["top_p"] >= 1.0)
         if not np.all(is_whole):  # a row's numbers do not depend on what others ask for
             tokens[~is_whole], log_probs[~is_whole] = _in_torch(logits[~is_whole], rows[~is_whole])

@@ -150,18 +150,20 @@ class Speech:
 
     def _pieces(self, token_ids: Sequence[int]) -> list[tuple[int, str]]:
         """The text behind each control token that opens one."""
-        found: list[tuple[int, list[int]]] = []
+        pieces: list[tuple[int, list[int]]] = []
         for token in token_ids:
             if token in (self._message, self._tools):
-                found.append((token, []))
-            elif token != self.end_id and found:
-                found[-1][1].append(token)
-        return [(kind, str(self._tokenizer.decode(ids))) for kind, ids in found]
+                pieces.append((token, []))
+            elif token != self.end_id and pieces:
+                pieces[-1][1].append(token)
+        return [(kind, str(self._tokenizer.decode(ids))) for kind, ids in pieces]
 
 
 def _answer_all(messages: list[dict[str, Any]], waiting: list[str]) -> None:
     """Servers refuse a conversation in which a call has no answer; agents need not carry all of them out."""
-    messages.extend({"role": "tool", "tool_call_id": one, "content": _NOT_ANSWERED} for one in waiting)
+    messages.extend(
+        {"role": "tool", "tool_call_id": call_id, "content": _NOT_ANSWERED} for call_id in waiting
+    )
     waiting.clear()
 
 
@@ -169,10 +171,10 @@ def _with_calls(text: str, number: int, waiting: list[str]) -> dict[str, Any]:
     """The message of the assistant with its calls in their field; what is no whole call stays text."""
     calls: list[dict[str, Any]] = []
 
-    def take(found: re.Match[str]) -> str:
-        call = _call_of(found[1])
+    def take(match: re.Match[str]) -> str:
+        call = _call_of(match[1])
         if call is None:
-            return found[0]
+            return match[0]
         identity = f"call_{number}_{len(calls)}"
         calls.append({"id": identity, "type": "function", "function": call})
         waiting.append(identity)

@@ -148,14 +148,14 @@ class Endpoint:
             message = choice.get("message")
             if self._speech is not None and isinstance(message, dict) and _calls(message) is not None:
                 return data, choice
-        what = "completion" if self._speech is None else "chat completion"
-        raise ValueError(f"sent no {what}: {storable_text(json.dumps(data))[:200]}")
+        kind = "completion" if self._speech is None else "chat completion"
+        raise ValueError(f"sent no {kind}: {storable_text(json.dumps(data))[:200]}")
 
     def _output(self, called: Called, sampling: Sampling) -> TokenOutput:
         data, choice = called.data
-        told = data.get("usage")
+        usage = data.get("usage")
         for ours, name in (("input_tokens", "prompt_tokens"), ("output_tokens", "completion_tokens")):
-            count = told.get(name) if isinstance(told, dict) else None
+            count = usage.get(name) if isinstance(usage, dict) else None
             if type(count) is int and 0 <= count <= _MAX_COUNT:
                 self.usage[ours] += count
         reason = _REASONS.get(str(choice.get("finish_reason")), "stop")
@@ -177,14 +177,14 @@ class Endpoint:
     ) -> tuple[list[int], list[float]]:
         """The server's tokens and log-probs where it tells them; else its text, encoded here."""
         ids = choice.get("token_ids")
-        if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 1 << 31 for one in ids):
+        if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < 1 << 31 for token in ids):
             ids = list(self._tokenizer(choice["text"], add_special_tokens=False)["input_ids"])
             ids += sampling.stop_token_ids[:1] if reason == "stop" else ()
-        told = choice.get("logprobs")
-        found = told.get("token_logprobs") if isinstance(told, dict) else None
-        is_told = isinstance(found, list) and len(found) == len(ids)
-        if is_told and all(isinstance(one, float | int) and -1e4 < one <= 0 for one in found or ()):
-            return ids, [float(one) for one in found or ()]
+        logprobs = choice.get("logprobs")
+        values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+        is_told = isinstance(values, list) and len(values) == len(ids)
+        if is_told and all(isinstance(token, float | int) and -1e4 < token <= 0 for token in values or ()):
+            return ids, [float(token) for token in values or ()]
         return ids, [0.0] * len(ids)
 
 
@@ -194,12 +194,12 @@ def _calls(message: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     content = message.get("content")
     if not isinstance(calls, list) or not (content is None or isinstance(content, str)):
         return None
-    found = []
+    parsed = []
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         arguments = function.get("arguments", "") if isinstance(function, dict) else None
         if not isinstance(name, str) or not isinstance(arguments, str | dict):
             return None
-        found.append((name, arguments if isinstance(arguments, str) else json.dumps(arguments)))
-    return found
+        parsed.append((name, arguments if isinstance(arguments, str) else json.dumps(arguments)))
+    return parsed

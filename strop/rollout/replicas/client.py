@@ -21,8 +21,8 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from strop.rollout.client import NoEngine, RolloutTimeout, too_slow
-from strop.rollout.replicas.partial_request import OpenRequest
-from strop.rollout.replicas.router import Attempt, Replica, Router
+from strop.rollout.replicas.partial_request import PartialRequest
+from strop.rollout.replicas.router import Replica, RequestAttempt, Router
 from strop.rollout.types import OnToken, RolloutEngine, Sampling, TokenOutput
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ Restart = Callable[[int], Awaitable[RolloutEngine]]
 
 
 @dataclass
-class Ledger:
+class RequestCounts:
     """Outcomes of requests: each that was issued has one, or is still open."""
 
     issued: int = 0
@@ -87,7 +87,7 @@ class RolloutClient:
             silence_s: probe an engine with requests that gives no token for so long.
             probe_s: deadline of a probe.
         """
-        self.ledger = Ledger()
+        self.counts = RequestCounts()
         self._router = Router(engines)
         self._timeout_s, self._silence_s, self._probe_s = timeout_s, silence_s, probe_s
         self._restart = restart
@@ -127,33 +127,33 @@ class RolloutClient:
             ValueError: the engine refuses the request.
             Exception: whatever else an engine raises that answers a probe all the same.
         """
-        self.ledger.issued += 1
-        request = OpenRequest(request_id, prompt_ids, sampling, on_token)
+        self.counts.issued += 1
+        request = PartialRequest(request_id, prompt_ids, sampling, on_token)
         if self._clock is None:
             self._clock = asyncio.create_task(self._watch())
         try:
             output = await self._served(request)
         except asyncio.CancelledError:
-            self.ledger.cancelled += 1
+            self.counts.cancelled += 1
             raise
         except BaseException:
-            self.ledger.failed += 1
+            self.counts.failed += 1
             raise
         else:
-            self.ledger.completed += 1
+            self.counts.completed += 1
             return output
         finally:
-            if self.ledger.open == 0:
+            if self.counts.open == 0:
                 self._rest()
 
     async def close(self) -> None:
         """End the start of an engine that goes on."""
-        revivals = [one.revival for one in self._router.replicas if one.revival is not None]
+        revivals = [replica.revival for replica in self._router.replicas if replica.revival is not None]
         for revival in revivals:
             revival.cancel()
         await asyncio.gather(*revivals, return_exceptions=True)
 
-    async def _served(self, request: OpenRequest) -> TokenOutput:
+    async def _served(self, request: PartialRequest) -> TokenOutput:
         while True:
             try:
                 async with self._place(request) as replica:
@@ -167,12 +167,12 @@ class RolloutClient:
                     f"{request.request_id} was lost with {MAX_LOSSES} engines, one after another, and is not tried "
                     f"again: {'; '.join(request.losses)}"
                 )
-            self.ledger.reissued += 1
+            self.counts.reissued += 1
 
     @asynccontextmanager
-    async def _place(self, request: OpenRequest) -> AsyncIterator[Replica]:
+    async def _place(self, request: PartialRequest) -> AsyncIterator[Replica]:
         router = self._router
-        if not router.serving and all(one.revival is None for one in router.replicas):
+        if not router.serving and all(candidate.revival is None for candidate in router.replicas):
             for replica in router.replicas:
                 self._revive(replica)
         replica = await router.place(request.request_id.rpartition("#")[0] or request.request_id)
@@ -181,7 +181,7 @@ class RolloutClient:
         finally:
             router.leave(replica)
 
-    async def _attempt(self, request: OpenRequest, replica: Replica) -> TokenOutput:
+    async def _attempt(self, request: PartialRequest, replica: Replica) -> TokenOutput:
         """The output that the request has in the end.
 
         Raises:
@@ -192,7 +192,7 @@ class RolloutClient:
         before = len(request.token_ids)
         try:
             async with asyncio.timeout(None) as deadline:
-                attempt = Attempt(loop.time(), deadline)
+                attempt = RequestAttempt(loop.time(), deadline)
 
                 def hear(token: int, log_prob: float, version: int) -> None:
                     if attempt not in replica.attempts:
@@ -322,7 +322,7 @@ class RolloutClient:
                 async with asyncio.timeout(RESTART_S):
                     replica.started = await self._restart(replica.index)
             if (
-                self.ledger.open == 0
+                self.counts.open == 0
             ):  # the loop may stand still from now on: the next request finds out about it
                 replica.retry_at = -math.inf
                 return
@@ -330,8 +330,8 @@ class RolloutClient:
             numbers = await self._proven(engine)
         except Exception as error:  # noqa: BLE001  (it goes on not serving, and says why)
             replica.started = None
-            what = "" if self._restart is None else "its replacement: "
-            replica.cause = f"{replica.cause.partition('; its replacement: ')[0]}; {what}{_sentence(error)}"
+            label = "" if self._restart is None else "its replacement: "
+            replica.cause = f"{replica.cause.partition('; its replacement: ')[0]}; {label}{_sentence(error)}"
             replica.retry_at = asyncio.get_running_loop().time() + RETRY_S
         else:
             logger.warning("rollout engine %d serves again, at version %d", replica.index, engine.version)
@@ -360,7 +360,7 @@ class RolloutClient:
     def _end_waits(self) -> None:
         """Nobody waits for an engine when none serves and none is about to."""
         replicas = self._router.replicas
-        if all(one.cause and one.revival is None for one in replicas):
+        if all(replica.cause and replica.revival is None for replica in replicas):
             self._router.give_up(NoEngine(f"no rollout engine is left: {self._router.causes()}"))
 
     def _rest(self) -> None:
@@ -382,7 +382,7 @@ class RolloutClient:
 
 
 @contextmanager
-def _held(replica: Replica, attempt: Attempt) -> Iterator[None]:
+def _held(replica: Replica, attempt: RequestAttempt) -> Iterator[None]:
     """The time of a request at an engine."""
     if not replica.attempts:
         replica.heard_at = attempt.begun_at

@@ -15,7 +15,7 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from strop.rollout.engine_group import Generation, Place, Serving
+from strop.rollout.engine_group import EngineContext, EngineGroup, Generation
 from strop.rollout.replicas.client import RolloutClient
 from strop.rollout.types import RolloutEngine
 from strop.rollout.weight_sync.load_weights import make_engine, pull_weights
@@ -31,24 +31,24 @@ RANKS_APART = 1000
 """Between the numbers of replicas in the names of their logs: rank 0 has vllm-0.log, vllm-1000.log, ..."""
 
 
-class Fleet(Serving):
+class EngineReplicas(EngineGroup):
     """Engines with weights of their own, beside a policy in this process that is whole, or one engine of any kind."""
 
-    def __init__(self, place: Place, made: Sequence[Generation]) -> None:
+    def __init__(self, context: EngineContext, engines: Sequence[Generation]) -> None:
         """Take these engines.
 
         Args:
-            place: where they were made.
-            made: at least one.
+            context: that they were made for.
+            engines: at least one.
         """
-        self._place, self._engines = place, list(made)
-        self._trained = place.trained
+        self._context, self._engines = context, list(engines)
+        self._trained = context.trained
         self._num_restarts = 0
-        self._locks = [asyncio.Lock() for _ in made]
-        self._told: list[str] = []
+        self._locks = [asyncio.Lock() for _ in engines]
+        self._restarts: list[str] = []
         restart = self._restart if self._can_restart else None
         self.client: RolloutClient = RolloutClient(
-            [one.engine for one in made], timeout_s=place.rollout.timeout_s, restart=restart
+            [replica.engine for replica in engines], timeout_s=context.rollout.timeout_s, restart=restart
         )
 
     @property
@@ -61,34 +61,34 @@ class Fleet(Serving):
         """Its weights can be had here at any moment: nobody else has to take part."""
         return (
             self._trained is not None
-            and all(one.target is not None for one in self._engines)
+            and all(replica.target is not None for replica in self._engines)
             and not self._trained.model.is_sharded
         )
 
-    def replace_first(self, engine: RolloutEngine) -> None:
-        """Ask this one in place of the first engine, around which it was made."""
+    def wrap_engine(self, engine: RolloutEngine) -> None:
+        """Ask `engine` in place of the first one, which it was made around (verification of received weights)."""
         self._engines[0] = dataclasses.replace(self._engines[0], engine=engine)
         self.client.admit(0, engine)
 
     def begin(self) -> None:
-        """A call begins: what was started again before it does not count."""
+        """Start a call of the worker: earlier restarts do not count."""
         self._num_restarts = 0
 
     async def wake_up(self) -> None:
         """Every engine takes its memory again."""
-        await self._each(lambda one: one.engine.wake_up(), waits=True)
+        await self._each(lambda replica: replica.engine.wake_up(), waits=True)
 
     async def sleep(self) -> None:
         """Every engine gives its memory back."""
-        await self._each(lambda one: one.engine.sleep(), waits=True)
+        await self._each(lambda replica: replica.engine.sleep(), waits=True)
 
     async def pause(self) -> None:
         """Every engine holds its requests where they are."""
-        await self._each(lambda one: one.engine.pause(), waits=True)
+        await self._each(lambda replica: replica.engine.pause(), waits=True)
 
     async def resume(self) -> None:
         """Every engine goes on after a pause."""
-        await self._each(lambda one: one.engine.resume(), waits=True)
+        await self._each(lambda replica: replica.engine.resume(), waits=True)
 
     async def set_version(self, version: int) -> None:
         """Every engine holds this policy version; those with weights of their own take them over from the policy.
@@ -96,17 +96,17 @@ class Fleet(Serving):
         Raises:
             Exception: an engine is lost and cannot be started again.
         """
-        self._place = dataclasses.replace(self._place, version=version)
+        self._context = dataclasses.replace(self._context, version=version)
         trained = self._trained
         if trained is None or self.first.target is None:
-            await self._each(lambda one: one.engine.set_version(version))
+            await self._each(lambda replica: replica.engine.set_version(version))
             return
 
-        async def take(one: Generation) -> None:
-            assert one.target is not None, "as the first"
-            await one.engine.wake_up()
-            pull_weights(trained, one.target)  # not in a thread: all ranks of a sharded policy take part
-            await one.engine.set_version(version)
+        async def take(replica: Generation) -> None:
+            assert replica.target is not None, "as the first"
+            await replica.engine.wake_up()
+            pull_weights(trained, replica.target)  # not in a thread: all ranks of a sharded policy take part
+            await replica.engine.set_version(version)
 
         await self._each(take)
 
@@ -117,46 +117,47 @@ class Fleet(Serving):
             SyncCorrupted: one does not, or gives nothing within `limit_s` seconds.
         """
 
-        async def compare(one: Generation) -> None:
-            if one.scores is None:
+        async def compare(replica: Generation) -> None:
+            if replica.scores is None:
                 return
             try:
                 async with asyncio.timeout(limit_s):
-                    found = await one.scores(probe.token_ids)
+                    log_probs = await replica.scores(probe.token_ids)
             except TimeoutError:
                 raise SyncCorrupted(
                     f"sync {version}: the engine gave no log-probs of {len(probe.token_ids)} tokens for {limit_s:g} s, "
                     f"so nothing shows that it has the new weights"
                 ) from None
-            check_probe(probe, found, version=version, dtype=one.dtype)
+            check_probe(probe, log_probs, version=version, dtype=replica.dtype)
 
         await self._each(compare, heals=False)
 
-    def told(self) -> list[str]:
-        """A sentence for each engine that was started again since the call before this one."""
-        told, self._told = self._told, []
-        return told
+    def pop_restarts(self) -> list[str]:
+        """Take a sentence for each engine that was started again since the last call."""
+        messages, self._restarts = self._restarts, []
+        return messages
 
     async def close(self) -> None:
         """End all of them."""
         await self.client.close()
-        for one in self._engines:
-            await one.engine.close()
+        for replica in self._engines:
+            await replica.engine.close()
 
-    async def start_lost_again(self) -> int:
-        """Start engines again that do not serve, without weights: how many. Those that get them here are left to it.
+    async def restart_failed_engines(self) -> int:
+        """Start engines again that do not serve, without weights, and return their number; those that get weights here
+        are left to it.
 
         Raises:
             Exception: one does not start.
         """
         if self._can_restart or self.first.target is None:
             return 0
-        lost = [index for index, one in enumerate(self._engines) if not await _serves(one)]
+        lost = [index for index, replica in enumerate(self._engines) if not await _serves(replica)]
         for index in lost:
             await self._engines[index].engine.close()
             self._engines[index] = await self._another(index)
             self.client.admit(index, self._engines[index].engine)
-            self._told.append(
+            self._restarts.append(
                 f"rollout engine {index} was lost and started again, and what it had is played again"
             )
         return len(lost)
@@ -164,7 +165,7 @@ class Fleet(Serving):
     async def _another(self, index: int) -> Generation:
         """An engine in the place of this one."""
         return await make_engine(
-            dataclasses.replace(self._place, rank=self._place.rank + index * RANKS_APART)
+            dataclasses.replace(self._context, rank=self._context.rank + index * RANKS_APART)
         )
 
     async def _each(
@@ -172,13 +173,13 @@ class Fleet(Serving):
     ) -> None:
         """Do this with every engine; one that fails is replaced by one that has the current weights.
 
-        Where that needs all ranks, one that fails `waits` for `start_lost_again`, or is an error.
+        Where that needs all ranks, one that fails `waits` for `restart_failed_engines`, or is an error.
         """
-        for index, one in enumerate(self._engines):
+        for index, replica in enumerate(self._engines):
             try:
-                await act(one)
+                await act(replica)
             except (OSError, RuntimeError, TimeoutError) as error:
-                if not self._can_restart and waits and one.target is not None:
+                if not self._can_restart and waits and replica.target is not None:
                     logger.warning("rollout engine %d does not serve any more: %s", index, error)
                     continue
                 if not heals or not self._can_restart:
@@ -205,30 +206,32 @@ class Fleet(Serving):
             raise RuntimeError(
                 f"its engines were lost {MAX_RESTARTS} times within one call, and are not started again"
             )
-        trained, version = self._trained, self._place.version
+        trained, version = self._trained, self._context.version
         assert trained is not None, "asked for with a policy in this process"
         await self._engines[index].engine.close()
-        made = await self._another(index)
+        replacement = await self._another(index)
         try:
-            assert made.target is not None, "as the one before"
-            await asyncio.to_thread(pull_weights, trained, made.target)
-            await made.engine.set_version(version)
-            if made.scores is not None:
+            assert replacement.target is not None, "as the one before"
+            await asyncio.to_thread(pull_weights, trained, replacement.target)
+            await replacement.engine.set_version(version)
+            if replacement.scores is not None:
                 probe = await asyncio.to_thread(probe_of, trained)
-                check_probe(probe, await made.scores(probe.token_ids), version=version, dtype=made.dtype)
+                check_probe(
+                    probe, await replacement.scores(probe.token_ids), version=version, dtype=replacement.dtype
+                )
         except BaseException:
-            await made.engine.close()
+            await replacement.engine.close()
             raise
-        self._engines[index] = made
-        self._told.append(f"rollout engine {index} was lost and started again, at version {version}")
-        return made.engine
+        self._engines[index] = replacement
+        self._restarts.append(f"rollout engine {index} was lost and started again, at version {version}")
+        return replacement.engine
 
 
-async def _serves(one: Generation) -> bool:
+async def _serves(replica: Generation) -> bool:
     """It generates a token within its own deadline."""
     try:
-        await one.engine.wake_up()
-        await one.engine.health()
+        await replica.engine.wake_up()
+        await replica.engine.health()
     except UnverifiedWeights:
         return True  # its weights are still to come
     except (OSError, RuntimeError, TimeoutError) as error:
@@ -237,19 +240,19 @@ async def _serves(one: Generation) -> bool:
     return True
 
 
-async def make_fleet(place: Place) -> Fleet:
+async def make_replicas(context: EngineContext) -> EngineReplicas:
     """The engines that `rollout.engine` and `rollout.replicas` ask for.
 
     Raises:
         ValueError: they cannot be used here.
     """
-    made: list[Generation] = []
+    replicas: list[Generation] = []
     try:
-        for index in range(place.rollout.replicas):
-            one = await make_engine(dataclasses.replace(place, rank=place.rank + index * RANKS_APART))
-            made.append(one)
+        for index in range(context.rollout.replicas):
+            replica = await make_engine(dataclasses.replace(context, rank=context.rank + index * RANKS_APART))
+            replicas.append(replica)
     except BaseException:
-        for one in made:
-            await one.engine.close()
+        for replica in replicas:
+            await replica.engine.close()
         raise
-    return Fleet(place, made)
+    return EngineReplicas(context, replicas)

@@ -11,7 +11,7 @@ from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 
 
 @dataclass
-class OpenRequest:
+class PartialRequest:
     """A request, and its tokens so far, from whichever engine."""
 
     request_id: str

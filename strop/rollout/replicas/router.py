@@ -21,7 +21,7 @@ MAX_HOMES = 1 << 16
 
 
 @dataclass(eq=False)
-class Attempt:
+class RequestAttempt:
     """A request at an engine."""
 
     begun_at: float
@@ -50,7 +50,7 @@ class Replica:
     """Reason for which it does not serve; empty: it does."""
     num_given: int = 0
     """Requests that it has been given and that have not ended."""
-    attempts: set[Attempt] = field(default_factory=set)
+    attempts: set[RequestAttempt] = field(default_factory=set)
     heard_at: float = -math.inf
     """When a token came, or the first request after none."""
     asked_at: float = -math.inf
@@ -117,7 +117,9 @@ class Router:
 
     def causes(self) -> str:
         """Reasons for which engines do not serve."""
-        return "; ".join(f"engine {one.index}: {one.cause}" for one in self.replicas if one.cause)
+        return "; ".join(
+            f"engine {replica.index}: {replica.cause}" for replica in self.replicas if replica.cause
+        )
 
     async def place(self, episode: str) -> Replica:
         """Wait for an engine with room, in the order of asking; `leave` gives the place back.
@@ -170,7 +172,10 @@ class Router:
         """The engine of this episode, or a new one; None where it has to wait for its own."""
         home = self._homes.get(episode)
         if home is None or home.cause:
-            home = min((one for one in self.replicas if one.has_room), key=lambda one: one.num_given)
+            home = min(
+                (replica for replica in self.replicas if replica.has_room),
+                key=lambda replica: replica.num_given,
+            )
             self._homes[episode] = home
         self._homes.move_to_end(episode)
         if len(self._homes) > MAX_HOMES:

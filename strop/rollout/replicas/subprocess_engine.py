@@ -10,7 +10,7 @@ import torch
 
 from strop.engines.model import weights_of_folder
 from strop.engines.weights import WeightsMetadata, weights_metadata
-from strop.rollout.engine_group import Place
+from strop.rollout.engine_group import EngineContext
 from strop.utils.device import device_name
 
 
@@ -20,24 +20,26 @@ class OwnProcess:
 
     device: str
     dtype: str
-    held: WeightsMetadata
+    weights: WeightsMetadata
     """The weights that it needs."""
     log: Path
     """A file for what it prints."""
 
 
-def own_process(place: Place) -> OwnProcess:
+def own_process(context: EngineContext) -> OwnProcess:
     """Settings of this place for an engine in processes of its own."""
-    device = torch.device(device_name(place.device)).type
-    trained = place.trained
-    name = place.rollout.engine
-    folder = Path(place.logs or tempfile.mkdtemp(prefix=f"strop-{name}-"))
+    device = torch.device(device_name(context.device)).type
+    trained = context.trained
+    name = context.rollout.engine
+    folder = Path(context.logs or tempfile.mkdtemp(prefix=f"strop-{name}-"))
     folder.mkdir(parents=True, exist_ok=True)
     return OwnProcess(
         device=device,
-        dtype=place.model.dtype if place.model.dtype != "auto" else _AUTO_DTYPE[device],
-        held=weights_of_folder(place.model) if trained is None else weights_metadata(trained.model.module),
-        log=folder / f"{name}-{place.rank}.log",
+        dtype=context.model.dtype if context.model.dtype != "auto" else _AUTO_DTYPE[device],
+        weights=weights_of_folder(context.model)
+        if trained is None
+        else weights_metadata(trained.model.module),
+        log=folder / f"{name}-{context.rank}.log",
     )
 
 

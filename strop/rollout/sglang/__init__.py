@@ -9,6 +9,6 @@ config.py    SglangConfig; environment.py: where SGLang is installed
 process.py   SglangProcess: its server on loopback, with a token, that ends with its owner
 engine.py    SglangEngine: the contract of a rollout engine, kept over HTTP
 target.py    SglangTarget: weights into it through shared memory
-joining.py   where it joins a rollout worker
+launch.py    makes the engine of a rollout worker
 inside/      what runs over there
 """

@@ -124,8 +124,8 @@ class SglangEngine:
         )
         answer = _Answer(self._version)
         if on_token is not None:
-            loop, told = asyncio.get_running_loop(), on_token
-            answer.hear = lambda *token: loop.call_soon_threadsafe(told, *token)
+            loop, report = asyncio.get_running_loop(), on_token
+            answer.hear = lambda *token: loop.call_soon_threadsafe(report, *token)
         body = {
             "rid": request_id,
             "input_ids": prompt,
@@ -209,8 +209,8 @@ class SglangEngine:
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        found = await self._process.post("generate", body, timeout_s=TIMEOUT_S)
-        return [float(entry[0]) for entry in found["meta_info"]["input_token_logprobs"][1:]]
+        reply = await self._process.post("generate", body, timeout_s=TIMEOUT_S)
+        return [float(entry[0]) for entry in reply["meta_info"]["input_token_logprobs"][1:]]
 
     async def health(self) -> Mapping[str, float]:
         """Generate one token for real, unless paused or asleep; numbers about the engine.
@@ -264,10 +264,10 @@ class _Answer:
         meta = event["meta_info"]
         entries = meta.get("output_token_logprobs") or []
         start = meta.get("output_token_logprobs_length", len(self.tokens) + len(entries)) - len(entries)
-        for place, (log_prob, token, *_) in enumerate(entries, start):
-            if place < len(self.tokens):
+        for position, (log_prob, token, *_) in enumerate(entries, start):
+            if position < len(self.tokens):
                 continue
-            version = self._version_at(place, meta)
+            version = self._version_at(position, meta)
             self.tokens.append(int(token))
             self.log_probs.append(float(log_prob))
             self.versions.append(version)
@@ -275,15 +275,15 @@ class _Answer:
                 self.hear(int(token), float(log_prob), version)
         if meta.get("finish_reason"):
             self.reason = meta["finish_reason"]["type"]
-            self.versions = [self._version_at(place, meta) for place in range(len(self.tokens))]
+            self.versions = [self._version_at(position, meta) for position in range(len(self.tokens))]
             if meta.get("completion_tokens", len(self.tokens)) != len(self.tokens):
                 raise RuntimeError(
                     f"SGLang counts {meta['completion_tokens']} tokens and gave the log-probs of {len(self.tokens)}"
                 )
 
-    def _version_at(self, place: int, meta: Mapping[str, Any]) -> int:
+    def _version_at(self, position: int, meta: Mapping[str, Any]) -> int:
         for span in meta.get("weight_versions") or ():
-            if span["start"] <= place < span["end"]:
+            if span["start"] <= position < span["end"]:
                 return _number(span["version"], self.version)
         return _number(meta.get("weight_version"), self.version)
 
@@ -305,14 +305,14 @@ def _number(version: Any, otherwise: int) -> int:
 
 
 async def start_sglang(
-    config: SglangConfig, settings: SglangSettings, held: WeightsMetadata, *, version: int
+    config: SglangConfig, settings: SglangSettings, weights: WeightsMetadata, *, version: int
 ) -> SglangEngine:
     """An engine in processes of its own, with weights of no meaning until some are written.
 
     Args:
         config: rollout.sglang.
         settings: what it is made for.
-        held: the weights that it needs.
+        weights: the weights that it needs.
         version: policy version that these will hold.
 
     Raises:
@@ -324,7 +324,7 @@ async def start_sglang(
     process = SglangProcess(python, settings.server_args(config), log=settings.log, env=env)
     try:
         await process.wait(config.start_timeout_s)
-        target = SglangTarget(process, held, num_workers=config.tensor_parallel)
+        target = SglangTarget(process, weights, num_workers=config.tensor_parallel)
         engine = SglangEngine(process, settings, target, version=version)
         await engine.set_version(version)
     except BaseException:

@@ -90,8 +90,8 @@ class SglangProcess:
                 while True:
                     with contextlib.suppress(aiohttp.ClientError, SglangDied):
                         await self._on_loop(self._call("GET", "ready", None, _POLL_S * 10))
-                        said: Mapping[str, Any] = await self.get("model_info", timeout_s=timeout_s)
-                        return said
+                        reply: Mapping[str, Any] = await self.get("model_info", timeout_s=timeout_s)
+                        return reply
                     if self._process.poll() is not None:
                         raise SglangDied(self._gone("could not start"))
                     await asyncio.sleep(_POLL_S)
@@ -175,10 +175,10 @@ class SglangProcess:
         if answer.status >= 400:
             raise RuntimeError(f"SGLang answered {path} with {answer.status}: {text[:500]}")
         with contextlib.suppress(json.JSONDecodeError):
-            found = json.loads(text)
-            if isinstance(found, dict) and found.get("success") is False:
-                raise RuntimeError(f"SGLang refused {path}: {str(found.get('message'))[:500]}")
-            return found
+            reply = json.loads(text)
+            if isinstance(reply, dict) and reply.get("success") is False:
+                raise RuntimeError(f"SGLang refused {path}: {str(reply.get('message'))[:500]}")
+            return reply
         return text
 
     async def _events(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
@@ -196,7 +196,7 @@ class SglangProcess:
             raise SglangDied(self._gone(f"broke {path} off ({described(error)})")) from error
         raise SglangDied(self._gone(f"broke {path} off"))
 
-    def _gone(self, what: str) -> str:
+    def _gone(self, failure: str) -> str:
         code = self._process.poll()
         ended = "" if code is None else f", its process has ended (exit code {code})"
         lines = (
@@ -204,8 +204,8 @@ class SglangProcess:
             if self.log.exists()
             else []
         )
-        said = f": {' / '.join(lines)[-500:]}" if code is not None and lines else ""
-        return f"SGLang {what}{ended}{said}; its log is {self.log}"
+        last_lines = f": {' / '.join(lines)[-500:]}" if code is not None and lines else ""
+        return f"SGLang {failure}{ended}{last_lines}; its log is {self.log}"
 
 
 def _free_port() -> int:

@@ -27,14 +27,14 @@ class SglangTarget:
     with its digest; that they use it is shown by log-probs of a probe.
     """
 
-    def __init__(self, process: SglangProcess, held: WeightsMetadata, *, num_workers: int) -> None:
+    def __init__(self, process: SglangProcess, weights: WeightsMetadata, *, num_workers: int) -> None:
         """Args:
         process: the server.
-        held: what the engine needs.
+        weights: what the engine needs.
         num_workers: processes that hold a part of the model; each reads all that is sent.
         """
         self._process = process
-        self._held = held
+        self._held = weights
         self._num_workers = num_workers
         self._arrived: dict[str, int] = {}
         self.is_open = False
@@ -71,6 +71,6 @@ class SglangTarget:
         """Digests of what has arrived; tied names have that of the one under which it did."""
         by_name = self._held.by_name
         return {
-            name: next(self._arrived[one] for one in by_name[name].names if one in self._arrived)
+            name: next(self._arrived[alias] for alias in by_name[name].names if alias in self._arrived)
             for name in names
         }

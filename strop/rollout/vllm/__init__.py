@@ -6,6 +6,6 @@ process.py       ServerProcess: the process that owns vLLM's engine, and the mes
 engine.py        VllmEngine: the contract of a rollout engine, kept by that process
 pictures.py      SharedPictures: images and videos of prompts, as the trainer's model gets them
 target.py        VllmTarget: weights into it through shared memory
-joining.py       where it joins a rollout worker; engine.py: `strop engine`
+launch.py        makes the engine of a rollout worker; engine.py: `strop engine`
 inside/          what runs over there
 """

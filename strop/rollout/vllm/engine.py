@@ -101,7 +101,7 @@ class Settings:
 
     def env(self) -> dict[str, str]:
         """Variables of vLLM's processes: quiet, offline, on loopback."""
-        made = {
+        variables = {
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
             "VLLM_HOST_IP": "127.0.0.1",
@@ -110,9 +110,11 @@ class Settings:
         }
         if self.reader is not None:
             sizes = {kind: self.reader.most_tokens(kind) for kind in self.reader.token_ids}
-            made["STROP_PICTURES"] = json.dumps({"architecture": self.architecture, "most_tokens": sizes})
+            variables["STROP_PICTURES"] = json.dumps(
+                {"architecture": self.architecture, "most_tokens": sizes}
+            )
         if self.device == "cpu":
-            made |= {
+            variables |= {
                 "VLLM_TARGET_DEVICE": "cpu",
                 # The process of the core computes, if one device is enough. Else vLLM starts another on a CPU, and each
                 # waits for the other in a loop of sched_yield; Linux 6.18 was seen to leave a third process, such as
@@ -122,7 +124,7 @@ class Settings:
                 "OMP_NUM_THREADS": str(self.num_threads),
                 "TORCHDYNAMO_DISABLE": "1",  # the first log-probs would wait a minute for a compiler
             }
-        return made
+        return variables
 
 
 class VllmEngine:
@@ -132,7 +134,7 @@ class VllmEngine:
         self,
         process: ServerProcess,
         facts: Mapping[str, Any],
-        held: WeightsMetadata,
+        weights: WeightsMetadata,
         *,
         version: int,
         reader: Any = None,
@@ -142,14 +144,14 @@ class VllmEngine:
         Args:
             process: with an engine that was started.
             facts: what it says of itself.
-            held: the weights that it needs.
+            weights: the weights that it needs.
             version: of the weights.
             reader: of the model's media; None for a model of text alone.
         """
         self._reader = reader
         self.pictures = SharedPictures(reader)
         """Of the media of running requests."""
-        self.target = VllmTarget(process, held)
+        self.target = VllmTarget(process, weights)
         self.facts = facts
         self._process = process
         self._version = version
@@ -160,10 +162,10 @@ class VllmEngine:
     @property
     def abilities(self) -> frozenset[Ability]:
         """On a CPU vLLM keeps its memory while it sleeps."""
-        found: set[Ability] = {"keyed", "update_in_flight"}
+        abilities: set[Ability] = {"keyed", "update_in_flight"}
         if self._reader is not None:
-            found.add("media")
-        return frozenset(found | {"frees_weights"} if self._gives_memory_back else found)
+            abilities.add("media")
+        return frozenset(abilities | {"frees_weights"} if self._gives_memory_back else abilities)
 
     @property
     def pid(self) -> int:
@@ -260,9 +262,9 @@ class VllmEngine:
 
     async def abort(self, request_ids: Sequence[str] | None = None) -> None:
         """End these requests, or all, with the tokens they have; ids that do not run are passed over."""
-        wanted = self._running if request_ids is None else request_ids
-        if found := [name for name in wanted if name in self._running]:
-            await self._process.ask("abort", timeout_s=TIMEOUT_S, ids=found)
+        names = self._running if request_ids is None else request_ids
+        if running := [name for name in names if name in self._running]:
+            await self._process.ask("abort", timeout_s=TIMEOUT_S, ids=running)
 
     async def flush_cache(self) -> None:
         """Forget computed prompts."""
@@ -296,10 +298,10 @@ class VllmEngine:
     async def log_probs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of all tokens but the first, at temperature 1."""
         name = f"score {next(self._num_checks)}"
-        found: list[float] = await self._process.ask(
+        log_probs: list[float] = await self._process.ask(
             "score", timeout_s=TIMEOUT_S, id=name, ids=list(token_ids)
         )
-        return found
+        return log_probs
 
     async def health(self) -> Mapping[str, float]:
         """Generate one token for real, unless paused or asleep; numbers about the engine.
@@ -336,14 +338,14 @@ class VllmEngine:
 
 
 async def start_vllm(
-    config: VllmConfig, settings: Settings, held: WeightsMetadata, *, version: int
+    config: VllmConfig, settings: Settings, weights: WeightsMetadata, *, version: int
 ) -> VllmEngine:
     """An engine in a process of its own, with weights of no meaning until some are written.
 
     Args:
         config: rollout.vllm.
         settings: what it is made for.
-        held: the weights that it needs.
+        weights: the weights that it needs.
         version: policy version that these will hold.
 
     Raises:
@@ -365,7 +367,7 @@ async def start_vllm(
         await asyncio.to_thread(process.close)
         raise
     facts["gives_memory_back"] = facts["device"] != "cpu" and settings.shares_device
-    return VllmEngine(process, facts, held, version=version, reader=settings.reader)
+    return VllmEngine(process, facts, weights, version=version, reader=settings.reader)
 
 
 def _sampling_params(sampling: Sampling) -> dict[str, Any]:

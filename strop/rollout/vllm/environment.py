@@ -78,6 +78,8 @@ def _run(command: list[str]) -> str:
     """Output of the command."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()[-3:]
-        raise ValueError(f"`{' '.join(command)}` failed with exit code {done.returncode}: {' / '.join(said)}")
+        last_lines = (done.stderr or done.stdout).strip().splitlines()[-3:]
+        raise ValueError(
+            f"`{' '.join(command)}` failed with exit code {done.returncode}: {' / '.join(last_lines)}"
+        )
     return done.stdout

@@ -46,7 +46,7 @@ class SharedPictures:
     @property
     def num_bytes(self) -> int:
         """Memory that is shared now."""
-        return sum(one.bucket["num_bytes"] for one in self._shared.values())
+        return sum(picture.bucket["num_bytes"] for picture in self._shared.values())
 
     @contextlib.contextmanager
     def of(self, token_ids: Sequence[int], media: Sequence[Media]) -> Iterator[list[dict[str, Any]]]:
@@ -59,28 +59,28 @@ class SharedPictures:
         Raises:
             ValueError: one cannot be read.
         """
-        with contextlib.ExitStack() as held:
-            yield [self._told(held, token_ids, one) for one in media]
+        with contextlib.ExitStack() as stack:
+            yield [self._told(stack, token_ids, medium) for medium in media]
 
-    def _told(self, held: contextlib.ExitStack, token_ids: Sequence[int], one: Media) -> dict[str, Any]:
+    def _told(self, stack: contextlib.ExitStack, token_ids: Sequence[int], medium: Media) -> dict[str, Any]:
         assert self._reader is not None, "a prompt with media is checked by a reader"
-        shared = held.enter_context(self._use(one))
-        token, (start, end) = self._reader.token_ids[one.kind], one.span
+        shared = stack.enter_context(self._use(medium))
+        token, (start, end) = self._reader.token_ids[medium.kind], medium.span
         return {
-            "kind": one.kind,
+            "kind": medium.kind,
             "hash": shared.hash,
-            "grid": list(one.grid),
+            "grid": list(medium.grid),
             "start": start,
-            "places": [int(found == token) for found in token_ids[start:end]],
-            "seconds_per_patch": one.seconds_per_patch if self._reader.tells_seconds else 1.0,
+            "places": [int(token_id == token) for token_id in token_ids[start:end]],
+            "seconds_per_patch": medium.seconds_per_patch if self._reader.tells_seconds else 1.0,
             **shared.bucket,
         }
 
     @contextlib.contextmanager
-    def _use(self, one: Media) -> Iterator[_Shared]:
-        key = (one.kind, one.key, one.grid)
+    def _use(self, medium: Media) -> Iterator[_Shared]:
+        key = (medium.kind, medium.key, medium.grid)
         if key not in self._shared:
-            self._shared[key] = self._share(one)
+            self._shared[key] = self._share(medium)
         shared = self._shared[key]
         shared.num_users += 1
         try:
@@ -91,22 +91,22 @@ class SharedPictures:
                 del self._shared[key]
                 shared.memory.close()
 
-    def _share(self, one: Media) -> _Shared:
+    def _share(self, medium: Media) -> _Shared:
         assert self._reader is not None, "a prompt with media is checked by a reader"
-        patches = self._reader.pixels(one).to(torch.float32).contiguous()
+        patches = self._reader.pixels(medium).to(torch.float32).contiguous()
         memory = contextlib.ExitStack()
         bucket = memory.enter_context(shared_bucket([("patches", patches)]))
-        return _Shared(memory, bucket, content_hash(one, patches))
+        return _Shared(memory, bucket, content_hash(medium, patches))
 
 
-def content_hash(one: Media, patches: Tensor) -> str:
+def content_hash(medium: Media, patches: Tensor) -> str:
     """Equal for media that a model cannot tell apart, and for no others: pictures may come from anywhere.
 
     Args:
-        one: the medium.
+        medium: the medium.
         patches: [P, C t p p].
     """
-    said = f"{one.kind} {one.grid} {tuple(patches.shape)} {patches.dtype} {one.seconds_per_patch}"
-    state = hashlib.blake2b(said.encode(), digest_size=32)
+    text = f"{medium.kind} {medium.grid} {tuple(patches.shape)} {patches.dtype} {medium.seconds_per_patch}"
+    state = hashlib.blake2b(text.encode(), digest_size=32)
     state.update(patches.view(-1).view(torch.uint8).numpy().data)
     return state.hexdigest()

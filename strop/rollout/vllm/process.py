@@ -161,8 +161,8 @@ class ServerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # what it has started
         code = await asyncio.to_thread(self._process.wait)
-        said = _reason(self.log, self._log_start)
-        self._ended = self._ended or f"its process has ended (exit code {code}){said}; its log is {self.log}"
+        cause = _reason(self.log, self._log_start)
+        self._ended = self._ended or f"its process has ended (exit code {code}){cause}; its log is {self.log}"
         self._fail()
 
     def _take(self, message: Mapping[str, Any]) -> None:
@@ -193,8 +193,8 @@ def _reason(log: Path, start: int) -> str:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(start, size - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
-        found = [match[1] for line in lines if (match := _ERROR.search(line))]
+        messages = [match[1] for line in lines if (match := _ERROR.search(line))]
         # What led to the others stands first.
-        told = next((one for one in found if "Engine core initialization failed" not in one), None)
-        return f": {told[:500]}" if told else ""
+        message = next((text for text in messages if "Engine core initialization failed" not in text), None)
+        return f": {message[:500]}" if message else ""
     return ""

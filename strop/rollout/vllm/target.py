@@ -21,13 +21,13 @@ class VllmTarget:
     tensor that arrives with its digest; that they use it is shown by log-probs of a probe.
     """
 
-    def __init__(self, process: ServerProcess, held: WeightsMetadata) -> None:
+    def __init__(self, process: ServerProcess, weights: WeightsMetadata) -> None:
         """Args:
         process: owns the engine.
-        held: what the engine needs.
+        weights: what the engine needs.
         """
         self._process = process
-        self._held = held
+        self._held = weights
         self._arrived: dict[str, int] = {}
         self.is_open = False
         """Weights have arrived, and no version was set since."""
@@ -57,6 +57,6 @@ class VllmTarget:
         """Digests of what has arrived; tied names have that of the one under which it did."""
         by_name = self._held.by_name
         return {
-            name: next(self._arrived[one] for one in by_name[name].names if one in self._arrived)
+            name: next(self._arrived[alias] for alias in by_name[name].names if alias in self._arrived)
             for name in names
         }

@@ -20,13 +20,13 @@ _NAMES_SHOWN = 3
 class TransferState:
     """The receiver's account of one sync."""
 
-    def __init__(self, version: int, sent: WeightsMetadata, held: WeightsMetadata) -> None:
+    def __init__(self, version: int, sent: WeightsMetadata, stored: WeightsMetadata) -> None:
         """Compare what will be sent with what the engine holds.
 
         Args:
             version: policy version.
             sent: the sender's weights.
-            held: the weights that the engine needs.
+            stored: the weights that the engine needs.
 
         Raises:
             SyncIncomplete: the engine needs tensors that the sender does not have.
@@ -34,12 +34,12 @@ class TransferState:
         """
         self._version = version
         self._sent = sent
-        self._held = held
+        self._held = stored
         self._arrived: dict[str, int] = {}
         self._problem: SyncError | None = None
-        missing = [weight.name for weight in held if not any(name in sent.by_name for name in weight.names)]
+        missing = [weight.name for weight in stored if not any(name in sent.by_name for name in weight.names)]
         if missing:
-            raise self._incomplete(missing, len(held), "in the trainer's model")
+            raise self._incomplete(missing, len(stored), "in the trainer's model")
         self._destinations = {weight.name: self._destination(weight) for weight in sent}
         self._check_ties()
 
@@ -120,24 +120,24 @@ class TransferState:
 
     def _destination(self, weight: TensorMetadata) -> tuple[str, ...]:
         """The engine's weights, by their first names, that take this weight's value."""
-        known = [self._held.by_name[name] for name in weight.names if name in self._held.by_name]
-        if not known:
+        candidates = [self._held.by_name[name] for name in weight.names if name in self._held.by_name]
+        if not candidates:
             raise SyncRefused(
                 f"sync {self._version} refused: the rollout worker's model has no {weight.name}; both sides must load "
                 f"the same model; {REFUSAL}"
             )
-        for held in known:
-            for what, here, there in (
-                ("shape", list(held.shape), list(weight.shape)),
-                ("dtype", held.dtype, weight.dtype),
+        for stored in candidates:
+            for label, here, there in (
+                ("shape", list(stored.shape), list(weight.shape)),
+                ("dtype", stored.dtype, weight.dtype),
             ):
                 if here != there:
                     raise SyncRefused(
-                        f"sync {self._version} refused: {weight.name} has {what} {there} in the trainer and {here} in "
+                        f"sync {self._version} refused: {weight.name} has {label} {there} in the trainer and {here} in "
                         f"the rollout worker; both sides must load the same model, and the sender casts to a dtype on "
                         f"request; {REFUSAL}"
                     )
-        return tuple(dict.fromkeys(held.name for held in known))
+        return tuple(dict.fromkeys(stored.name for stored in candidates))
 
     def _check_ties(self) -> None:
         source: dict[str, str] = {}
@@ -152,19 +152,23 @@ class TransferState:
 
     def _problem_of(self, number: int, weight: TensorMetadata, offset: int, size: int) -> SyncError | None:
         promised = self._sent.by_name.get(weight.name)
-        what = None
+        problem = None
         if promised is None:
-            what = f"bucket {number} holds {weight.name}, which the sync did not announce"
+            problem = f"bucket {number} holds {weight.name}, which the sync did not announce"
         elif weight.name in self._arrived:
-            what = f"{weight.name} arrived twice, in buckets {self._arrived[weight.name]} and {number}"
+            problem = f"{weight.name} arrived twice, in buckets {self._arrived[weight.name]} and {number}"
         elif weight != promised:
-            what = (
+            problem = (
                 f"{weight.name} arrived as {list(weight.shape)} {weight.dtype}, but {list(promised.shape)} "
                 f"{promised.dtype} was announced"
             )
         elif offset < 0 or offset + weight.num_bytes > size:
-            what = f"{weight.name} does not lie within bucket {number} of {size} bytes"
-        return None if what is None else SyncCorrupted(f"sync {self._version} corrupted: {what}; {REFUSAL}")
+            problem = f"{weight.name} does not lie within bucket {number} of {size} bytes"
+        return (
+            None
+            if problem is None
+            else SyncCorrupted(f"sync {self._version} corrupted: {problem}; {REFUSAL}")
+        )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -167,10 +167,10 @@ class SenderChannel:
                 self._selector.register(peer.connection, selectors.EVENT_READ, peer)
 
     def _pump_until(self, deadline: float, waiting_for: str) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
             raise TimeoutError(f"waited {self.timeout_s:g} s for {waiting_for}")
-        self._pump(left)
+        self._pump(remaining_s)
 
     def _pump(self, timeout_s: float) -> None:
         """Take in what has come; wait for something if nothing has."""

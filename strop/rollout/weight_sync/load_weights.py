@@ -9,31 +9,31 @@ from strop.engines.config import EngineConfig
 from strop.engines.lora.adapters import merged_weights
 from strop.engines.model import load_model
 from strop.engines.training import Engine
-from strop.rollout.engine_group import Generation, Place
+from strop.rollout.engine_group import EngineContext, Generation
 from strop.rollout.registry import engines
-from strop.rollout.sglang.joining import make_sglang
-from strop.rollout.vllm.joining import make_vllm
+from strop.rollout.sglang.launch import make_sglang
+from strop.rollout.vllm.launch import make_vllm
 from strop.rollout.weight_sync.probe import check_probe, probe_of
 from strop.rollout.weight_sync.stream import parameter_stream
 from strop.rollout.weight_sync.target import WeightTarget
 
 
-async def make_engine(place: Place) -> Generation:
+async def make_engine(context: EngineContext) -> Generation:
     """The engine that `rollout.engine` names, which is not the native one.
 
     Raises:
         ValueError: it cannot be used here.
     """
-    name = place.rollout.engine
+    name = context.rollout.engine
     if name == "vllm":
-        return await make_vllm(place)
+        return await make_vllm(context)
     if name == "sglang":
-        return await make_sglang(place)
-    made: Generation = await engines[name](place)
-    return made
+        return await make_sglang(context)
+    handle: Generation = await engines[name](context)
+    return handle
 
 
-async def loaded(place: Place) -> Generation:
+async def loaded(context: EngineContext) -> Generation:
     """The same with the weights of the model folder, as it gets them in a run; it must give what the model in this
     process gives.
 
@@ -41,21 +41,21 @@ async def loaded(place: Place) -> Generation:
         ValueError: it cannot be used here.
         SyncCorrupted: it does not compute with these weights.
     """
-    model = await asyncio.to_thread(load_model, place.model, device="cpu")
-    made = await make_engine(place)
-    if made.target is None:  # one of a user's own, which reads the folder itself
-        return made
+    model = await asyncio.to_thread(load_model, context.model, device="cpu")
+    handle = await make_engine(context)
+    if handle.target is None:  # one of a user's own, which reads the folder itself
+        return handle
     try:
-        await asyncio.to_thread(_fill, made.target, model)
-        await made.engine.set_version(place.version)
-        if made.scores is not None:
+        await asyncio.to_thread(_fill, handle.target, model)
+        await handle.engine.set_version(context.version)
+        if handle.scores is not None:
             probe = probe_of(Engine(model, EngineConfig(), is_frozen=True))
-            found = await made.scores(probe.token_ids)
-            check_probe(probe, found, version=place.version, dtype=made.dtype)
+            log_probs = await handle.scores(probe.token_ids)
+            check_probe(probe, log_probs, version=context.version, dtype=handle.dtype)
     except BaseException:
-        await made.engine.close()
+        await handle.engine.close()
         raise
-    return made
+    return handle
 
 
 def pull_weights(trained: Engine, target: WeightTarget) -> None:

@@ -38,9 +38,9 @@ class ModuleTarget:
     def digests(self, names: Sequence[str]) -> dict[str, int]:
         """Digests of the parameters as they are now; a tied one is read once."""
         live = named_weights(self._module)
-        known: dict[int, int] = {}
+        digests: dict[int, int] = {}
         for name in names:
             tensor = live[name]
-            if id(tensor) not in known:
-                known[id(tensor)] = digest_tensor(tensor)
-        return {name: known[id(live[name])] for name in names}
+            if id(tensor) not in digests:
+                digests[id(tensor)] = digest_tensor(tensor)
+        return {name: digests[id(live[name])] for name in names}

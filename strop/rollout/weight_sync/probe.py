@@ -26,23 +26,23 @@ def probe_of(engine: Engine) -> Probe:
     model = engine.model
     ids = probe_tokens(model.config.get_text_config().vocab_size, never=model.never_sampled)
     rows = make_rows([torch.tensor(ids[:1])], [torch.tensor(ids[1:])])
-    made = engine.map_tokens(rows, lambda tokens: {"log_probs": tokens.log_probs(temperature=1.0)[0]})
-    return Probe(token_ids=ids, log_probs=tuple(made["log_probs"].tolist()))
+    outputs = engine.map_tokens(rows, lambda tokens: {"log_probs": tokens.log_probs(temperature=1.0)[0]})
+    return Probe(token_ids=ids, log_probs=tuple(outputs["log_probs"].tolist()))
 
 
-def check_probe(probe: Probe, found: Sequence[float], *, version: int, dtype: str) -> float:
+def check_probe(probe: Probe, log_probs: Sequence[float], *, version: int, dtype: str) -> float:
     """Compare with what an engine says; the mean difference.
 
     Args:
         probe: what the trainer's model says.
-        found: the engine's log-probs of the same tokens.
+        log_probs: the engine's log-probs of the same tokens.
         version: policy version that both hold.
         dtype: precision of the engine.
 
     Raises:
         SyncCorrupted: it is larger than `TOLERANCE`, or no number.
     """
-    differences = [abs(a - b) for a, b in zip(found, probe.log_probs, strict=True)]
+    differences = [abs(a - b) for a, b in zip(log_probs, probe.log_probs, strict=True)]
     mean, limit = sum(differences) / len(differences), TOLERANCE[dtype]
     if not mean <= limit:
         raise SyncCorrupted(
@@ -60,5 +60,5 @@ def probe_tokens(vocab_size: int, *, never: Collection[int] = ()) -> tuple[int, 
         vocab_size: of the model.
         never: tokens that are not among them, such as those that stand for images.
     """
-    tokens = ((place * 7919 + 3) % vocab_size for place in itertools.count())
+    tokens = ((position * 7919 + 3) % vocab_size for position in itertools.count())
     return tuple(itertools.islice((token for token in tokens if token not in never), NUM_TOKENS))

@@ -100,18 +100,18 @@ class WeightSender:
             ValueError: rank 0 has not opened the sync.
         """
         started = time.monotonic()
-        held = weights_metadata(self._module, dtype=self._dtype)
+        metadata = weights_metadata(self._module, dtype=self._dtype)
         stream = parameter_stream(
             self._module,
             bucket_bytes=self._bucket_bytes,
-            wanted=self._rank == 0,
+            sends=self._rank == 0,
             dtype=self._dtype,
             weights=weights,
         )
         digest, transport = "", "gather"
         try:
             if self._rank == 0:
-                digest, transport = self._opened().send(version, held, stream)
+                digest, transport = self._opened().send(version, metadata, stream)
         except Exception:
             _use_up(stream)  # the other ranks gather to the end, whatever happened here
             raise
@@ -119,8 +119,8 @@ class WeightSender:
         return SyncReport(
             version=version,
             transport=transport,
-            num_tensors=len(held),
-            num_bytes=held.num_bytes,
+            num_tensors=len(metadata),
+            num_bytes=metadata.num_bytes,
             seconds=time.monotonic() - started,
             digest=digest,
         )
@@ -156,19 +156,19 @@ class _Session:
             num_receivers=channel.num_receivers,
         )
 
-    def send(self, version: int, held: WeightsMetadata, stream: Iterator[Bucket]) -> tuple[str, str]:
+    def send(self, version: int, metadata: WeightsMetadata, stream: Iterator[Bucket]) -> tuple[str, str]:
         """One sync; the digest of what was sent, and the name of the transport."""
         self._attempt += 1
         try:
-            transport = self._transport_for(self._channel.wait_for_receivers(), held)
+            transport = self._transport_for(self._channel.wait_for_receivers(), metadata)
             self._channel.begin(self._attempt)
-            inventory = [weight_as_json(weight) for weight in held]
+            inventory = [weight_as_json(weight) for weight in metadata]
             self._channel.tell("begin", version=version, weights=inventory, plan=transport.plan.to_json())
             self._channel.hear("ready", 0, f"to be ready for sync {version}")
             self._channel.tell("go")
             transport.begin()
             digests = self._stream(transport, stream)
-            digest = combine_digests(held, digests)
+            digest = combine_digests(metadata, digests)
             self._channel.tell("commit", digests=digests, digest=digest)
             self._channel.hear("verified", 0, f"to verify sync {version}")
             return digest, transport.plan.name
@@ -177,8 +177,8 @@ class _Session:
             raise SyncError(f"sync {version} failed at {error}") from error
         except (TimeoutError, ConnectionError) as error:
             # A receiver that breaks a transfer says why; one that is late is named already.
-            said = "" if isinstance(error, TimeoutError) else self._channel.failure_of_receiver()
-            reason = said or str(error)
+            cause = "" if isinstance(error, TimeoutError) else self._channel.failure_of_receiver()
+            reason = cause or str(error)
             self._give_up(reason)
             raise SyncError(f"sync {version} stopped: {reason}") from error
         except BaseException as error:
@@ -215,16 +215,16 @@ class _Session:
             self._channel.tell("abort", reason=reason)
         self._drop_transport()
 
-    def _transport_for(self, joined: list[Message], held: WeightsMetadata) -> SendingTransport:
+    def _transport_for(self, joined: list[Message], metadata: WeightsMetadata) -> SendingTransport:
         """The transport of the syncs before, unless one failed or somebody joined."""
         if self._num_joins != self._channel.num_joins:
             self._drop_transport()
         if self._transport is None:
-            self._transport = self._over_memory(joined, held) or self._over_network(joined)
+            self._transport = self._over_memory(joined, metadata) or self._over_network(joined)
             self._num_joins = self._channel.num_joins
         return self._transport
 
-    def _over_memory(self, joined: list[Message], held: WeightsMetadata) -> SendingTransport | None:
+    def _over_memory(self, joined: list[Message], metadata: WeightsMetadata) -> SendingTransport | None:
         """Shared memory, if every receiver sees this node's and there is room."""
         file, self._file = self._file, None
         if not all(answer.get("shares_memory") is True for answer in joined):
@@ -235,7 +235,7 @@ class _Session:
         if file is None:
             return None
         # A small model needs no large slots: what is reserved is taken from the node's memory.
-        slot_bytes = min(self._bucket_bytes, max(1, held.num_bytes + ALIGNMENT * len(held)))
+        slot_bytes = min(self._bucket_bytes, max(1, metadata.num_bytes + ALIGNMENT * len(metadata)))
         try:
             return SharedMemorySender(self._channel, file, made_in=self._attempt, slot_bytes=slot_bytes)
         except OSError as error:

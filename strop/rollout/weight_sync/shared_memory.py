@@ -136,11 +136,11 @@ class SharedMemoryReceiver:
         self.finish()
         if num_bytes <= len(self._slots[0]):
             return self._next(num_bytes)
-        whole = torch.empty(num_bytes, dtype=torch.uint8)
-        for part in torch.split(whole, len(self._slots[0])):
+        buffer = torch.empty(num_bytes, dtype=torch.uint8)
+        for part in torch.split(buffer, len(self._slots[0])):
             part.copy_(self._next(len(part)))
             self.finish()
-        return whole
+        return buffer
 
     def finish(self) -> None:
         """Tell the sender that the last piece was read."""

@@ -55,7 +55,7 @@ def parameter_stream(
     module: nn.Module,
     *,
     bucket_bytes: int = BUCKET_BYTES,
-    wanted: bool = True,
+    sends: bool = True,
     dtype: torch.dtype | None = None,
     weights: Iterable[tuple[str, Tensor]] | None = None,
 ) -> Iterator[Bucket]:
@@ -68,7 +68,7 @@ def parameter_stream(
     Args:
         module: plain, or sharded over ranks that all make this call and use up the iterator.
         bucket_bytes: limit of a bucket.
-        wanted: whether this rank gets the buckets; without it the rank takes part in the gathers, keeps nothing,
+        sends: whether this rank gets the buckets; without it the rank takes part in the gathers, keeps nothing,
             and its iterator ends without yielding.
         dtype: deliver floating-point weights in this dtype; they are cast before they are gathered.
         weights: the tensors to deliver instead of the module's own, for example with an adapter merged into
@@ -80,14 +80,14 @@ def parameter_stream(
     """
     if bucket_bytes < 1:
         raise ValueError(f"a bucket of {bucket_bytes} bytes holds nothing; use at least 1")
-    held = weights_metadata(module, dtype=dtype)
-    source = iter(_own_weights(module, held)) if weights is None else iter(weights)
-    for group in _groups(held, bucket_bytes):
+    metadata = weights_metadata(module, dtype=dtype)
+    source = iter(_own_weights(module, metadata)) if weights is None else iter(weights)
+    for group in _groups(metadata, bucket_bytes):
         entries, size = _placed(group)
         data: Tensor | None = None
         for weight, offset in entries:
             tensor = full_weight(_next(source, weight), weight.dtype)
-            if not wanted:
+            if not sends:
                 continue
             if len(entries) == 1:
                 data = tensor.contiguous().view(-1).view(torch.uint8)
@@ -117,9 +117,9 @@ def weight_from_json(value: Any) -> TensorMetadata:
         case [str(name), list(shape), str(dtype), list(aliases)] if (
             all(type(size) is int and size >= 0 for size in shape)
             and all(isinstance(alias, str) for alias in aliases)
-            and isinstance(known := getattr(torch, dtype, None), torch.dtype)
+            and isinstance(torch_dtype := getattr(torch, dtype, None), torch.dtype)
         ):
-            return TensorMetadata(name=name, shape=tuple(shape), dtype=known, aliases=tuple(aliases))
+            return TensorMetadata(name=name, shape=tuple(shape), dtype=torch_dtype, aliases=tuple(aliases))
     raise ValueError(f"not the description of a weight: {str(value)[:200]}")
 
 
@@ -134,7 +134,7 @@ def weights_from_json(value: Any) -> WeightsMetadata:
     return WeightsMetadata(tuple(map(weight_from_json, value)))
 
 
-def _own_weights(module: nn.Module, held: WeightsMetadata) -> Iterator[tuple[str, Tensor]]:
+def _own_weights(module: nn.Module, metadata: WeightsMetadata) -> Iterator[tuple[str, Tensor]]:
     """The module's own tensors. Raises before the first one what is wrong with any."""
     adapter = next(
         (name for name in module.state_dict(keep_vars=True) if hugging_face_name(name) is None), None
@@ -144,9 +144,9 @@ def _own_weights(module: nn.Module, held: WeightsMetadata) -> Iterator[tuple[str
             f"the model has an adapter ({adapter}), which its own weights do not contain; give the merged weights"
         )
     tensors = named_weights(module)
-    for weight in held:
+    for weight in metadata:
         check_present(weight.name, tensors[weight.name])
-    return ((weight.name, tensors[weight.name]) for weight in held)
+    return ((weight.name, tensors[weight.name]) for weight in metadata)
 
 
 def _next(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tensor:
@@ -160,10 +160,10 @@ def _next(source: Iterator[tuple[str, Tensor]], weight: TensorMetadata) -> Tenso
     return tensor
 
 
-def _groups(held: WeightsMetadata, bucket_bytes: int) -> Iterator[list[TensorMetadata]]:
+def _groups(metadata: WeightsMetadata, bucket_bytes: int) -> Iterator[list[TensorMetadata]]:
     """The weights in order, cut where a bucket is full."""
     group: list[TensorMetadata] = []
-    for weight in held:
+    for weight in metadata:
         if group and _placed([*group, weight])[1] > bucket_bytes:
             yield group
             group = []

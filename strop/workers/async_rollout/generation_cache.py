@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from strop.rollout.client import GenerateClient
-from strop.rollout.replicas.partial_request import OpenRequest
+from strop.rollout.replicas.partial_request import PartialRequest
 from strop.rollout.types import OnToken, Sampling, StopReason, TokenOutput
 from strop.run.replay_schedule import Spans, versions_in_spans
 from strop.workers.async_rollout.recorded_schedule import RecordedSchedule
@@ -99,7 +99,7 @@ class GenerationCache:
         if uid not in self._current:
             options = {} if on_token is None else {"on_token": on_token}
             return await self._client.generate(request_id, prompt_ids, sampling, **options)
-        request = OpenRequest(request_id, prompt_ids, sampling, on_token)
+        request = PartialRequest(request_id, prompt_ids, sampling, on_token)
         state = RequestState(
             asked=_digest(prompt_ids, sampling),
             token_ids=request.token_ids,
@@ -130,7 +130,7 @@ class GenerationCache:
         self.differing.append(request_id)
         return None
 
-    async def _rest(self, request: OpenRequest) -> StopReason:
+    async def _rest(self, request: PartialRequest) -> StopReason:
         """Generate what is missing."""
         while True:
             before = len(request.token_ids)

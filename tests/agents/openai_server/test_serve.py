@@ -18,7 +18,7 @@ from strop.agents.openai_server.server import Gateway
 from strop.cli.commands import serve
 from strop.config import load_config
 from strop.protocol.trajectory import Trajectory
-from strop.rollout.engine_group import Place
+from strop.rollout.engine_group import EngineContext
 from strop.rollout.types import RolloutEngine, Sampling
 from strop.trainer.config import Config
 from strop.trainer.standalone import load_generation
@@ -32,7 +32,7 @@ def config_of(model: Path) -> Config:
 
 
 def loaded(config: Config) -> tuple[serve.AnySession, RolloutEngine]:
-    place = Place(
+    place = EngineContext(
         model=config.model, rollout=config.rollout, device="cpu", version=0, trained=None, max_tokens=0,
         logs=None, rank=0,
     )  # fmt: skip

@@ -21,7 +21,7 @@ from strop.rewards.judges.config import JudgeConfig
 from strop.rewards.judges.judge import fill
 from strop.rewards.judges.replies import criteria_verdict
 from strop.rewards.judges.rubrics import CriterionConfig
-from strop.rollout.engine_group import Place
+from strop.rollout.engine_group import EngineContext
 from strop.trainer.config import Config
 from strop.trainer.standalone import load_generation
 
@@ -187,7 +187,7 @@ def test_a_criterion_has_a_name_and_a_text(name: str, text: str) -> None:
 def test_a_model_that_strop_serves_is_a_judge(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of random weights: it writes, and the digit that a pattern finds in that is its verdict."""
     config = load_config(Config, overrides=[f"model.path={tiny_model}", "data.max_response_tokens=24"])
-    place = Place(
+    place = EngineContext(
         model=config.model, rollout=config.rollout, device="cpu", version=0, trained=None, max_tokens=0,
         logs=None, rank=0,
     )  # fmt: skip

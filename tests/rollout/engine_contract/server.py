@@ -13,7 +13,7 @@ from rollout.engine_contract.case import Start, StartedEngine
 from strop.engines.config import ModelConfig
 from strop.engines.model import load_model
 from strop.rollout.config import RolloutConfig
-from strop.rollout.engine_group import Place
+from strop.rollout.engine_group import EngineContext
 from strop.rollout.weight_sync.load_weights import loaded
 
 
@@ -30,7 +30,7 @@ def start_server(name: str) -> Start:
 
     async def start(folder: Path) -> StartedEngine:
         model = ModelConfig(path=str(folder), dtype="float32")
-        place = Place(
+        place = EngineContext(
             model=model,
             rollout=RolloutConfig(engine=name, max_running=64),
             device="auto",

@@ -189,7 +189,7 @@ def test_a_step_takes_the_weights_of_now(tiny_folder: Callable[[str], Path]) -> 
     with torch.no_grad():
         for _, parameter in model.named_parameters():
             parameter.mul_(1.1)
-    step.look_again()
+    step.weights_changed()
     after, expected, *_ = both(model, step)
     assert float((after - before).abs().max()) > 1e-2 * float(before.abs().max())
     torch.testing.assert_close(after, expected, atol=1e-4, rtol=1e-4)

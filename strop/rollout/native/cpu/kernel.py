@@ -148,16 +148,16 @@ class DecodeKernel:
         Raises:
             MemoryError: there is no room for the scores of one sequence.
         """
-        query, key, value = (one.float() for one in (query, key, value))
-        if any(one.stride(-1) != 1 for one in (query, key, value)):
+        query, key, value = (tensor.float() for tensor in (query, key, value))
+        if any(tensor.stride(-1) != 1 for tensor in (query, key, value)):
             query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
         assert keys.stride()[2:] == (keys.shape[3], 1), "tokens of a slot lie one after another"
         assert keys.stride() == values.stride(), "keys and values lie alike"
-        steps = [size for one in (query, key, value, keys) for size in one.stride()[:2]]
+        steps = [size for tensor in (query, key, value, keys) for size in tensor.stride()[:2]]
         out = torch.empty(query.shape, dtype=torch.float32)
         tensors = (query, key, value, out, keys, values, lengths)
         failed = self._decode(
-            *(one.data_ptr() for one in tensors),
+            *(tensor.data_ptr() for tensor in tensors),
             len(lengths),
             keys.shape[2],
             (ctypes.c_int64 * 8)(*steps),

@@ -88,8 +88,8 @@ class _Layer:
         products = {name: getattr(self, name) for name in ("qkv", "out", "gate_up", "down")}
         norms = ("query_norm", "key_norm", "next_norm", "next_layer_norm")
         return Layer(
-            **{name: one.panels.data_ptr() for name, one in products.items()},
-            **{f"{name}_bias": _at(one.bias) for name, one in products.items()},
+            **{name: product.panels.data_ptr() for name, product in products.items()},
+            **{f"{name}_bias": _at(product.bias) for name, product in products.items()},
             **{name: _at(getattr(self, name)) for name in norms},
             window=self.window,
             eps=self.eps,
@@ -112,7 +112,7 @@ class FusedStep:
         self._cosines = self._sines = torch.empty(0)
         self._room = torch.empty(0)
         self._is_checked = False
-        self.is_given_up = False
+        self.is_disabled = False
         """The first step gave something else than the model's own forward pass: none is tried again."""
 
     def free(self) -> None:
@@ -123,7 +123,7 @@ class FusedStep:
         self._made_of.clear()
         self._is_current = False
 
-    def look_again(self) -> None:
+    def weights_changed(self) -> None:
         """The weights may be others from now on."""
         self._is_current = False
 
@@ -135,19 +135,19 @@ class FusedStep:
         cache: SlotCache,
         *,
         num_tokens: int,
-        own: Callable[[], Tensor],
+        forward: Callable[[], Tensor],
     ) -> Tensor:
         """As strop.rollout.native.decode_steps.DecodeSteps has it; positions are lengths in models of text."""
         if self._is_checked:
             return self.computed(ids, lengths, cache, num_tokens=num_tokens)
-        expected = own()
+        expected = forward()
         logits = self.computed(ids, lengths, cache, num_tokens=num_tokens)
         self._is_checked = True
         if agrees(logits, expected, self._dtype):
             return logits
-        self.is_given_up = True
+        self.is_disabled = True
         self.free()
-        return own()  # what the other left in the cache is overwritten
+        return forward()  # what the other left in the cache is overwritten
 
     def computed(self, ids: Tensor, lengths: Tensor, cache: SlotCache, *, num_tokens: int) -> Tensor:
         """Logits [B, V] of the next token; arguments as of `hidden`."""
@@ -234,9 +234,9 @@ def _is_plain(layer: Any) -> bool:
     attention, mlp = layer.self_attn, layer.mlp
     joined = [[attention.q_proj, attention.k_proj, attention.v_proj], [mlp.gate_proj, mlp.up_proj]]
     parts = [*joined[0], *joined[1], attention.o_proj, mlp.down_proj]
-    if any(type(one) is not nn.Linear for one in parts):
+    if any(type(part) is not nn.Linear for part in parts):
         return False
-    return all(len({one.bias is None for one in parts}) == 1 for parts in joined)
+    return all(len({part.bias is None for part in parts}) == 1 for parts in joined)
 
 
 def _layers_of(model: CausalLM, dtype: torch.dtype, width: int) -> Iterator[_Layer]:

@@ -32,8 +32,8 @@ def load(model: Any, named_tensors: list[tuple[str, torch.Tensor]]) -> None:
             kind = getattr(torch, dtype)
             size = torch.Size(shape).numel() * kind.itemsize
             value = data[offset : offset + size].view(kind).view(shape)
-            if (found := digest_tensor(value)) != digest:
-                raise ValueError(f"{name} arrived with digest {found:016x} instead of {digest:016x}")
+            if (actual := digest_tensor(value)) != digest:
+                raise ValueError(f"{name} arrived with digest {actual:016x} instead of {digest:016x}")
             tensors.append((name, value))
         model.load_weights(iter(tensors))
 

@@ -71,9 +71,11 @@ class Server:
         except Exception as error:  # noqa: BLE001  (the owner hears of it)
             if getattr(self._engine, "errored", False):
                 kill_group()  # the log says why; nothing can be asked of it any more
-            known = isinstance(error, ValueError)
+            is_refusal = isinstance(error, ValueError)
             self.tell(
-                n=message["n"], error=f"{error}" if known else f"{type(error).__name__}: {error}", bad=known
+                n=message["n"],
+                error=f"{error}" if is_refusal else f"{type(error).__name__}: {error}",
+                bad=is_refusal,
             )
         else:
             self.tell(n=message["n"], result=result)
@@ -113,13 +115,13 @@ class Server:
         """vLLM's own counts, by the names in NUMBERS."""
         from vllm.v1.metrics.reader import get_metrics_snapshot
 
-        found = dict.fromkeys(NUMBERS.values(), 0.0)
+        numbers = dict.fromkeys(NUMBERS.values(), 0.0)
         for metric in get_metrics_snapshot():
             if metric.name in NUMBERS:  # one of each engine core
-                found[NUMBERS[metric.name]] += float(metric.value)
-        found["prefilled_tokens"] -= found["cached_tokens"]
-        found["block_tokens"] = float(self._engine.vllm_config.cache_config.block_size)
-        return found
+                numbers[NUMBERS[metric.name]] += float(metric.value)
+        numbers["prefilled_tokens"] -= numbers["cached_tokens"]
+        numbers["block_tokens"] = float(self._engine.vllm_config.cache_config.block_size)
+        return numbers
 
     async def generate(self, message: Any) -> dict[str, Any]:
         """Continue a prompt; how it ended, and the tokens that were not told yet."""
@@ -139,13 +141,13 @@ class Server:
 
             prompt = with_pictures(message["prompt"], message["media"], digest_tensor)
         async for output in self._engine.generate(prompt, options, message["id"]):
-            made = output.outputs[0]
-            ids = list(made.token_ids)
+            completion = output.outputs[0]
+            ids = list(completion.token_ids)
             if ids:
-                chosen = [at[token].logprob for token, at in zip(ids, made.logprobs, strict=True)]
+                chosen = [at[token].logprob for token, at in zip(ids, completion.logprobs, strict=True)]
                 self.tell(n=message["n"], tokens=ids, log_probs=chosen, version=self._version)
                 await self._writer.drain()
-            reason = made.finish_reason
+            reason = completion.finish_reason
         return {"reason": reason}
 
     async def score(self, message: Any) -> list[float]:

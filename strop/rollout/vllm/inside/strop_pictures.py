@@ -43,10 +43,10 @@ def load() -> None:
 
     if importlib.util.find_spec("torchvision") is None:
         _without_torchvision()
-    known = ModelRegistry.models.get(json.loads(os.environ[VARIABLE])["architecture"])
-    if known is not None:  # else vLLM refuses the model
+    model_class = ModelRegistry.models.get(json.loads(os.environ[VARIABLE])["architecture"])
+    if model_class is not None:  # else vLLM refuses the model
         register = MULTIMODAL_REGISTRY.register_processor(Processor, info=Info, dummy_inputs=NoDummies)
-        register(known.load_model_cls())
+        register(model_class.load_model_cls())
 
 
 def _without_torchvision() -> None:
@@ -106,14 +106,14 @@ class Processor(BaseMultiModalProcessor[Info]):
         width = int(getattr(config, "in_channels", 3) * config.temporal_patch_size * config.patch_size**2)
         longest = self.info.ctx.model_config.max_model_len
         sizes = self.info.get_mm_max_tokens_per_item(longest, mm_counts)
-        made = []
+        items = []
         for kind in mm_counts:
             high = math.isqrt(sizes[kind])
             grid = (1, high * side, sizes[kind] // high * side)
             patches = torch.zeros(math.prod(grid), width)
-            told = {"kind": kind, "grid": grid, "start": 0, "hash": kind, "seconds_per_patch": 1.0}
-            made.append(({**told, "places": [1] * (math.prod(grid) // side**2)}, patches))
-        return _input([0] * longest, made)
+            medium = {"kind": kind, "grid": grid, "start": 0, "hash": kind, "seconds_per_patch": 1.0}
+            items.append(({**medium, "places": [1] * (math.prod(grid) // side**2)}, patches))
+        return _input([0] * longest, items)
 
     def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Any:
         raise NotImplementedError("media come as patches")
@@ -133,18 +133,18 @@ def with_pictures(token_ids: list[int], media: Sequence[Mapping[str, Any]], dige
     Raises:
         ValueError: what is in the memory is not what was announced.
     """
-    return _input(token_ids, [(one, _patches(one, digest)) for one in media])
+    return _input(token_ids, [(medium, _patches(medium, digest)) for medium in media])
 
 
-def _patches(one: Mapping[str, Any], digest: Any) -> torch.Tensor:
-    with Path(one["path"]).open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), one["num_bytes"], flags=mmap.MAP_PRIVATE)
-    ((_, shape, dtype, offset, wanted),) = one["entries"]
+def _patches(medium: Mapping[str, Any], digest: Any) -> torch.Tensor:
+    with Path(medium["path"]).open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), medium["num_bytes"], flags=mmap.MAP_PRIVATE)
+    ((_, shape, dtype, offset, expected),) = medium["entries"]
     kind = getattr(torch, dtype)
     size = torch.Size(shape).numel() * kind.itemsize
     patches = torch.frombuffer(mapped, dtype=torch.uint8)[offset : offset + size].view(kind).view(shape)
-    if shape[0] != math.prod(one["grid"]) or digest(patches) != wanted:
-        raise ValueError(f"an {one['kind']} of {one['grid']} patches did not arrive as it was sent")
+    if shape[0] != math.prod(medium["grid"]) or digest(patches) != expected:
+        raise ValueError(f"an {medium['kind']} of {medium['grid']} patches did not arrive as it was sent")
     return patches
 
 
@@ -152,29 +152,29 @@ def _input(token_ids: list[int], media: Sequence[tuple[Mapping[str, Any], torch.
     items: dict[str, list[Any]] = {}
     hashes: dict[str, list[str]] = {}
     places: dict[str, list[PlaceholderRange]] = {}
-    for one, patches in media:
-        kind = one["kind"]
-        items.setdefault(kind, []).append(_item(one, patches))
-        hashes.setdefault(kind, []).append(one["hash"])
-        marks = torch.tensor(one["places"], dtype=torch.bool)
-        place = PlaceholderRange(
-            offset=one["start"], length=len(marks), is_embed=None if bool(marks.all()) else marks
+    for medium, patches in media:
+        kind = medium["kind"]
+        items.setdefault(kind, []).append(_item(medium, patches))
+        hashes.setdefault(kind, []).append(medium["hash"])
+        marks = torch.tensor(medium["places"], dtype=torch.bool)
+        span = PlaceholderRange(
+            offset=medium["start"], length=len(marks), is_embed=None if bool(marks.all()) else marks
         )
-        places.setdefault(kind, []).append(place)
+        places.setdefault(kind, []).append(span)
     return mm_input(token_ids, MultiModalKwargsItems(items), hashes, places)
 
 
-def _item(one: Mapping[str, Any], patches: torch.Tensor) -> Any:
+def _item(medium: Mapping[str, Any], patches: torch.Tensor) -> Any:
     """Arguments of the model for one medium."""
-    kind = one["kind"]
+    kind = medium["kind"]
     name, grid = _NAMES[kind]
-    given = {name: patches, grid: torch.tensor([one["grid"]])}
+    values = {name: patches, grid: torch.tensor([medium["grid"]])}
     fields = {
         name: MultiModalFieldConfig.flat_from_sizes(kind, torch.tensor([len(patches)])),
         grid: MultiModalFieldConfig.batched(kind, keep_on_cpu=True),
     }
     if kind == "video":
-        given["second_per_grid_ts"] = torch.tensor([one["seconds_per_patch"]])
+        values["second_per_grid_ts"] = torch.tensor([medium["seconds_per_patch"]])
         fields["second_per_grid_ts"] = MultiModalFieldConfig.batched(kind, keep_on_cpu=True)
-    (item,) = MultiModalKwargsItems.from_hf_inputs(given, fields)[kind]
+    (item,) = MultiModalKwargsItems.from_hf_inputs(values, fields)[kind]
     return item

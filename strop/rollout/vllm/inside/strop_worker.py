@@ -91,8 +91,8 @@ class SharedMemoryTransfer(WeightTransferEngine[Start, Bucket]):
             kind = getattr(torch, dtype)
             size = torch.Size(shape).numel() * kind.itemsize
             value = data[offset : offset + size].view(kind).view(shape)
-            if (found := digest_tensor(value)) != digest:
-                raise ValueError(f"{name} arrived with digest {found:016x} instead of {digest:016x}")
+            if (actual := digest_tensor(value)) != digest:
+                raise ValueError(f"{name} arrived with digest {actual:016x} instead of {digest:016x}")
             tensors.append((name, value))
         self.model.load_weights(iter(tensors))
 
@@ -130,9 +130,9 @@ def _with_whole_log_probs(sampler: Any) -> None:
     cut = sampler.__call__
 
     def call(self: Any, logits: Any, generators: Any, k: Any, p: Any) -> tuple[Any, Any]:
-        whole = None if k is None and p is None else logits.log_softmax(dim=-1, dtype=torch.float32)
+        full = None if k is None and p is None else logits.log_softmax(dim=-1, dtype=torch.float32)
         tokens, log_probs = cut(self, logits, generators, k, p)
-        return tokens, log_probs if whole is None or log_probs is None else whole
+        return tokens, log_probs if full is None or log_probs is None else full
 
     sampler.__call__ = call
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from strop.engines.config import ModelConfig
 from strop.rollout.config import RolloutConfig
-from strop.rollout.engine_group import Place
-from strop.rollout.serving import make_serving
+from strop.rollout.engine_group import EngineContext
+from strop.rollout.engine_setup import make_engine_group
 from strop.rollout.types import Sampling
 from strop.trainer.standalone import client_of, load_generation
 
 
-def place(folder: Path, engine: str = "native") -> Place:
-    return Place(
+def place(folder: Path, engine: str = "native") -> EngineContext:
+    return EngineContext(
         model=ModelConfig(path=str(folder), dtype="float32"),
         rollout=RolloutConfig(engine=engine, timeout_s=9),
         device="cpu",
@@ -42,7 +42,7 @@ def test_the_native_engine_answers_alone(tiny_model: Path) -> None:
 
 def test_an_engine_with_weights_of_its_own_takes_versions(tiny_model: Path) -> None:
     async def body() -> None:
-        served = await make_serving(place(tiny_model))
+        served = await make_engine_group(place(tiny_model))
         await served.wake_up()
         first = await served.client.generate("a", [1, 2], Sampling(key=0, max_tokens=3))
         await served.sleep()

@@ -1,0 +1,30 @@
+"""SGLang engines of a rollout worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from strop.engines.model import load_model_config, unused_tokens
+from strop.rollout.engine_group import EngineContext, Generation
+from strop.rollout.replicas.subprocess_engine import own_process
+from strop.rollout.sglang.engine import SglangSettings, start_sglang
+
+
+async def make_sglang(context: EngineContext) -> Generation:
+    """SGLang for this place; raises as `start_sglang`."""
+    process = own_process(context)
+    vocab_size = int(load_model_config(context.model).get_text_config().vocab_size)
+    settings = SglangSettings(
+        model=str(Path(context.model.path).absolute()),
+        trust_remote_code=context.model.trust_remote_code,
+        dtype=process.dtype,
+        vocab_size=vocab_size,
+        unused_tokens=unused_tokens(context.model, vocab_size),
+        max_tokens=context.max_tokens,
+        max_running=context.rollout.max_running,
+        log=process.log,
+    )
+    engine = await start_sglang(context.rollout.sglang, settings, process.weights, version=context.version)
+    return Generation(
+        engine=engine, policy=None, target=engine.target, scores=engine.log_probs, dtype=process.dtype
+    )
