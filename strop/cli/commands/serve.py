@@ -110,7 +110,7 @@ def any_session(config: Config, engines: Generation) -> AnySession:
 
     Args:
         config: with the folder of the model in model.path.
-        made: the engine.
+        engines: the engine.
 
     Raises:
         ValueError: the model has no chat template, or there is no such tool format.

@@ -40,7 +40,7 @@ def in_play_text(
 
     Args:
         versions: by uid, in the order in which they were begun, the policy version at that time.
-        kept: by uid, what was generated and scored.
+        saved: by uid, what was generated and scored.
         ended: uids of those that have ended, the first one first.
         looked_at: uids of those that a step has looked at.
     """
