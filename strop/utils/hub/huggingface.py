@@ -131,6 +131,8 @@ class HuggingFaceRepo(Repo):
             chain.append(below)
         section, noun = ("datasets/", "data set") if self._kind == "dataset" else ("", "model")
         for link in chain:
+            if isinstance(link, errors.HFValidationError):
+                return Refused(f"{self._name!r} is no name of the hub, which are ORG/NAME ({reason(link)})")
             if isinstance(link, errors.GatedRepoError):
                 return Refused(
                     f"its owners ask for consent first: accept their conditions at {endpoint}/{section}{self._name}, "

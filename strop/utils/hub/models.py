@@ -83,13 +83,17 @@ def fetch_model(
     if state and branch and place.kind == "modelscope":
         state = f"{branch}/{state}"  # its client finds a state again only on the branch that has it
     place = Place(kind=place.kind, name=place.name, revision=state or branch)
+    complaint = f"{key} {str(place)!r} cannot be fetched"
     try:
         repo = repo_of(place)
+    except (Refused, OSError) as error:
+        raise ValueError(f"{complaint}: {error}") from error
+    try:
         folder = _folder(place, repo, options)
     except (Refused, Unreachable, TimeoutError) as error:
-        raise ValueError(f"{key} {str(place)!r} cannot be fetched: {error}") from error
+        raise ValueError(f"{complaint}: {error}") from error
     except OSError as error:
-        raise ValueError(f"{key} {str(place)!r} cannot be fetched: {_disk_error(error, repo)}") from error
+        raise ValueError(f"{complaint}: {_disk_error(error, repo)}") from error
     return Fetched(place=place, folder=str(folder), revision=folder.name)
 
 
@@ -157,17 +161,19 @@ def repo_of(place: Place) -> Repo:
 
 def _folder(place: Place, repo: Repo, options: Fetch) -> Path:
     """The folder of the model, named like its state, once all requested files lie there."""
-    revision = place.revision
+    revision, cached = place.revision, repo.cached(place.revision)
     is_offline = options.offline or repo.is_offline
-    cached = _whole_copy(repo, revision, options, is_offline=is_offline)
-    if cached is not None and (is_offline or cached.name == revision.rpartition("/")[2]):
+    if cached is not None and cached.name == revision.rpartition("/")[2] and _is_complete(cached, options):
         return cached
+    is_usable = cached is not None and not _lack(cached, options)
     if is_offline:
-        raise Refused(_not_cached(repo, revision, options))
+        if cached is None or not is_usable:
+            raise Refused(_not_cached(repo, revision, options))
+        return cached
     try:
         listing = run_with_stall_limit(partial(repo.list, revision), repo.traffic, options.silence_s)
     except (Unreachable, TimeoutError) as error:
-        if cached is None:
+        if cached is None or not is_usable:
             raise Unreachable(f"{error}. {_offline_advice(repo, revision)}") from error
         options.say(f"{error}; the copy of {place} in {cached} is used")
         return cached
@@ -177,11 +183,17 @@ def _folder(place: Place, repo: Repo, options: Fetch) -> Path:
     return folder
 
 
-def _whole_copy(repo: Repo, revision: str, options: Fetch, *, is_offline: bool) -> Path | None:
-    folder = repo.cached(revision)
-    if folder is None or lacking(folder, weights=options.weights):
-        return None
-    return folder if is_offline or not options.code or any(folder.glob("*.py")) else None
+def _is_complete(folder: Path, options: Fetch) -> bool:
+    """True where a copy has files of all requested kinds, so that its hub need not be asked for more."""
+    return not lacking(folder, weights=options.weights) and (not options.code or any(folder.glob("*.py")))
+
+
+def _lack(folder: Path, options: Fetch) -> str:
+    """The first file without which a copy is of no use where its hub cannot be asked; empty where it can be used.
+
+    Nobody knows then whether the model has code or a tokenizer of its own; loading it says what it misses.
+    """
+    return lacking(folder, weights=options.weights, tokenizer=not options.weights)
 
 
 def _fetch_files(place: Place, repo: Repo, listing: Listing, options: Fetch) -> Path:
@@ -213,14 +225,14 @@ def _not_cached(repo: Repo, revision: str, options: Fetch) -> str:
     state = (
         f"the cache {repo.cache} has no copy of it"
         if folder is None
-        else f"its copy {folder} lacks {lacking(folder, weights=options.weights)}"
+        else f"its copy {folder} lacks {_lack(folder, options)}"
     )
     return f"{state}, and {setting} is set, so nobody is asked: fetch it once without, or name a folder"
 
 
 def _offline_advice(repo: Repo, revision: str) -> str:
     folder = repo.cached(revision)
-    half = f" (half of it is in {folder} and is kept)" if folder is not None else ""
+    half = f" (a part of it is in {folder} and is kept)" if folder is not None else ""
     return (
         f"Check the network and its proxy settings, or copy a model folder here and give that{half}; without a "
         f"network only what is in {repo.cache} can be used"

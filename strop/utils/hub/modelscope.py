@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock
+
 from strop.utils.hub.model_files import STALE
 from strop.utils.hub.repo import Listing, Refused, Repo, Sending, Unreachable, is_of_network, reason, size_of
 
@@ -92,29 +94,34 @@ class ModelScopeRepo(Repo):
     def get(self, listing: Listing, names: Sequence[str]) -> Path:
         """As of Repo."""
         folder = self._folder / listing.revision
-        lacking = [name for name in names if not (folder / name).is_file()]
-        if lacking:
-            entries = [
-                {"Path": name, "Size": listing.sizes[name], "Sha256": listing.sha256.get(name)}
-                for name in lacking
-            ]
-            staging = folder.with_name(f"{folder.name}.part") if self._kind == "dataset" else folder
-            try:
-                self._api.download_repo(
-                    self._name,
-                    self._kind,
-                    revision=self._branch or None,
-                    local_dir=staging,
-                    file_list=entries,
-                )
-            except Exception as error:
-                raise self._convert_error(error) from error
-            if not folder.is_dir():  # else another process was first
-                staging.rename(folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f"{folder.name}.lock")):  # a process that comes meanwhile finds the files
+            self._download(folder, listing, [name for name in names if not (folder / name).is_file()])
         ref = self._folder / "refs" / (self._branch or MAIN)
         ref.parent.mkdir(parents=True, exist_ok=True)
         ref.write_text(listing.revision, encoding="utf-8")
         return folder
+
+    def _download(self, folder: Path, listing: Listing, names: Sequence[str]) -> None:
+        """Download files into a folder; that of a data set appears when it has all of them."""
+        if not names:
+            return
+        entries = [
+            {"Path": name, "Size": listing.sizes[name], "Sha256": listing.sha256.get(name)} for name in names
+        ]
+        staging = folder.with_name(f"{folder.name}.part") if self._kind == "dataset" else folder
+        try:
+            self._api.download_repo(
+                self._name,
+                self._kind,
+                revision=self._branch or None,
+                local_dir=staging,
+                file_list=entries,
+            )
+        except Exception as error:
+            raise self._convert_error(error) from error
+        if staging != folder:
+            staging.rename(folder)
 
     def traffic(self) -> int:
         """As of Repo."""

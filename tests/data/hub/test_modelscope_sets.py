@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import datasets.config
@@ -14,6 +16,7 @@ from strop.data import read_rows
 from strop.data.hub_rows import commit_of, parse_hub
 from strop.data.streaming import open_rows
 from strop.utils import trust
+from strop.utils.hub.modelscope import ModelScopeRepo
 from strop.utils.remote_path import fetched
 
 NAME = "datasets/me/sums"
@@ -135,3 +138,25 @@ def test_without_the_client_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         ValueError, match=r"cannot be read from ModelScope: .*pip install 'strop\[modelscope\]'"
     ):
         read_rows(["modelscope:me/sums"])
+
+
+@stores
+def test_of_two_that_fetch_one_state_the_second_waits_and_finds_it(
+    hub: ScopeStandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(hub, 1, 2)
+    repos = [ModelScopeRepo("me/sums", "dataset") for _ in range(2)]
+    running: list[int] = []
+    for repo in repos:
+        real = repo._api.download_repo
+
+        def slow(*args: object, real: Callable[..., object] = real, **options: object) -> None:
+            running.append(1)
+            time.sleep(0.3)
+            real(*args, **options)
+
+        monkeypatch.setattr(repo._api, "download_repo", slow)
+    with ThreadPoolExecutor(2) as threads:
+        folders = set(threads.map(lambda repo: repo.get(repo.list(""), ["train.jsonl"]), repos))
+    assert len(folders) == len(running) == 1
+    assert (folders.pop() / "train.jsonl").read_bytes() == lines(1, 2)

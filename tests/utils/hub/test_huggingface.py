@@ -22,7 +22,7 @@ from strop.engines.model import load_model, load_model_config, load_tokenizer
 from strop.utils import trust
 from strop.utils.hub.huggingface import HuggingFaceRepo
 from strop.utils.hub.models import Fetch, Fetched, fetch_copy, fetch_model, hashes
-from strop.utils.hub.repo import is_of_network
+from strop.utils.hub.repo import Refused, is_of_network
 
 WEIGHTS = bytes(range(256)) * 1024  # 256 KiB
 MODEL = {
@@ -128,6 +128,39 @@ def test_an_unreachable_hub_is_named_and_a_copy_is_used(
         ValueError, match=r"model\.path 'tiny/other' cannot be fetched: .*cannot be reached.*network"
     ):
         get("tiny/other")
+
+
+@pytest.mark.parametrize("lost", ["the network", "permission"])
+def test_a_copy_without_code_or_tokenizer_is_used_where_the_hub_cannot_be_asked(
+    hub: StandIn, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    plain = {name: body for name, body in MODEL.items() if name not in ("modeling_own.py", "tokenizer.json")}
+    commit = hub.add("tiny/plain", plain)
+    get("tiny/plain", code=True)
+    if lost == "permission":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    else:
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert get("tiny/plain", code=True).revision == commit
+    assert get(f"tiny/plain@{commit}", code=True).revision == commit
+    with pytest.raises(ValueError, match="tiny/plain.* cannot be fetched"):
+        get("tiny/plain", weights=False)  # asked for its settings and tokenizer alone
+
+
+def test_a_cache_that_cannot_be_looked_at_is_named(hub: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(name: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/closed/hub")
+
+    monkeypatch.setattr("strop.utils.hub.models.HuggingFaceRepo", closed)
+    with pytest.raises(
+        ValueError, match=r"'tiny/model' cannot be fetched: .*Permission denied: '/closed/hub'"
+    ):
+        get("tiny/model")
+
+
+def test_a_name_that_the_client_refuses_is_no_matter_of_the_network(hub: StandIn) -> None:
+    with pytest.raises(Refused, match=r"'tiny/a--b' is no name of the hub, which are ORG/NAME"):
+        HuggingFaceRepo("tiny/a--b").list("")
 
 
 @pytest.mark.parametrize(
