@@ -72,7 +72,7 @@ class Behind:
     def __init__(self, setup: TrackerSetup) -> None:
         self._remote = self.remote(Story.of(setup))
         self._waiting: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
         self._num_given = self._num_told = 0
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=f"tracker {self.remote.name}", daemon=True)
@@ -110,8 +110,11 @@ class Behind:
             while item is not None and (item := self._waiting.get()) is not None:
                 self._tell(*item)
             tell_end(self._remote)
-        except BaseException as error:  # noqa: BLE001 (the program's; it is raised where the run can say it)
+        except Exception as error:  # noqa: BLE001 (the program's; it is raised where the run can say it)
             self._error = error
+        except BaseException as error:  # noqa: BLE001 (raised as it is, it would end the run)
+            self._error = RuntimeError(f"{type(error).__name__} in the thread of the tracker: {error}")
+            self._error.__cause__ = error
 
     def _tell(self, step: int, metrics: Mapping[str, float]) -> None:
         tell_step(self._remote, step, metrics)

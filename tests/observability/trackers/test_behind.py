@@ -105,6 +105,31 @@ def test_one_that_fails_is_said_once_and_the_others_go_on(
     )
 
 
+@pytest.mark.parametrize("method", ["begin", "log", "end"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_one_that_ends_its_thread_is_reported_and_the_run_goes_on(
+    run: Path,
+    method: str,
+    error: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def end_thread(*arguments: Any) -> None:
+        raise error("no account")
+
+    tracker(type("Ending", (Told,), {method: end_thread}), monkeypatch)
+    with (
+        caplog.at_level(logging.WARNING),
+        TrackerGroup(["told"], TrackerSetup(folder=run, total_steps=9)) as group,
+    ):
+        for step in range(9):
+            group.log(step, {"actor/loss": 1.0})
+            time.sleep(0.01)
+    (sentence,) = [record.getMessage() for record in caplog.records]
+    assert "the tracker 'told' failed and is switched off" in sentence
+    assert f"RuntimeError: {error.__name__} in the thread of the tracker: no account" in sentence
+
+
 def test_one_that_waits_for_ever_costs_the_run_nothing_but_a_while_at_the_end(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
