@@ -117,8 +117,8 @@ class TrackerGroup:
         """Let trackers that have a method `note` show how far a step is."""
         for name, tracker in list(self._trackers.items()):
             try:
-                if show := getattr(tracker, "note", None):
-                    show(text)
+                if note := getattr(tracker, "note", None):
+                    note(text)
             except BROKEN as error:  # as in log
                 _warn(name, error)
                 self._close_one(name, is_reported=True)
