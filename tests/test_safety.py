@@ -240,8 +240,8 @@ WALL_CLOCK = {
     "controller/ray/launcher.py": "which of several failures came first",
     "controller/ray/failures.py": "which of several failures came first",
     "data/cache/__init__.py": "against the times of files",
-    "observability/trackers/async_logger.py": "trackers keep when a number was told",
-    "observability/trackers/run_metadata.py": "names a run that is told again",
+    "observability/trackers/async_logger.py": "trackers record when a metric was logged",
+    "observability/trackers/run_metadata.py": "names a run that is sent again",
 }
 """Modules that ask for the time of day. It can go back or jump, so no deadline and no duration is measured by it."""
 

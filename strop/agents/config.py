@@ -27,7 +27,8 @@ class AgentConfig:
     `with_absolute_paths`."""
 
     default_agent: str = SINGLE_TURN
-    """Agent of the rows that name none in a column agent_name: single_turn_agent, tool_agent, or one of your own."""
+    """Agent of the rows that name none in a column agent_name: single_turn_agent, tool_agent, or one of your own
+    (agent.files) or of an installed package (docs/packages.md)."""
     files: tuple[str, ...] = ()
     """Python files that register agents, tools or tool-call formats of your own. Relative paths start at the
     current directory."""
@@ -55,11 +56,11 @@ class AgentConfig:
     tools: str = ""
     """YAML file with tool classes, their settings and schemas."""
     function_tools: str = ""
-    """Python file with functions marked @function_tool; or names of such tools that installed packages bring, with
-    commas between them."""
+    """Python file with functions marked @function_tool; or names of such tools that installed packages bring
+    (docs/packages.md), with commas between them."""
     tool_format: str = "auto"
     """Format in which the model writes tool calls, also to an agent behind the gateway and in `strop serve`; auto: as
-    its chat template writes them."""
+    its chat template writes them. One of your own (agent.files) or of an installed package (docs/packages.md) too."""
     max_parallel_calls: PositiveInt = 1
     """Tool calls of one answer that are carried out; the others are answered with a sentence that says so."""
     max_tool_response_tokens: PositiveInt = 256

@@ -85,14 +85,15 @@ def agent_named(name: str) -> tuple[Callable[..., Awaitable[AgentResult]], bool]
 
 
 def check_agent(name: str, label: str) -> None:
-    """Refuse the name of an unknown agent, once the user's files are loaded.
+    """Refuse the name of an unknown agent, once the user's files are loaded; one of an installed package is imported.
 
     Args:
         name: of an agent.
         label: names the setting or row, such as `agent.default_agent is`.
 
     Raises:
-        ValueError: there is no such agent; the sentence lists the known ones.
+        ValueError: there is no such agent, and the sentence lists the known ones; or its package cannot be used.
     """
     if name not in agents:
         raise ValueError(f"{label} {name!r}, but no agent has that name; known: {', '.join(agents.names())}")
+    agents[name]

@@ -30,7 +30,8 @@ class AlgorithmConfig:
     adv_estimator: str = "grpo"
     """Advantage estimator by its registered name: gae, grpo, dr_grpo, grpo_passk, gdpo, rloo, reinforce_plus_plus,
     reinforce_plus_plus_baseline, remax, opo, gpg, maxrl, raft, prime, gigpo,
-    optimal_token_baseline, tir_optimal_token_baseline, or one of your own (extensions).
+    optimal_token_baseline, tir_optimal_token_baseline, or one of your own (extensions) or of an installed package
+    (docs/packages.md).
     One that needs values (gae) brings a critic into the run, one that needs process rewards (prime) their model."""
     norm_adv_by_std: bool = True
     """Divide a group's centered rewards by their standard deviation. False is the Dr. GRPO advantage."""
@@ -51,7 +52,8 @@ class AlgorithmConfig:
     """Weight of each of them; empty: 1 each."""
     policy_loss: str = "vanilla"
     """Policy loss by its registered name: vanilla (PPO's clipped surrogate), gspo, gmpo, cispo, sapo, dppo_tv,
-    dppo_kl, dro, gpg (reinforce), clip_cov, kl_cov, or one of your own (extensions)."""
+    dppo_kl, dro, gpg (reinforce), clip_cov, kl_cov, or one of your own (extensions) or of an installed package
+    (docs/packages.md)."""
     loss_settings: dict[str, Any] = field(default_factory=dict)
     """Further settings of the loss, by the names of its keyword arguments."""
     extensions: tuple[str, ...] = ()
@@ -90,8 +92,9 @@ class AlgorithmConfig:
     policy_coef: NonNegativeFloat = 1.0
     """Weight of the policy loss beside the distillation term; 0: the teacher alone teaches, whatever the rewards."""
     reward_shaping: str = ""
-    """A function of your own by its registered name (extensions) that changes the rewards of a prompt's samples
-    before they are trained on, after reward.weight and reward.overlong_buffer; empty: none."""
+    """A function of your own (extensions) or of an installed package (docs/packages.md) by its name that changes
+    the rewards of a prompt's samples before they are trained on, after reward.weight and reward.overlong_buffer;
+    empty: none."""
     shaping_settings: dict[str, Any] = field(default_factory=dict)
     """Settings of that function, by the names of its keyword arguments."""
     use_kl_in_reward: bool = False

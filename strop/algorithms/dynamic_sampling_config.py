@@ -23,8 +23,8 @@ class FilterGroupsConfig:
     highest_mean: float | None = None
     """Leave out groups with a mean above this too: easier than the band."""
     filter: str = ""
-    """A filter of your own by its registered name (extensions), which judges the groups that these rules leave;
-    empty: none."""
+    """A filter of your own (extensions) or of an installed package (docs/packages.md) by its name, which judges the
+    groups that these rules leave; empty: none."""
     prompts_per_round: PositiveInt | None = None
     """Prompts of each round of sampling, for example three times data.prompts_per_step, so that one round is enough;
     groups beyond those that are wanted are left out. null: data.prompts_per_step, and in later rounds what is missing

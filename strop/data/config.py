@@ -66,7 +66,7 @@ class DataConfig:
     sampler: str = "shuffled"
     """Order of the rows of an epoch: shuffled (drawn from the seed), in_order (of the files); by the pass rate at their
     last visit, easy_first, hard_first or near_half (those first that passed about half of the time); or one of your
-    own (algorithm.extensions)."""
+    own (algorithm.extensions) or of an installed package (docs/packages.md)."""
     reorder_every: Annotated[NonNegativeInt, "0 is at the start of each epoch only"] = 0
     """Steps after which a sampler that sees results orders the rest of the epoch again; 0: at the start of each epoch
     only."""

@@ -52,7 +52,8 @@ class RolloutConfig:
     engine: NonEmptyText = "native"
     """Engine that generates: native, in the process of the policy and with its own weights; vllm or sglang, in
     processes of their own; openai, a server somewhere that answers for `strop eval`, `generate` and `check` and cannot
-    be trained (docs/rollout.md); or one of your own (algorithm.extensions)."""
+    be trained (docs/rollout.md); or one of your own (algorithm.extensions) or of an installed package
+    (docs/packages.md)."""
     replicas: PositiveInt = 1
     """Engines of each rollout process, with the same weights: of those in processes of their own, so that several
     devices of one trainer generate, and the others go on where one is lost."""

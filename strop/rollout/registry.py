@@ -39,6 +39,16 @@ def is_known(name: str) -> bool:
 
 
 def check_engine_name(name: str) -> None:
-    """Raise a ValueError where no engine has this name, with the known ones."""
-    if not is_known(name):
-        raise ValueError(unknown("rollout engine", name, {*built_in(), *engines.names()}))
+    """Refuse a name that no engine has, or that one beside the built-in engine has too; an engine of an installed
+    package is imported.
+
+    Raises:
+        ValueError: the sentence lists the known names, or says what has the name too.
+    """
+    if name in built_in():
+        engines.check_built_in(name)
+    elif name in engines:
+        engines[name]
+    else:
+        known = {*built_in(), *engines.names()}
+        raise ValueError(unknown(engines.kind, name, known, group=engines.group))

@@ -45,7 +45,8 @@ class TrainerConfig:
     debug the trainer, and to compare losses on equal data. Empty: samples are played."""
     trackers: tuple[str, ...] = ("console", "jsonl", "tensorboard")
     """Trackers, which take metrics: console, jsonl (which the commands of strop read), tensorboard, wandb, mlflow,
-    swanlab, trackio, clearml, comet."""
+    swanlab, trackio, clearml, comet; or one of your own (algorithm.extensions) or of an installed package
+    (docs/packages.md)."""
     project_name: str = "strop"
     """Project or experiment that the trackers of other people keep the run in."""
     experiment_name: str = ""

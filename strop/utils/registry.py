@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -59,6 +59,29 @@ class Registry(dict[str, T], Generic[T]):
                     f"{dotted(thing)}"
                 )
 
+    def check_built_in(self, name: str, thing: T | None = None) -> None:
+        """Refuse a second thing under the name of a built-in one, because it would never be used.
+
+        Args:
+            name: of the built-in thing.
+            thing: the built-in thing, where it is registered here; None: it stands elsewhere.
+
+        Raises:
+            ValueError: the name is registered too, or an installed package brings it.
+        """
+        holder = self.get(name)
+        if holder is not None and holder is not thing:
+            raise ValueError(
+                f"{self.kind} {name!r} is built in, and {dotted(holder)} is registered under the same name: choose "
+                f"another name for it"
+            )
+        if entries := packaged(self.group).get(name):
+            packages = packages_of(entries)
+            raise ValueError(
+                f"{self.kind} {name!r} is built in, and an entry point ({self.group}) of the installed package "
+                f"{', '.join(packages)} has the same name: rename the entry point, or uninstall {packages[0]}"
+            )
+
     def names(self) -> list[str]:
         """All names in order: those of this process, and those that installed packages bring."""
         return sorted({*self, *packaged(self.group)})
@@ -76,16 +99,21 @@ class Registry(dict[str, T], Generic[T]):
                     f"is imported: decorate the function or class there"
                 )
             return self[name]
-        raise ValueError(unknown(self.kind, name, self.names()))
+        raise ValueError(unknown(self.kind, name, self.names(), group=self.group))
 
 
 @cache
 def packaged(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
     """The entry points of a group by name, those of every installed package; they are read once per process."""
-    found: dict[str, tuple[EntryPoint, ...]] = {}
+    entries: dict[str, tuple[EntryPoint, ...]] = {}
     for entry in entry_points(group=group) if group else ():
-        found[entry.name] = (*found.get(entry.name, ()), entry)
-    return found
+        entries[entry.name] = (*entries.get(entry.name, ()), entry)
+    return entries
+
+
+def packages_of(entries: Iterable[EntryPoint]) -> list[str]:
+    """Names of the packages of entry points, in order."""
+    return sorted({entry.dist.name if entry.dist is not None else entry.value for entry in entries})
 
 
 def load_packaged(kind: str, group: str, name: str) -> None:
@@ -95,7 +123,7 @@ def load_packaged(kind: str, group: str, name: str) -> None:
         ValueError: two packages have an entry point of this name, or the module cannot be imported.
     """
     entries = packaged(group)[name]
-    packages = sorted({entry.dist.name if entry.dist is not None else entry.value for entry in entries})
+    packages = packages_of(entries)
     if len(packages) > 1:
         raise ValueError(
             f"{kind} {name!r} is an entry point ({group}) of several installed packages, {', '.join(packages)}: "
@@ -103,20 +131,28 @@ def load_packaged(kind: str, group: str, name: str) -> None:
         )
     try:
         entries[0].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
             f"{kind} {name!r} comes from the installed package {packages[0]} ({group}: {entries[0].value}), which "
             f"cannot be imported: {type(error).__name__}: {error}"
         ) from error
 
 
-def unknown(kind: str, name: str, known: Collection[str]) -> str:
-    """The sentence for a name that nothing has."""
+def unknown(kind: str, name: str, known: Collection[str], *, group: str = "") -> str:
+    """The sentence for a name that nothing has.
+
+    Args:
+        kind: of the thing.
+        name: that was asked for.
+        known: names that there are.
+        group: of entry points in which installed packages bring such things; "": they bring none.
+    """
     suggestion = nearest(name, known)
     hint = f"Did you mean {suggestion}? " if suggestion else ""
+    package = f", or be an entry point ({group}) of an installed package" if group else ""
     return (
-        f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none'}. {hint}A function of "
-        f"your own must be registered under this name before the run starts"
+        f"unknown {kind} {name!r}; known: {', '.join(sorted(known)) or 'none'}. {hint}One of your own must be "
+        f"registered under this name before the run starts{package}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from strop.agents.envs.config import EnvironmentConfig
 from strop.agents.tools import FUNCTION_TOOL_REGISTRY, BaseTool, ToolResponse
 from strop.agents.tools.calculator import CalculatorTool
 from strop.agents.tools.gsm8k import Gsm8kTool
+from strop.utils import registry
 
 TOKENIZER = family_tokenizer("qwen25")
 END = TOKENIZER.eos_token_id
@@ -25,9 +27,9 @@ def registries() -> Iterator[None]:
     """The registries, as they were before at the end."""
     before: Any = dict(agents), dict(FUNCTION_TOOL_REGISTRY)
     yield
-    for registry, kept in zip((agents, FUNCTION_TOOL_REGISTRY), before, strict=True):
-        registry.clear()
-        registry.update(kept)
+    for names, names_before in zip((agents, FUNCTION_TOOL_REGISTRY), before, strict=True):
+        names.clear()
+        names.update(names_before)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,20 @@ def test_files_register_agents_and_tools(tmp_path: Path) -> None:
     file.write_text("import nothing_of_that_name")
     with pytest.raises(ValueError, match=r"agent.files: .*broken.py cannot be imported: ModuleNotFoundError"):
         AgentSetup(AgentConfig(files=(str(file),)), TOKENIZER)
+
+
+def test_an_agent_of_a_package_is_imported_when_its_name_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("far", "no_such_agents", "strop.agents")
+    monkeypatch.setattr(
+        registry, "packaged", lambda group: {"far": (entry,)} if group == "strop.agents" else {}
+    )
+    with pytest.raises(
+        ValueError,
+        match=r"agent 'far' comes from the installed package no_such_agents .* ModuleNotFoundError",
+    ):
+        AgentSetup(AgentConfig(default_agent="far"), TOKENIZER)
+    with pytest.raises(ValueError, match="agent 'far' comes from the installed package no_such_agents"):
+        setup(default_agent="tool_agent").with_agent_and_tools([row(agent_name="far")], "train")
 
 
 def setup(**settings: Any) -> AgentSetup:

@@ -74,12 +74,12 @@ def test_names_that_are_taken() -> None:
 
 def test_a_name_that_nobody_has() -> None:
     registry: FunctionRegistry[Any] = FunctionRegistry("thing")
-    with pytest.raises(ValueError, match="unknown thing 'x'; known: none. A function of your own"):
+    with pytest.raises(ValueError, match="unknown thing 'x'; known: none. One of your own"):
         registry["x"]
     registry.register("b", needs=["x"])(one)
     registry.register("a", needs=["x"])(other)
     for call in (registry.__getitem__, registry.declaration):
-        with pytest.raises(ValueError, match="unknown thing 'x'; known: a, b. A"):
+        with pytest.raises(ValueError, match="unknown thing 'x'; known: a, b. One of"):
             call("x")
     registry["bare"] = one
     assert registry.declaration("bare") == Declaration()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 import yaml
 from cli_calls import cli
+from docs.doc_pages import ROOT
 
 from strop.algorithms.specs import ADV_DECLARATIONS, LOSS_DECLARATIONS
+from strop.cli.explain.explain import PACKAGE_KEYS
 from strop.config import describe, explain, load_config, read_config
+from strop.data.curriculum import SAMPLERS
 from strop.trainer.config import Config
 
 DAPO = ["algorithm=dapo", "trainer.max_steps=5", "data.max_response_tokens=8192"]
@@ -61,6 +66,23 @@ def test_explain_lists_every_function_with_its_summary() -> None:
         functions = cli("config", "explain", key, "--json").record["functions"]
         assert [one["name"] for one in functions] == sorted(table)
         assert all(one["summary"] for one in functions)
+
+
+def test_explain_lists_what_installed_packages_bring(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "packages.md").read_text(encoding="utf-8")
+    groups = dict(re.findall(r"(?m)^\| `(strop\.\w+)` \| `[^`]+` \| `([\w.]+)`", page))
+    assert {key: group for group, key in groups.items()} == PACKAGE_KEYS
+    entries = (EntryPoint("far", "far_package", "?"), EntryPoint("far", "another", "?"))
+    monkeypatch.setattr("strop.cli.explain.explain.packaged", lambda group: {"far": entries} if group else {})
+    for key in PACKAGE_KEYS:
+        explained = cli("config", "explain", key)
+        assert "    far: of the installed packages another, far_package\n" in explained.out
+    names = [
+        function["name"]
+        for function in cli("config", "explain", "data.sampler", "--json").record["functions"]
+    ]
+    assert names == sorted(["far", *SAMPLERS])
+    assert "far" not in cli("config", "explain", "algorithm.adv_settings").out
 
 
 def test_explain_of_a_section_lists_its_keys_and_presets() -> None:

@@ -12,6 +12,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,12 @@ from rich.console import Console
 
 from strop.observability.reward_curve import find
 from strop.observability.trackers.console import ConsoleTracker, duration, headline
-from strop.observability.trackers.group import TrackerGroup, trackers
+from strop.observability.trackers.group import TrackerGroup, check_trackers, trackers
 from strop.observability.trackers.setup import JsonlTracker, TrackerSetup, read_metrics
 from strop.protocol.trajectory import Prompt
 from strop.rewards import Outcome
 from strop.run import RunError
+from strop.utils import registry
 from strop.workers.episodes import Episode
 from strop.workers.progress import RolloutProgress, Tally
 
@@ -335,11 +337,47 @@ def test_every_tracker_is_closed_also_when_one_fails(
     def broken(setup: TrackerSetup) -> Probe:
         raise ValueError("no server")
 
+    def ending(setup: TrackerSetup) -> Probe:
+        raise RunError("the record cannot be written")
+
     log.clear()
+    caplog.clear()
     monkeypatch.setitem(trackers, "broken", broken)
-    with pytest.raises(ValueError, match="no server"):
-        TrackerGroup(["good", "broken"], setup(tmp_path))
+    with TrackerGroup(["good", "broken"], setup(tmp_path)) as group:
+        group.log(8, {})
+    (record,) = caplog.records
+    sentence = record.getMessage()
+    assert sentence.startswith("the tracker 'broken' failed and is switched off")
+    assert sentence.endswith("ValueError: no server")
+    assert log == ["good 8", "good closed"]
+
+    log.clear()
+    monkeypatch.setitem(trackers, "ending", ending)
+    with pytest.raises(RunError, match="the record cannot be written"):
+        TrackerGroup(["good", "ending"], setup(tmp_path))
     assert log == ["good closed"]
+
+
+@pytest.mark.parametrize("method", ["__init__", "log", "note", "close"])
+def test_a_tracker_of_ones_own_that_exits_does_not_end_the_run(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(*arguments: object) -> None:
+        raise SystemExit("no account")
+
+    class Exiting(Probe):
+        def __init__(self, setup: TrackerSetup) -> None:
+            super().__init__([], "exiting", fails=False)
+
+    monkeypatch.setattr(Exiting, method, leave, raising=False)
+    monkeypatch.setitem(trackers, "exiting", Exiting)
+    with TrackerGroup(["exiting", "jsonl"], setup(tmp_path)) as group:
+        group.log(1, {"a": 1.0})
+        group.note("half")
+        group.log(2, {"a": 1.0})
+    (record,) = caplog.records
+    assert record.getMessage().endswith("SystemExit: no account")
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
 
 
 def test_unknown_tracker_lists_the_known_ones_before_any_starts(tmp_path: Path) -> None:
@@ -349,6 +387,27 @@ def test_unknown_tracker_lists_the_known_ones_before_any_starts(tmp_path: Path) 
     ):
         TrackerGroup(["jsonl", "wandbb"], setup(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["wandb", "tensorboard", "console", "jsonl"])
+def test_a_tracker_under_the_name_of_a_built_in_one_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(trackers, name, Probe)
+        with pytest.raises(
+            ValueError, match=rf"tracker '{name}' is built in, and .*\.Probe is registered under the"
+        ):
+            check_trackers(["jsonl", name])
+    entry = EntryPoint(name, "its_trackers", "strop.trackers")
+    monkeypatch.setattr(
+        registry, "packaged", lambda group: {name: (entry,)} if group == "strop.trackers" else {}
+    )
+    with pytest.raises(
+        ValueError,
+        match=rf"tracker '{name}' is built in, and an entry point \(strop.trackers\) of the installed package its_tr",
+    ):
+        check_trackers(["jsonl", name])
 
 
 def test_progress_of_a_piped_process_goes_to_stderr_and_leaves_stdout_alone() -> None:

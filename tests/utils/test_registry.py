@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
+from strop.utils import registry
 from strop.utils.registry import Registry
 
 
@@ -41,13 +44,56 @@ def test_an_unknown_name_is_told_the_known_ones() -> None:
     things.register("a")(two)
     with pytest.raises(ValueError, match="unknown thing 'one'; known: a, b"):
         things["one"]
-    with pytest.raises(ValueError, match=r"known: a, b\. A function"):
+    with pytest.raises(ValueError, match=r"known: a, b\. One of your own must"):
         things["one"]
     things.register("vllm")(two)
-    with pytest.raises(ValueError, match=r"known: a, b, vllm\. Did you mean vllm\? A function of your own"):
+    with pytest.raises(
+        ValueError,
+        match=r"known: a, b, vllm\. Did you mean vllm\? One of your own must .* starts$",
+    ):
         things["vlm"]
     assert "one" not in things
     assert things.get("one") is None
+
+
+def test_an_unknown_name_is_told_where_packages_bring_one() -> None:
+    things: Registry[Callable[[], int]] = Registry("thing", group="strop.things")
+    with pytest.raises(
+        ValueError,
+        match=r"known: none\. One of your own must be registered under this name before the run starts, or be an entry "
+        r"point \(strop\.things\) of an installed package$",
+    ):
+        things["one"]
+
+
+def test_a_built_in_name_is_no_name_of_anything_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    things: Registry[Callable[[], int]] = Registry("thing", {"inside": one}, group="strop.things")
+    things.check_built_in("inside", one)
+    things.check_built_in("elsewhere")
+    things.register("elsewhere")(two)
+    for name, built_in in (("inside", two), ("elsewhere", None)):
+        with pytest.raises(
+            ValueError, match=rf"thing '{name}' is built in, and .*\.\w+ is registered under the same"
+        ):
+            things.check_built_in(name, built_in)
+    entry = EntryPoint("inside", "its_things", "strop.things")
+    monkeypatch.setattr(registry, "packaged", lambda group: {"inside": (entry,)})
+    with pytest.raises(
+        ValueError, match=r"an entry point \(strop.things\) of the installed package its_things"
+    ):
+        things.check_built_in("inside", one)
+
+
+def test_a_package_that_exits_while_it_is_imported_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "exiting_things.py").write_text("raise SystemExit('no licence')")
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("one", "exiting_things", "strop.things")
+    monkeypatch.setattr(registry, "packaged", lambda group: {"one": (entry,)})
+    things: Registry[Callable[[], int]] = Registry("thing", group="strop.things")
+    with pytest.raises(ValueError, match="which cannot be imported: SystemExit: no licence"):
+        things["one"]
 
 
 def test_where_names_may_be_replaced_the_last_one_counts() -> None:

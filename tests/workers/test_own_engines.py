@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from strop.cli.main import main
 from strop.cli.quickstart.task import write_task
 from strop.config import ConfigError
 from strop.data.tiny_model import make_tiny_model
-from strop.rollout.registry import engines
+from strop.rollout.registry import check_engine_name, engines
 from strop.trainer.loading import load
+from strop.utils import registry
 
 COUNTING = """
     async def generate(self, request_id, prompt_ids, sampling, **options):
@@ -95,3 +97,27 @@ def test_an_unknown_engine_is_refused_with_the_known_ones(settings: list[str], t
     ):
         load(overrides=[*others, "rollout.engine=vlmm"])
     assert load(overrides=settings).rollout.engine == tmp_path.name
+
+
+def test_an_engine_named_like_a_built_in_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def mine(place: object) -> None:
+        """Never called."""
+
+    with monkeypatch.context() as patch:
+        patch.setitem(engines, "vllm", mine)
+        with pytest.raises(
+            ValueError, match=r"rollout engine 'vllm' is built in, and .*mine is registered under the"
+        ):
+            check_engine_name("vllm")
+    check_engine_name("vllm")
+
+
+def test_an_engine_of_a_package_is_imported_when_its_name_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = EntryPoint("far", "no_such_engine", "strop.rollout_engines")
+    monkeypatch.setattr(
+        registry, "packaged", lambda group: {"far": (entry,)} if group == engines.group else {}
+    )
+    with pytest.raises(
+        ValueError, match=r"installed package no_such_engine .* cannot be imported: ModuleNotFoundErr"
+    ):
+        check_engine_name("far")

@@ -23,7 +23,8 @@ class EnvironmentConfig:
 
     name: str = ""
     """Environment that env_agent plays: gymnasium, reasoning_gym, verifiers, openenv, a name registered in one of
-    agent.files, FILE.py:CLASS, or the dotted path of a class. A row's extra_info.env_name comes first."""
+    agent.files or by an installed package (docs/packages.md), FILE.py:CLASS, or the dotted path of
+    a class. A row's extra_info.env_name comes first."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Its arguments; those of a row, extra_info.env_kwargs, are added."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from strop.agents.tools.arguments import wrong_arguments
@@ -145,9 +146,18 @@ def load_function_tools_from_path(path: str) -> dict[str, FunctionTool]:
         ValueError: there is no such file or tool, importing it failed, or it defines no tool.
     """
     names = [name.strip() for name in path.split(",")]
-    if all(name in FUNCTION_TOOL_REGISTRY for name in names):
+    unknown = [name for name in names if name not in FUNCTION_TOOL_REGISTRY]
+    if not unknown:
         ask("agent.function_tools", path)
         return {name: FUNCTION_TOOL_REGISTRY[name] for name in names}
+    file = Path(path).expanduser().absolute()
+    if file.suffix != ".py" and not file.is_file():
+        ask("agent.function_tools", path)
+        raise ValueError(
+            f"agent.function_tools names {unknown[0]!r}, but {file} is no file, and no installed package brings a tool "
+            f"of this name (entry points of {FUNCTION_TOOL_REGISTRY.group}); known tools: "
+            f"{', '.join(FUNCTION_TOOL_REGISTRY.names()) or 'none'}"
+        )
     module = load_user_file(path, setting="agent.function_tools")
     tools = {
         name: tool

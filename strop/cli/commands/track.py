@@ -1,4 +1,4 @@
-"""`strop track`: a run that is recorded, told to a tracker."""
+"""`strop track`: sends a recorded run to a tracker."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the command."""
-    from strop.observability.trackers.async_logger import tell_end, tell_step
-    from strop.observability.trackers.run_metadata import Story
+    from strop.observability.trackers.async_logger import end_run, log_step
+    from strop.observability.trackers.run_metadata import RunMetadata
     from strop.observability.trackers.setup import METRICS_FILE, TrackerSetup, read_metrics
 
     folder = run_in(args.run)
@@ -46,30 +46,30 @@ def run(args: argparse.Namespace) -> int:
     metrics = read_metrics(file) if file.is_file() else []
     if not metrics:
         raise RunError(f"{folder} has no numbers in {METRICS_FILE}: there is nothing to tell")
-    kind = built_in(args.to)
-    kind.check()
+    tracker = built_in(args.to)
+    tracker.check()
     setup = TrackerSetup(
         folder=folder,
         total_steps=int(metrics[-1]["step"]),
         project=args.project or settings.get("project_name") or "strop",
         name=args.name or settings.get("experiment_name") or "",
     )
-    story = Story.of(setup, is_retold=True)
-    remote = kind.remote(story)
+    metadata = RunMetadata.read(setup, is_upload=True)
+    remote = tracker.remote(metadata)
     try:
         remote.begin()
         for record in metrics:
-            tell_step(
+            log_step(
                 remote, int(record["step"]), {key: value for key, value in record.items() if key != "step"}
             )
-        tell_end(remote)
+        end_run(remote)
     except (OSError, ValueError):
         raise
     except Exception as error:
         raise UsageError(f"{args.to} failed: {type(error).__name__}: {error}") from error
     if args.json:
-        print_json({"run": str(folder), "to": args.to, "steps": len(metrics), "id": story.id})
+        print_json({"run": str(folder), "to": args.to, "steps": len(metrics), "id": metadata.id})
     else:
-        say(f"project {story.project}, run {story.name}")
+        say(f"project {metadata.project}, run {metadata.name}")
         print_plain(f"{len(metrics)} steps of {folder} told to {args.to}")
     return 0

@@ -14,6 +14,7 @@ from typing import Any
 
 from strop.compat.key_aliases import key_aliases
 from strop.config.explanation import Explanation, explain, papers_in
+from strop.utils.registry import packaged, packages_of
 from strop.utils.terminal import UsageError, print_json, print_plain
 
 _WIDTH = 100
@@ -28,6 +29,20 @@ REGISTRY_KEYS = {
     "data.sampler": "sampler",
 }
 """Keys whose values are registered functions, or the settings of such."""
+PACKAGE_KEYS = {
+    "algorithm.adv_estimator": "strop.estimators",
+    "algorithm.policy_loss": "strop.policy_losses",
+    "algorithm.filter_groups.filter": "strop.filters",
+    "algorithm.reward_shaping": "strop.reward_shapings",
+    "data.sampler": "strop.samplers",
+    "agent.default_agent": "strop.agents",
+    "agent.function_tools": "strop.tools",
+    "agent.tool_format": "strop.tool_formats",
+    "agent.environment.name": "strop.environments",
+    "rollout.engine": "strop.rollout_engines",
+    "trainer.trackers": "strop.trackers",
+}
+"""Keys whose values may be names of installed packages, with the group of entry points (docs/packages.md)."""
 _REGISTERED_BY = {
     "advantage estimator": "strop.algorithms.advantages.registration",
     "policy loss": "strop.algorithms.losses.terms",
@@ -39,7 +54,7 @@ PACKAGE = Path(__file__).parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Registered:
-    """A function that a key can name."""
+    """A function or class that a key can name."""
 
     name: str
     """As it is registered."""
@@ -58,11 +73,11 @@ class Explained:
     key: Explanation
     """From the configuration's own tree."""
     functions: tuple[Registered, ...]
-    """Registered functions that the key can name; empty for most keys."""
+    """Registered functions and parts of installed packages that the key can name; empty for most keys."""
 
     def record(self) -> dict[str, Any]:
         """As one JSON object."""
-        return {**asdict(self.key), "functions": [asdict(one) for one in self.functions]}
+        return {**asdict(self.key), "functions": [asdict(function) for function in self.functions]}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def explain_key(key: str) -> Explained:
-    """The explanation of a full key.
+    """The explanation of a full key. Installed packages are not imported: of what they bring it has the names.
 
     Raises:
         ValueError: there is no such key; the message names the nearest one.
@@ -89,7 +104,9 @@ def explain_key(key: str) -> Explained:
     from strop.trainer.config import Config
 
     explanation = explain(Config, key, aliases=key_aliases)
-    return Explained(key=explanation, functions=tuple(_registered(explanation.key)))
+    registered = {function.name: function for function in _registered(explanation.key)}
+    functions = {function.name: function for function in _packaged(explanation.key)} | registered
+    return Explained(key=explanation, functions=tuple(functions[name] for name in sorted(functions)))
 
 
 def explained_lines(explained: Explained) -> Iterator[str]:
@@ -162,6 +179,15 @@ def _registered(key: str) -> Iterator[Registered]:
                 setting: default for setting, default in declaration.own.items() if default is not None
             },
         )
+
+
+def _packaged(key: str) -> Iterator[Registered]:
+    """Names that installed packages bring for a key."""
+    for name, entries in packaged(PACKAGE_KEYS.get(key, "")).items():
+        packages = packages_of(entries)
+        kind = "package" if len(packages) == 1 else "packages"
+        summary = f"of the installed {kind} {', '.join(packages)}"
+        yield Registered(name=name, summary=summary, papers=(), settings={})
 
 
 def _documented(registered_by: str) -> Iterator[tuple[str, str]]:

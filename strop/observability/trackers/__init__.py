@@ -1,7 +1,7 @@
-"""Trackers: the terminal, and those of other people, which a run does not depend on.
+"""Trackers: the terminal, files and tracking services, none of which a run depends on.
 
-async_logger.py  A tracker that is told from a thread of its own, so that one that fails or waits costs the run
-                 nothing
+async_logger.py  Asynchronous logging: a tracker whose library is called from a thread, so that a slow or failing
+                 one costs the run nothing
 clearml.py       ClearML
 comet.py         Comet
 console.py       Progress on the terminal

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.observability.trackers.async_logger import Remote, as_records, told_behind
+from strop.observability.trackers.async_logger import Remote, as_columns, make_async_tracker
 
-_NOTHING = dict.fromkeys(
+_AUTO_CONNECT_OFF = dict.fromkeys(
     ("detect_repository", "catboost", "fastai", "gradio", "hydra", "joblib", "lightgbm", "matplotlib", "megengine",
      "pytorch", "scikit", "tensorboard", "tensorflow", "tfdefines", "xgboost"), False,
 )  # fmt: skip
@@ -25,19 +25,21 @@ class Clearml(Remote):
         """`Task.init`, with nothing of the process connected by itself."""
         from clearml import Task
 
-        run_id = self.story.known_id(self.name)
+        run_id = self.metadata.stored_id(self.name)
         self._task: Any = Task.init(
-            project_name=self.story.project,
-            task_name=self.story.name,
+            project_name=self.metadata.project,
+            task_name=self.metadata.name,
             reuse_last_task_id=False,
             continue_last_task=run_id or False,
-            auto_connect_frameworks=_NOTHING,
+            auto_connect_frameworks=_AUTO_CONNECT_OFF,
             auto_connect_arg_parser=False,
             auto_connect_streams=False,
             auto_resource_monitoring=False,
         )
-        self.story.remember_id(self.name, self._task.id)
-        self._task.set_parameters({f"strop/{key}": value for key, value in self.story.flat_config().items()})
+        self.metadata.store_id(self.name, self._task.id)
+        self._task.set_parameters(
+            {f"strop/{key}": value for key, value in self.metadata.flat_config().items()}
+        )
         self._logger: Any = self._task.get_logger()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -50,7 +52,7 @@ class Clearml(Remote):
         """A table."""
         import pandas as pd  # half a second
 
-        self._logger.report_table("samples", split, iteration=step, table_plot=pd.DataFrame(as_records(rows)))
+        self._logger.report_table("samples", split, iteration=step, table_plot=pd.DataFrame(as_columns(rows)))
 
     def log_curve(self, picture: Path) -> None:
         """An image."""
@@ -61,4 +63,4 @@ class Clearml(Remote):
         self._task.close()
 
 
-ClearmlTracker = told_behind(Clearml)
+ClearmlTracker = make_async_tracker(Clearml)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.observability.trackers.async_logger import Remote, told_behind
+from strop.observability.trackers.async_logger import Remote, make_async_tracker
 from strop.observability.trackers.run_metadata import COLUMNS, in_folder
 
 _OFF = ("auto_param_logging", "auto_metric_logging", "log_code", "log_graph", "log_git_metadata", "parse_args",
@@ -21,21 +21,23 @@ class Comet(Remote):
     package = "comet_ml"
 
     def begin(self) -> None:
-        """One of its kinds: new or known, sent or kept."""
+        """An experiment of one of four classes: new or continued, online or offline."""
         import comet_ml
 
-        run_id = self.story.known_id(self.name)
+        run_id = self.metadata.stored_id(self.name)
         options: dict[str, Any] = {**dict.fromkeys(_OFF, False), "display_summary_level": 0}
         if os.environ.get("COMET_API_KEY"):
-            kind = comet_ml.ExistingExperiment if run_id else comet_ml.Experiment
+            experiment_class = comet_ml.ExistingExperiment if run_id else comet_ml.Experiment
         else:
-            kind = comet_ml.ExistingOfflineExperiment if run_id else comet_ml.OfflineExperiment
-            options["offline_directory"] = in_folder(self.story.folder / "comet", "COMET_OFFLINE_DIRECTORY")
-        options |= {"previous_experiment": run_id} if run_id else {"project_name": self.story.project}
-        self._experiment: Any = kind(**options)
-        self._experiment.set_name(self.story.name)
-        self._experiment.log_parameters(self.story.flat_config())
-        self.story.remember_id(self.name, self._experiment.get_key())
+            experiment_class = comet_ml.ExistingOfflineExperiment if run_id else comet_ml.OfflineExperiment
+            options["offline_directory"] = in_folder(
+                self.metadata.folder / "comet", "COMET_OFFLINE_DIRECTORY"
+            )
+        options |= {"previous_experiment": run_id} if run_id else {"project_name": self.metadata.project}
+        self._experiment: Any = experiment_class(**options)
+        self._experiment.set_name(self.metadata.name)
+        self._experiment.log_parameters(self.metadata.flat_config())
+        self.metadata.store_id(self.name, self._experiment.get_key())
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Numbers of a step."""
@@ -56,4 +58,4 @@ class Comet(Remote):
         self._experiment.end()
 
 
-CometTracker = told_behind(Comet)
+CometTracker = make_async_tracker(Comet)

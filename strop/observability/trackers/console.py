@@ -55,7 +55,7 @@ HEADLINES = (
 
 
 class ConsoleTracker:
-    """Shows how far the run is, when it will end, and its latest headline numbers.
+    """Progress of the run: step, time left, and the latest headline numbers.
 
     Args:
         setup: where to draw; a bar if it is a terminal, plain lines if not.
@@ -160,9 +160,9 @@ def headline(
     """The headline numbers as one line: "reward 0.531  pass 62.5% (step 20)  entropy 0.410".
 
     Args:
-        metrics: the latest of each.
-        of_steps: the step that each is of; a number that is older than `step` says so.
-        step: that is shown.
+        metrics: latest value of each metric.
+        of_steps: step of each metric; a number that is older than `step` shows its own.
+        step: step of the line.
     """
     parts = []
     for entry in HEADLINES:
@@ -178,5 +178,5 @@ def headline(
 
 def duration(seconds: float) -> str:
     """Seconds as "h:mm:ss"."""
-    whole = round(seconds)
-    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+    total_s = round(seconds)
+    return f"{total_s // 3600}:{total_s // 60 % 60:02d}:{total_s % 60:02d}"

@@ -14,7 +14,15 @@ from strop.observability.trackers.clearml import ClearmlTracker
 from strop.observability.trackers.comet import CometTracker
 from strop.observability.trackers.console import ConsoleTracker
 from strop.observability.trackers.mlflow import MlflowTracker
-from strop.observability.trackers.setup import METRICS_FILE, Tracker, TrackerFactory, TrackerSetup, trackers
+from strop.observability.trackers.setup import (
+    JSONL,
+    METRICS_FILE,
+    Tracker,
+    TrackerFactory,
+    TrackerSetup,
+    jsonl_tracker,
+    trackers,
+)
 from strop.observability.trackers.swanlab import SwanlabTracker
 from strop.observability.trackers.tensorboard import TensorBoardTracker
 from strop.observability.trackers.trackio import TrackioTracker
@@ -22,6 +30,7 @@ from strop.observability.trackers.wandb import WandbTracker
 from strop.run.errors import RunError
 from strop.utils.registry import unknown
 from strop.utils.sanitize import as_number, storable_text
+from strop.utils.sanitize.text import BROKEN
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +46,7 @@ _CLASSES = {
     "comet": CometTracker,
 }
 BUILT_IN = tuple(_CLASSES)
-"""Names of trackers beside `jsonl`."""
+"""Names of the built-in trackers beside `jsonl`."""
 
 
 def built_in(name: str) -> Any:
@@ -46,14 +55,22 @@ def built_in(name: str) -> Any:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raise a ValueError, with the known names, when one of these is no tracker, or lacks what it needs."""
+    """Refuse names of which one is no tracker, lacks what it needs, or is that of a built-in tracker and of another.
+
+    Raises:
+        ValueError: the sentence lists the known names, or says what is missing, or what has the name too.
+    """
     for name in names:
         if name in BUILT_IN:
+            trackers.check_built_in(name)
             built_in(name).check()
-        elif name not in trackers:
-            raise ValueError(unknown("tracker", name, {*trackers.names(), *BUILT_IN}))
-        else:
+        elif name == JSONL:
+            trackers.check_built_in(name, jsonl_tracker)
+        elif name in trackers:
             trackers[name]  # a package that brings it is imported now
+        else:
+            known = {*trackers.names(), *BUILT_IN}
+            raise ValueError(unknown(trackers.kind, name, known, group=trackers.group))
 
 
 def _factory(name: str) -> TrackerFactory:
@@ -64,8 +81,8 @@ def _factory(name: str) -> TrackerFactory:
 class TrackerGroup:
     """Several trackers as one.
 
-    What trackers show is no part of the run: one that fails is said once and left out from then on. The exception is a
-    RunError, by which the one that keeps the run's own record ends it.
+    The run does not depend on trackers: one that fails, also when it is made, is reported once and left out from then
+    on. The exception is a RunError, with which the tracker of the run's own record ends the run.
     """
 
     def __init__(self, names: Sequence[str], setup: TrackerSetup) -> None:
@@ -76,7 +93,9 @@ class TrackerGroup:
             for name, factory in factories:
                 try:
                     self._trackers[name] = factory(setup)
-                except OSError as error:
+                except RunError:
+                    raise
+                except BROKEN as error:  # as in log
                     _warn(name, error)
         except BaseException:  # if one cannot start, those before it are closed
             self.close()
@@ -84,25 +103,25 @@ class TrackerGroup:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Give metrics of one step to every tracker, whatever their names and values came from."""
-        plain = {storable_text(name): as_number(value) for name, value in metrics.items()}
+        numbers = {storable_text(name): as_number(value) for name, value in metrics.items()}
         for name, tracker in list(self._trackers.items()):
             try:
-                tracker.log(step, plain)
+                tracker.log(step, numbers)
             except RunError:
                 raise
-            except Exception as error:  # noqa: BLE001 (a tracker may be the user's; the run does not depend on it)
+            except BROKEN as error:  # a tracker may be the user's, and the run does not depend on it
                 _warn(name, error)
-                self._close_one(name, is_said=True)
+                self._close_one(name, is_reported=True)
 
     def note(self, text: str) -> None:
         """Let trackers that have a method `note` show how far a step is."""
         for name, tracker in list(self._trackers.items()):
             try:
-                if show := getattr(tracker, "note", None):
-                    show(text)
-            except Exception as error:  # noqa: BLE001 (as in log)
+                if note := getattr(tracker, "note", None):
+                    note(text)
+            except BROKEN as error:  # as in log
                 _warn(name, error)
-                self._close_one(name, is_said=True)
+                self._close_one(name, is_reported=True)
 
     def __enter__(self) -> Self:
         return self
@@ -115,16 +134,16 @@ class TrackerGroup:
         for name in reversed(list(self._trackers)):
             self._close_one(name)
 
-    def _close_one(self, name: str, *, is_said: bool = False) -> None:
+    def _close_one(self, name: str, *, is_reported: bool = False) -> None:
         try:
             self._trackers.pop(name).close()
-        except Exception as error:  # noqa: BLE001 (as in log)
-            if not is_said:
+        except BROKEN as error:  # as in log
+            if not is_reported:
                 _warn(name, error)
 
 
-def _warn(name: str, error: Exception) -> None:
-    """Say that a tracker failed."""
+def _warn(name: str, error: BaseException) -> None:
+    """Report that a tracker failed."""
     logger.warning(
         "the tracker %r failed and is switched off; the run goes on, and %s has its numbers: %s",
         name, METRICS_FILE, f"{type(error).__name__}: {error}",

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.observability.trackers.async_logger import Remote, as_records, now_ms, told_behind
+from strop.observability.trackers.async_logger import Remote, as_columns, make_async_tracker, now_ms
 
 _ILLEGAL = re.compile(r"[^\w\-./ :]")
 _MAX_PARAM_CHARS = 6000
-_AT_ONCE = 100
+_MAX_PARAMS_PER_REQUEST = 100
 """Parameters that a server takes in one request."""
 
 
@@ -29,22 +29,24 @@ class Mlflow(Remote):
 
         self._metric = Metric
         self._client: Any = MlflowClient()
-        run_id = self.story.known_id(self.name)
+        run_id = self.metadata.stored_id(self.name)
         if run_id is not None:
             self._id = run_id
             self._client.update_run(run_id, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name(self.story.project)
-        experiment = found.experiment_id if found else self._client.create_experiment(self.story.project)
-        tags = {"strop.run": self.story.id}
-        self._id = self._client.create_run(experiment, run_name=self.story.name, tags=tags).info.run_id
-        self.story.remember_id(self.name, self._id)
+        experiment = self._client.get_experiment_by_name(self.metadata.project)
+        experiment_id = (
+            experiment.experiment_id if experiment else self._client.create_experiment(self.metadata.project)
+        )
+        tags = {"strop.run": self.metadata.id}
+        self._id = self._client.create_run(experiment_id, run_name=self.metadata.name, tags=tags).info.run_id
+        self.metadata.store_id(self.name, self._id)
         params = [
             Param(_ILLEGAL.sub("_", key), value[:_MAX_PARAM_CHARS])
-            for key, value in self.story.flat_config().items()
+            for key, value in self.metadata.flat_config().items()
         ]
-        for start in range(0, len(params), _AT_ONCE):
-            self._client.log_batch(self._id, params=params[start : start + _AT_ONCE])
+        for start in range(0, len(params), _MAX_PARAMS_PER_REQUEST):
+            self._client.log_batch(self._id, params=params[start : start + _MAX_PARAMS_PER_REQUEST])
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """All numbers in one request."""
@@ -56,7 +58,7 @@ class Mlflow(Remote):
 
     def log_samples(self, step: int, split: str, rows: Sequence[Sequence[Any]]) -> None:
         """A table of its own for each step: to add to one is to fetch it first."""
-        self._client.log_table(self._id, as_records(rows), f"samples/{split}-{step:06d}.json")
+        self._client.log_table(self._id, as_columns(rows), f"samples/{split}-{step:06d}.json")
 
     def log_curve(self, picture: Path) -> None:
         """A file of the run."""
@@ -67,4 +69,4 @@ class Mlflow(Remote):
         self._client.set_terminated(self._id)
 
 
-MlflowTracker = told_behind(Mlflow)
+MlflowTracker = make_async_tracker(Mlflow)

@@ -21,15 +21,15 @@ from strop.utils.sanitize import as_number
 
 IDS_FILE = "trackers.json"
 COLUMNS = ("step", "id", "prompt", "response", "score", "reward_parts", "fate")
-"""Of a table of samples."""
+"""Columns of a table of samples."""
 MAX_SAMPLES = 32
-"""Of a validation, and of the training step with it."""
+"""Most rows of a table, of a validation and of the training step with it."""
 _MAX_CHARS = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
-    """One run, as it presents itself."""
+class RunMetadata:
+    """Metadata of one run for trackers: name, settings, samples and reward curve."""
 
     folder: Path
     id: str
@@ -37,26 +37,26 @@ class Story:
     name: str
     config: Mapping[str, Any]
     resume_step: int = 0
-    is_retold: bool = False
-    """It is told once more, as another one: ids of trackers are neither looked up nor kept."""
+    is_upload: bool = False
+    """True where `strop track` sends a recorded run as a new one: ids of trackers are neither read nor stored."""
 
     @staticmethod
-    def of(setup: TrackerSetup, *, is_retold: bool = False) -> Story:
-        """Of the run folder that the set-up names."""
+    def read(setup: TrackerSetup, *, is_upload: bool = False) -> RunMetadata:
+        """Read the metadata from the run folder of a tracker's setup."""
         info = read_json(setup.folder / RUN_FILE)
-        return Story(
+        return RunMetadata(
             folder=setup.folder,
-            id=f"{info['id']}-{int(time.time())}" if is_retold else str(info["id"]),
-            is_retold=is_retold,
+            id=f"{info['id']}-{int(time.time())}" if is_upload else str(info["id"]),
+            is_upload=is_upload,
             project=setup.project,
             name=setup.name or setup.folder.resolve().name,
             config=info.get("config", {}),
             resume_step=setup.resume_step,
         )
 
-    def known_id(self, tracker: str) -> str | None:
-        """The id under which a tracker knows this run, where it told one; None in a run that starts."""
-        if not self.resume_step or self.is_retold:
+    def stored_id(self, tracker: str) -> str | None:
+        """Id of this run at a tracker, where one was stored; None in a run that starts."""
+        if not self.resume_step or self.is_upload:
             return None
         try:
             run_id = read_json(self.folder / IDS_FILE)[tracker]
@@ -64,19 +64,19 @@ class Story:
             return None
         return run_id if isinstance(run_id, str) else None
 
-    def remember_id(self, tracker: str, value: str) -> None:
-        """Keep it for a resume."""
-        if self.is_retold:
+    def store_id(self, tracker: str, run_id: str) -> None:
+        """Store the id of this run at a tracker, for a resume."""
+        if self.is_upload:
             return
         path = self.folder / IDS_FILE
         try:
             ids = read_json(path)
         except (OSError, ValueError):
             ids = {}
-        replace_text(path, json.dumps({**(ids if isinstance(ids, dict) else {}), tracker: value}) + "\n")
+        replace_text(path, json.dumps({**(ids if isinstance(ids, dict) else {}), tracker: run_id}) + "\n")
 
     def samples(self, step: int, split: str) -> list[list[Any]]:
-        """Rows of COLUMNS of the first samples of a step; none where they were not kept."""
+        """First MAX_SAMPLES samples of a step, as rows of COLUMNS; none where they were not recorded."""
         store = SampleStore(self.folder / SAMPLES)
         try:
             rows = store.read(step, split=split)[:MAX_SAMPLES]
@@ -85,14 +85,14 @@ class Story:
         return [[_cell(row[name]) for name in COLUMNS] for row in rows]
 
     def curve(self) -> Path | None:
-        """A picture of rewards and pass rates, beside the metrics; None where there is nothing to draw."""
+        """Draw rewards and pass rates into a picture in `logs/`; None where there are no points."""
         series = run_series(read_metrics(self.folder / METRICS_FILE))
         if not any(line.points() for line in series):
             return None
         return save_curve(self.folder / "logs" / "curve.png", series, title=self.name)
 
     def flat_config(self) -> dict[str, str]:
-        """Full keys and values as texts."""
+        """Settings by their full keys, with values as JSON."""
         return dict(_flat(self.config))
 
 
@@ -102,12 +102,12 @@ def is_validation(metrics: Mapping[str, float]) -> bool:
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Numbers that every tracker takes."""
+    """Metrics without NaN and infinities, which not every tracker takes."""
     return {name: value for name, value in metrics.items() if abs(as_number(value)) < float("inf")}
 
 
 def in_folder(folder: Path, variable: str) -> str:
-    """The folder of an environment variable, else one below the run's."""
+    """Folder that an environment variable names, else the given one."""
     return os.environ.get(variable) or str(folder)
 
 

@@ -18,6 +18,8 @@ from strop.utils.safe_read import open_regular, parse_json
 from strop.utils.sanitize import as_number, storable
 
 METRICS_FILE = "metrics.jsonl"
+JSONL = "jsonl"
+"""Name of the tracker that writes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +88,7 @@ class JsonlTracker:
         self._file.close()
 
 
-@trackers.register("jsonl")
+@trackers.register(JSONL)
 def jsonl_tracker(setup: TrackerSetup) -> Tracker:
     """One JSON object per line in `metrics.jsonl`."""
     return JsonlTracker(setup.folder / METRICS_FILE, resume_step=setup.resume_step)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.observability.trackers.async_logger import Remote, told_behind
+from strop.observability.trackers.async_logger import Remote, make_async_tracker
 from strop.observability.trackers.run_metadata import COLUMNS, in_folder
 
 _ID_CHARS = 21
@@ -24,12 +24,12 @@ class Swanlab(Remote):
 
         self._swanlab: Any = swanlab
         swanlab.init(
-            project=self.story.project,
-            experiment_name=self.story.name,
-            id=hashlib.sha256(self.story.id.encode()).hexdigest()[:_ID_CHARS],
+            project=self.metadata.project,
+            experiment_name=self.metadata.name,
+            id=hashlib.sha256(self.metadata.id.encode()).hexdigest()[:_ID_CHARS],
             resume="allow",
-            config=dict(self.story.config),
-            logdir=in_folder(self.story.folder / "swanlog", "SWANLAB_LOG_DIR"),
+            config=dict(self.metadata.config),
+            logdir=in_folder(self.metadata.folder / "swanlog", "SWANLAB_LOG_DIR"),
         )
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -55,4 +55,4 @@ class Swanlab(Remote):
         self._swanlab.finish()
 
 
-SwanlabTracker = told_behind(Swanlab)
+SwanlabTracker = make_async_tracker(Swanlab)

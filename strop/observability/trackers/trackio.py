@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.observability.trackers.async_logger import Remote, as_records, told_behind
+from strop.observability.trackers.async_logger import Remote, as_columns, make_async_tracker
 
 
 class Trackio(Remote):
@@ -20,9 +20,9 @@ class Trackio(Remote):
 
         self._trackio: Any = trackio
         trackio.init(
-            project=self.story.project,
-            name=f"{self.story.name}-{self.story.id}",
-            config=dict(self.story.config),
+            project=self.metadata.project,
+            name=f"{self.metadata.name}-{self.metadata.id}",
+            config=dict(self.metadata.config),
             resume="allow",
             embed=False,
         )
@@ -35,7 +35,7 @@ class Trackio(Remote):
         """A table."""
         import pandas as pd  # half a second
 
-        table = self._trackio.Table(dataframe=pd.DataFrame(as_records(rows)))
+        table = self._trackio.Table(dataframe=pd.DataFrame(as_columns(rows)))
         self._trackio.log({f"samples/{split}": table}, step=step)
 
     def log_curve(self, picture: Path) -> None:
@@ -47,4 +47,4 @@ class Trackio(Remote):
         self._trackio.finish()
 
 
-TrackioTracker = told_behind(Trackio)
+TrackioTracker = make_async_tracker(Trackio)

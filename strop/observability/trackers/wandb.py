@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from strop.observability.trackers.async_logger import Remote, told_behind
+from strop.observability.trackers.async_logger import Remote, make_async_tracker
 from strop.observability.trackers.run_metadata import COLUMNS, in_folder
 
 
@@ -21,12 +21,12 @@ class Wandb(Remote):
 
         self._wandb: Any = wandb
         self._run: Any = wandb.init(
-            project=self.story.project,
-            name=self.story.name,
-            id=self.story.id,
+            project=self.metadata.project,
+            name=self.metadata.name,
+            id=self.metadata.id,
             resume="allow",
-            config=dict(self.story.config),
-            dir=in_folder(self.story.folder, "WANDB_DIR"),
+            config=dict(self.metadata.config),
+            dir=in_folder(self.metadata.folder, "WANDB_DIR"),
             settings=wandb.Settings(silent=True, console="off"),
         )
         self._run.define_metric("step")
@@ -50,4 +50,4 @@ class Wandb(Remote):
         self._run.finish()
 
 
-WandbTracker = told_behind(Wandb)
+WandbTracker = make_async_tracker(Wandb)

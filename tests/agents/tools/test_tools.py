@@ -267,6 +267,25 @@ def test_function_files_are_loaded_once(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(ValueError, match=r"empty\.py has no function marked @function_tool"):
         load_function_tools_from_path("empty.py")
+    with pytest.raises(
+        ValueError, match=r"names 'gone\.py', but .*gone\.py is no file; relative names start at"
+    ):
+        load_function_tools_from_path("gone.py")
+
+
+@pytest.mark.parametrize("names", ["saw", "shout, saw"])
+def test_a_name_that_is_neither_file_nor_tool_is_told_both(
+    names: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_tools.py").write_text(FUNCTIONS)
+    load_function_tools_from_path(str(tmp_path / "own_tools.py"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ValueError,
+        match=rf"agent.function_tools names 'saw', but {tmp_path}/{names} is no file, and no installed package brings "
+        r"a tool of this name \(entry points of strop\.tools\); known tools: .*shout",
+    ):
+        load_function_tools_from_path(names)
 
 
 YAML = """

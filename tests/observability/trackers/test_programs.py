@@ -36,33 +36,35 @@ for first, last in ((0, 2), (3, 4)):
 """
 
 
-def found_wandb(folder: Path) -> tuple[int, int]:
-    """Times that a number was told, and tables; two folders of one id."""
+def count_wandb(folder: Path) -> tuple[int, int]:
+    """Values of one metric that were logged, and tables; two folders of one id."""
     files = list(folder.glob("run/wandb/offline-run-*/run-*.wandb"))
     assert len(files) == 2
     assert len({file.name for file in files}) == 1, "one run"
-    told = sum(file.read_bytes().count(b"actor/entropy") for file in files)
-    return told, len(list(folder.glob("run/wandb/*/files/media/table/samples/*.json")))
+    num_values = sum(file.read_bytes().count(b"actor/entropy") for file in files)
+    return num_values, len(list(folder.glob("run/wandb/*/files/media/table/samples/*.json")))
 
 
-def found_mlflow(folder: Path) -> tuple[int, int]:
+def count_mlflow(folder: Path) -> tuple[int, int]:
     with sqlite3.connect(folder / "mlflow.db") as store:
         (count,) = store.execute("select count(*) from runs").fetchone()
         assert count == 1
-        (told,) = store.execute("select count(*) from metrics where key = 'actor/entropy'").fetchone()
+        (num_values,) = store.execute("select count(*) from metrics where key = 'actor/entropy'").fetchone()
         names = dict(store.execute("select key, value from params").fetchall())
         assert names["trainer.seed"] == "1"
-    return told, sum(len(json.loads(file.read_text())["data"]) > 0 for file in folder.rglob("samples/*.json"))
+    return num_values, sum(
+        len(json.loads(file.read_text())["data"]) > 0 for file in folder.rglob("samples/*.json")
+    )
 
 
-def found_swanlab(folder: Path) -> tuple[int, int]:
+def count_swanlab(folder: Path) -> tuple[int, int]:
     files = list(folder.glob("run/swanlog/run-*/*.swanlab"))
     assert len({file.name for file in files}) == 1, "one run"
-    told = sum(file.read_bytes().count(b"actor/entropy") for file in files)
-    return told, len(list(folder.glob("run/swanlog/run-*/media/text/*.txt")))
+    num_values = sum(file.read_bytes().count(b"actor/entropy") for file in files)
+    return num_values, len(list(folder.glob("run/swanlog/run-*/media/text/*.txt")))
 
 
-def found_trackio(folder: Path) -> tuple[int, int]:
+def count_trackio(folder: Path) -> tuple[int, int]:
     with sqlite3.connect(folder / "trackio" / "sums.db") as store:
         rows = [
             (name, json.loads(text)) for name, text in store.execute("select run_name, metrics from metrics")
@@ -74,49 +76,51 @@ def found_trackio(folder: Path) -> tuple[int, int]:
     )
 
 
-def found_clearml(folder: Path) -> tuple[int, int]:
+def count_clearml(folder: Path) -> tuple[int, int]:
     text = ""
     for file in (folder / "clearml").rglob("*.zip"):
         with zipfile.ZipFile(file) as archive:
             text += archive.read("metrics.jsonl").decode()
     records = [record for line in text.splitlines() for record in json.loads(line)]
-    told = sum((one.get("metric"), one.get("variant")) == ("actor", "entropy") for one in records)
-    return told, sum(one.get("metric") == "samples" for one in records)
+    num_values = sum(
+        (record.get("metric"), record.get("variant")) == ("actor", "entropy") for record in records
+    )
+    return num_values, sum(record.get("metric") == "samples" for record in records)
 
 
-def found_comet(folder: Path) -> tuple[int, int]:
+def count_comet(folder: Path) -> tuple[int, int]:
     messages = []
     for file in (folder / "run" / "comet").glob("*.zip"):
         with zipfile.ZipFile(file) as archive:
             messages += [json.loads(line) for line in archive.read("messages.json").decode().splitlines()]
-    text = [json.dumps(one) for one in messages]
-    return sum('"actor/entropy"' in one for one in text), sum("samples-" in one for one in text)
+    texts = [json.dumps(message) for message in messages]
+    return sum('"actor/entropy"' in text for text in texts), sum("samples-" in text for text in texts)
 
 
-FOUND: dict[str, Callable[[Path], tuple[int, int]]] = {
-    "wandb": found_wandb, "mlflow": found_mlflow, "swanlab": found_swanlab, "trackio": found_trackio,
-    "clearml": found_clearml, "comet": found_comet,
+COUNTERS: dict[str, Callable[[Path], tuple[int, int]]] = {
+    "wandb": count_wandb, "mlflow": count_mlflow, "swanlab": count_swanlab, "trackio": count_trackio,
+    "clearml": count_clearml, "comet": count_comet,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", COUNTERS)
 def test_a_run_and_its_resume_are_one_there(name: str, tmp_path: Path) -> None:
     make_run(tmp_path / "run")
-    done = told(PROGRAM.format(packages=packages(), folder=str(tmp_path / "run"), name=name), tmp_path)
+    done = run_program(PROGRAM.format(packages=packages(), folder=str(tmp_path / "run"), name=name), tmp_path)
     assert "failed and is switched off" not in done.stderr, done.stderr[-3000:]
-    numbers, tables = FOUND[name](tmp_path)
+    numbers, tables = COUNTERS[name](tmp_path)
     assert numbers >= 4, "four steps have an entropy"
     assert tables >= 2, "two validations"
 
 
-@pytest.mark.parametrize("name", FOUND)
-def test_a_recorded_run_is_told_by_the_command(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", COUNTERS)
+def test_a_recorded_run_is_sent_by_the_command(name: str, tmp_path: Path) -> None:
     make_run(tmp_path / "run")
     program = (
         f"import sys; sys.path.append({packages()!r}); from strop.cli.main import main; "
         f"sys.exit(main(['track', {str(tmp_path / 'run')!r}, '--to', {name!r}, '--json']))"
     )
-    done = told(program, tmp_path)
+    done = run_program(program, tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads([line for line in done.stdout.splitlines() if line.startswith('{"run"')][-1])
     assert (record["steps"], record["to"]) == (5, name)
@@ -128,7 +132,7 @@ def packages() -> str:
     return folder
 
 
-def told(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def run_program(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
     offline = {
         "WANDB_MODE": "offline", "SWANLAB_MODE": "offline", "TRACKIO_DIR": str(folder / "trackio"),
         "CLEARML_OFFLINE_MODE": "1", "CLEARML_CACHE_DIR": str(folder / "clearml"),

@@ -1,4 +1,4 @@
-"""A tracker that is told from a thread: in order, with samples, and without the run waiting for it."""
+"""Asynchronous trackers: steps arrive in order, with samples, and the run never waits."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from cli.cli_calls import cli
 from observability.viewer.made_runs import make_run
 
 from strop.observability.trackers import async_logger
-from strop.observability.trackers.async_logger import Behind, Remote
+from strop.observability.trackers.async_logger import Remote, make_async_tracker
 from strop.observability.trackers.group import TrackerGroup, check_trackers, trackers
-from strop.observability.trackers.run_metadata import COLUMNS, Story
+from strop.observability.trackers.run_metadata import COLUMNS, RunMetadata
 from strop.observability.trackers.setup import TrackerSetup
 
 
-class Told(Remote):
-    """Keeps what it is told; a subclass fails or waits."""
+class RecordingRemote(Remote):
+    """Records its calls; a subclass fails or waits."""
 
-    name = "told"
+    name = "recording"
     package = "json"
     calls: ClassVar[list[Any]] = []
 
     def begin(self) -> None:
-        self.calls.append(("begin", self.story.name, self.story.project, self.story.known_id(self.name)))
-        self.story.remember_id(self.name, "its-id")
+        self.calls.append(
+            ("begin", self.metadata.name, self.metadata.project, self.metadata.stored_id(self.name))
+        )
+        self.metadata.store_id(self.name, "its-id")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.calls.append(("log", step, dict(metrics)))
@@ -49,22 +51,21 @@ class Told(Remote):
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    Told.calls.clear()
+    RecordingRemote.calls.clear()
     return make_run(tmp_path / "first")
 
 
-def tracker(remote: type[Remote], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = type("Made", (Behind,), {"remote": remote})
-    monkeypatch.setitem(trackers, "told", made)
+def register(remote: type[Remote], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(trackers, "recording", make_async_tracker(remote))
 
 
-def test_everything_is_told_in_order(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker(Told, monkeypatch)
-    with TrackerGroup(["told"], TrackerSetup(folder=run, total_steps=4, project="sums")) as group:
+def test_everything_is_logged_in_order(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(RecordingRemote, monkeypatch)
+    with TrackerGroup(["recording"], TrackerSetup(folder=run, total_steps=4, project="sums")) as group:
         group.log(0, {"val-core/math/acc/mean@1": 0.2})
         group.log(1, {"critic/rewards/mean": 0.25, "actor/loss": float("nan"), "actor/lr": float("inf")})
         group.log(4, {"critic/rewards/mean": 1.0, "val-core/math/acc/mean@1": 0.8})
-    assert Told.calls == [
+    assert RecordingRemote.calls == [
         ("begin", "first", "sums", None),
         ("log", 0, {"val-core/math/acc/mean@1": 0.2}),
         ("samples", 0, "val", ["e0-000007/0"]),
@@ -75,34 +76,59 @@ def test_everything_is_told_in_order(run: Path, monkeypatch: pytest.MonkeyPatch)
         ("curve", b"\x89PNG"),
         ("end",),
     ]
-    with TrackerGroup(["told"], TrackerSetup(folder=run, total_steps=4, resume_step=2)):
+    with TrackerGroup(["recording"], TrackerSetup(folder=run, total_steps=4, resume_step=2)):
         pass
-    assert Told.calls[-3] == ("begin", "first", "strop", "its-id"), "a resume finds the run there"
+    assert RecordingRemote.calls[-3] == ("begin", "first", "strop", "its-id"), "a resume finds the run there"
 
 
-def test_one_that_fails_is_said_once_and_the_others_go_on(
+def test_one_that_fails_is_reported_once_and_the_others_go_on(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Failing(Told):
+    class Failing(RecordingRemote):
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
             raise ConnectionError("the server is away")
 
-    tracker(Failing, monkeypatch)
+    register(Failing, monkeypatch)
     (run / "metrics.jsonl").unlink()
     with (
         caplog.at_level(logging.WARNING),
-        TrackerGroup(["told", "jsonl"], TrackerSetup(folder=run, total_steps=9)) as group,
+        TrackerGroup(["recording", "jsonl"], TrackerSetup(folder=run, total_steps=9)) as group,
     ):
         for step in range(9):
             group.log(step, {"actor/loss": 1.0})
             time.sleep(0.01)
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1
-    assert "the tracker 'told' failed and is switched off" in said[0]
-    assert "ConnectionError: the server is away" in said[0]
+    sentences = [record.getMessage() for record in caplog.records]
+    assert len(sentences) == 1
+    assert "the tracker 'recording' failed and is switched off" in sentences[0]
+    assert "ConnectionError: the server is away" in sentences[0]
     assert [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()] == list(
         range(9)
     )
+
+
+@pytest.mark.parametrize("method", ["begin", "log", "end"])
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_one_that_ends_its_thread_is_reported_and_the_run_goes_on(
+    run: Path,
+    method: str,
+    error: type[BaseException],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def end_thread(*arguments: Any) -> None:
+        raise error("no account")
+
+    register(type("Ending", (RecordingRemote,), {method: end_thread}), monkeypatch)
+    with (
+        caplog.at_level(logging.WARNING),
+        TrackerGroup(["recording"], TrackerSetup(folder=run, total_steps=9)) as group,
+    ):
+        for step in range(9):
+            group.log(step, {"actor/loss": 1.0})
+            time.sleep(0.01)
+    (sentence,) = [record.getMessage() for record in caplog.records]
+    assert "the tracker 'recording' failed and is switched off" in sentence
+    assert f"RuntimeError: {error.__name__} in the thread of the tracker: no account" in sentence
 
 
 def test_one_that_waits_for_ever_costs_the_run_nothing_but_a_while_at_the_end(
@@ -110,34 +136,34 @@ def test_one_that_waits_for_ever_costs_the_run_nothing_but_a_while_at_the_end(
 ) -> None:
     stop = threading.Event()
 
-    class Waiting(Told):
+    class Waiting(RecordingRemote):
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
             if step == 3:
                 stop.wait(60)
 
-    tracker(Waiting, monkeypatch)
+    register(Waiting, monkeypatch)
     monkeypatch.setattr(async_logger, "CLOSE_S", 0.5)
     began = time.monotonic()
     with (
         caplog.at_level(logging.WARNING),
-        TrackerGroup(["told"], TrackerSetup(folder=run, total_steps=2000)) as group,
+        TrackerGroup(["recording"], TrackerSetup(folder=run, total_steps=2000)) as group,
     ):
         for step in range(2000):
             group.log(step, {"actor/loss": 1.0})
         assert time.monotonic() - began < 5, "2,000 steps wait for nobody"
     stop.set()
     for thread in threading.enumerate():
-        if thread.name == "tracker told":
+        if thread.name == "tracker recording":
             thread.join(30)
     assert time.monotonic() - began < 10
     (sentence,) = [record.getMessage() for record in caplog.records]
     assert (
-        f"it had taken 3 of 2000 steps 0 s after the last one; `strop track {run} --to told` tells it all later"
+        f"it had taken 3 of 2000 steps 0 s after the last one; `strop track {run} --to recording` tells it all later"
         in sentence
     )
 
 
-def test_a_missing_package_is_said_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_reported_before_anything_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(async_logger.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         ValueError, match=r"'wandb' needs a package that is not installed: pip install 'strop\[wandb\]'"
@@ -145,26 +171,26 @@ def test_a_missing_package_is_said_before_anything_begins(monkeypatch: pytest.Mo
         check_trackers(["jsonl", "wandb"])
 
 
-def test_a_recorded_run_is_told_from_its_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_run_is_sent_from_its_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from strop.cli.commands import track
 
-    monkeypatch.setattr(track, "built_in", lambda name: type("Made", (Behind,), {"remote": Told}))
+    monkeypatch.setattr(track, "built_in", lambda name: make_async_tracker(RecordingRemote))
     result = cli("track", run, "--to", "mlflow", "--project", "p", "--name", "n", "--json")
     assert result.code == 0, result.err
     assert (result.record["steps"], result.record["to"]) == (5, "mlflow")
-    assert Told.calls[0] == ("begin", "n", "p", None)
-    assert [call[1] for call in Told.calls if call[0] == "log"] == [0, 1, 2, 3, 4]
-    assert Told.calls[-1] == ("end",)
+    assert RecordingRemote.calls[0] == ("begin", "n", "p", None)
+    assert [call[1] for call in RecordingRemote.calls if call[0] == "log"] == [0, 1, 2, 3, 4]
+    assert RecordingRemote.calls[-1] == ("end",)
     assert not (run / "trackers.json").exists(), "the run that trains keeps its own id there"
     assert "invalid choice: 'paper'" in cli("track", run, "--to", "paper").err
     (run / "metrics.jsonl").unlink()
     assert "has no numbers in metrics.jsonl" in cli("track", run, "--to", "mlflow").sentence
 
 
-def test_a_story_without_samples_or_numbers_is_still_one(tmp_path: Path) -> None:
+def test_metadata_of_a_run_without_samples_or_metrics(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
-    story = Story.of(TrackerSetup(folder=run, total_steps=1))
-    assert story.samples(99, "train") == []
-    assert story.flat_config()["trainer.seed"] == "1"
+    metadata = RunMetadata.read(TrackerSetup(folder=run, total_steps=1))
+    assert metadata.samples(99, "train") == []
+    assert metadata.flat_config()["trainer.seed"] == "1"
     (run / "metrics.jsonl").write_text("")
-    assert story.curve() is None
+    assert metadata.curve() is None
