@@ -33,7 +33,7 @@ EPILOG = """\
 examples:
   strop doctor
   strop doctor resources.address=auto --path /shared/runs
-  strop doctor --config run.yaml
+  strop doctor --config config.yaml
   strop doctor runs/first
   strop doctor --engines
 

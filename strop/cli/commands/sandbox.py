@@ -19,7 +19,7 @@ SUMMARY = "check that programs that a model writes can be isolated here"
 EPILOG = """\
 examples:
   strop sandbox check
-  strop sandbox check --config run.yaml
+  strop sandbox check --config config.yaml
   strop sandbox check reward.sandbox.backend=sandbox_fusion reward.sandbox.url=http://10.0.0.5:8080
 
 Programs of the check try to reach the network, files and processes of this machine, to gain rights, and to use more
