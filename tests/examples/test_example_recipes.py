@@ -90,7 +90,8 @@ def test_a_student_learns_the_words_from_the_logs_of_its_teacher(tmp_path: Path)
     val = f"data.val_files=[{files.val}]"
     teacher, student, logs = tmp_path / "teach", tmp_path / "distilled", tmp_path / "logs.parquet"
     done(
-        "sft", *fine_tuning, "--out", teacher, f"model.path={tmp_path / 'teacher'}", f"sft.data.train_files=[{files.sft}]",
+        "sft", *fine_tuning, "--out", teacher, f"model.path={tmp_path / 'teacher'}",
+        f"sft.data.train_files=[{files.sft}]",
         "sft.distillation.coef=0", "sft.num_epochs=6",
     )  # fmt: skip
     done(
