@@ -15,7 +15,7 @@ from strop.rewards.config import RewardConfig
 from strop.sandbox.config import SandboxConfig
 from strop.utils.terminal import plain, print_json, print_plain, say
 
-SUMMARY = "check that programs that a model writes can be isolated here"
+SUMMARY = "check that this machine can isolate programs written by a model"
 EPILOG = """\
 examples:
   strop sandbox check

@@ -11,7 +11,7 @@ from strop.trainer.sft.result import sft_result
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.terminal import print_json, print_plain, say
 
-SUMMARY = "supervised fine-tuning on conversations"
+SUMMARY = "fine-tune a model on conversations (SFT)"
 EPILOG = """\
 examples:
   strop sft --config examples/arithmetic/sft.yaml --out runs/arithmetic-sft
