@@ -1,4 +1,4 @@
-"""The repository as a site: README is its first page and gives the order; what pages link to outside docs/ is in it.
+"""The repository as a site: README is its first page, docs/all-pages.md gives the order; what pages link to is in it.
 
 Links stay as they are in the repository, where they lead from file to file; here they become links of the site.
 """
@@ -16,6 +16,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parent.parent
 _LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#]+)(?=[)#\s])")
 _TITLED = re.compile(r"\[(?P<title>[^\]]+)\]\((?P<target>[^)#\s]+)\)")
+_ALL_PAGES = "docs/all-pages.md"
 _FENCE = re.compile(r"^(```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
@@ -39,17 +40,15 @@ def _meant(page: str, target: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """The order of the pages is that of the table of jobs in README."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    table = readme.partition("## What you want to do\n")[2].partition("\n## ")[0]
-    nav: list[dict[str, object]] = [{"strop": "index.md"}]
-    for row in filter(lambda line: line.startswith("| "), table.splitlines()):
-        found = [(one["title"], one["target"]) for one in _TITLED.finditer(row)]
-        links = [{title[0].upper() + title[1:]: uri_of(target)} for title, target in found]
-        if row.startswith("| start from an example"):
-            nav.append({"Examples": links})
-        else:
-            nav += links
+    """The sections of the site are those of docs/all-pages.md."""
+    text = (ROOT / _ALL_PAGES).read_text(encoding="utf-8")
+    nav: list[dict[str, object]] = [{"strop": "index.md"}, {"All pages": uri_of(_ALL_PAGES)}]
+    for section in text.split("\n## ")[1:]:
+        heading, _, table = section.partition("\n")
+        links = [
+            {match["title"]: uri_of(_meant(_ALL_PAGES, match["target"]))} for match in _TITLED.finditer(table)
+        ]
+        nav.append({heading: links})
     config["nav"] = nav
     return config
 

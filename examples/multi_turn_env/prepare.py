@@ -24,7 +24,7 @@ from strop.cli.main import main as strop
 from strop.data.tiny_model import make_tiny_model
 
 DATA_SOURCE = "guess_number"
-CONFIG = Path(__file__).with_name("config.yaml")
+CONFIG = Path(__file__).with_name("sft.yaml")
 
 
 @functools.cache

@@ -26,7 +26,7 @@ from strop.cli.main import main as strop
 from strop.data.tiny_model import make_tiny_model
 
 DATA_SOURCE = "tool_calculator"
-CONFIG = Path(__file__).with_name("config.yaml")
+CONFIG = Path(__file__).with_name("sft.yaml")
 SMALLEST, LARGEST = 317, 999
 """Factors. The square of the smallest has six digits, so every product has."""
 READ_SHARE, CALL_SHARE, BROKEN_SHARE = 0.35, 0.12, 0.03

@@ -16,7 +16,7 @@ from strop.utils.terminal import UsageError, print_plain
 
 ASKED = "_ARGCOMPLETE"
 """Set by the shell when it asks for a list."""
-SUMMARY = "commands, options and settings completed by bash, zsh or fish"
+SUMMARY = "print the Tab completion of bash, zsh or fish for commands, options and settings"
 EPILOG = """\
 examples:
   eval "$(strop completion bash)"                                     # in ~/.bashrc
@@ -32,7 +32,7 @@ _SETTINGS = "key=value"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="whose completion is printed")
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell")
 
 
 def run(args: argparse.Namespace) -> int:

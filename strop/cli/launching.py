@@ -45,8 +45,8 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, kind: str) -> None:
         "--resume",
         metavar="DIR",
         type=_here_or_elsewhere,
-        help="continue the run in DIR with its own settings; some may be given anew; of a URL (run.copy_to), the copy "
-        "is fetched into --out first",
+        help="continue the run in DIR with its own settings, of which some may be changed; DIR may be the URL of a "
+        "copy (run.copy_to), which is downloaded into --out first",
     )
     add_beginning_arguments(parser)
     add_accept_argument(parser)

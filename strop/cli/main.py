@@ -50,7 +50,9 @@ class Command:
 
 
 COMMANDS = {
-    "train": Command(summary="reinforcement learning from rewards", module="strop.cli.commands.train"),
+    "train": Command(
+        summary="train with reinforcement learning from rewards", module="strop.cli.commands.train"
+    ),
     "check": Command(module="strop.cli.commands.check"),
     "env": Command(module="strop.cli.commands.env"),
     "reward": Command(module="strop.cli.commands.reward"),

@@ -56,8 +56,8 @@ def add_trust_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-code",
         action="store_true",
-        help="run what the settings of a run folder name (reward files, extensions, tools, servers), although strop "
-        "did not write them for you on this machine; without it, a sentence says what that would be",
+        help="run the code that the settings of a run folder from elsewhere name (reward files, extensions, tools, "
+        "servers); without this option, the folder is refused with a list of that code",
     )
 
 
@@ -66,8 +66,8 @@ def add_accept_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--accept-changes",
         action="store_true",
-        help="go on although data, models, rewards or templates that the run reads are not what it began with; each "
-        "change is named",
+        help="continue although data, models, rewards or templates have changed since the run began; each change is "
+        "listed",
     )
 
 

@@ -74,7 +74,7 @@ THROUGHPUT = Metric("perf/throughput", "tokens/s", "of prompts and responses; of
 OUTCOMES = Metric(
     "reward/{ok,error,timeout,infrastructure}",
     "samples",
-    "that were scored, and that were not ([rewards.md](rewards.md#what-happens-when-scoring-fails))",
+    "that were scored, and that were not ([rewards.md](rewards.md#timeouts-and-failures))",
 )
 OUTCOME_SHARES = Metric(
     "reward/{ok,error,timeout,infrastructure}_share", "share", "of all samples to be scored"

@@ -226,6 +226,20 @@ def test_relative_links_exist(path: Path) -> None:
             assert anchor in anchors(there), f"{path} links to {target}, but there is no such heading"
 
 
+def test_the_list_of_all_pages_is_complete() -> None:
+    page = DOCS / "all-pages.md"
+    targets = re.findall(r"\]\(([^)\s#]+)", page.read_text(encoding="utf-8"))
+    linked = {(page.parent / target).resolve() for target in targets}
+    pages = {*DOCS.glob("*.md"), *(ROOT / "examples").glob("*/README.md"), ROOT / "CONTRIBUTING.md"} - {page}
+    assert not pages - linked
+
+
+def test_every_command_is_on_the_list_of_all_pages() -> None:
+    spans = code_spans(DOCS / "all-pages.md")
+    words = {span.removeprefix("strop ").split()[0] for span in spans}
+    assert not COMMANDS.keys() - words
+
+
 def anchors(path: Path) -> set[str]:
     """The names under which the headings of a page can be linked."""
     titles = re.findall(r"^#+ (.*)$", prose(path), flags=re.MULTILINE)

@@ -86,7 +86,7 @@ def test_a_run_is_trained_with_the_parts_of_an_installed_package(installed: Path
         "trainer": {"num_epochs": 1, "preflight": False},
         "resources": {"num_threads": 1},
     }
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(settings))
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(settings))
     (command,) = [line for block in blocks(PAGE) for line in block.commands if line.startswith("strop train")]
     output = run([sys.executable, "-m", *command.split()], tmp_path, installed)
     out = tmp_path / "runs" / "example"

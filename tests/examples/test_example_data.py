@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from example_files import REPO, load_example, read
 
+from strop.cli.commands.sft import READS
+from strop.cli.unused_keys import OF_TRAINING, Reads, unread_of_file
 from strop.config import load_config
 from strop.protocol.trajectory import Prompt
 from strop.rewards import Outcome, RewardConfig, RewardPool
@@ -72,6 +74,28 @@ def test_config_of_the_example_loads(example: str) -> None:
     assert config.samples_per_step == 256
     if config.reward.path:
         assert (REPO / config.reward.path).is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "reads"),
+    [
+        ("arithmetic/sft.yaml", READS),
+        ("arithmetic/config.yaml", OF_TRAINING),
+        ("distillation/sft.yaml", READS),
+        ("dpo/sft.yaml", READS),
+        ("multi_turn_env/sft.yaml", READS),
+        ("multi_turn_env/gigpo.yaml", OF_TRAINING),
+        ("own_loop/config.yaml", OF_TRAINING),
+        ("raft/sft.yaml", READS),
+        ("raft/config.yaml", OF_TRAINING),
+        ("reasoning_gym/sft.yaml", READS),
+        ("reasoning_gym/config.yaml", OF_TRAINING),
+        ("tool_calculator/sft.yaml", READS),
+        ("tool_calculator/config.yaml", OF_TRAINING),
+    ],
+)
+def test_the_command_of_a_settings_file_reads_all_of_it(name: str, reads: Reads) -> None:
+    assert unread_of_file(str(REPO / "examples" / name), reads) == []
 
 
 @pytest.mark.slow

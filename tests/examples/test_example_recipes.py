@@ -14,19 +14,20 @@ from strop.config import load_config
 from strop.data.tiny_model import make_tiny_model
 from strop.trainer.config import Config
 
-RAFT = REPO / "examples" / "raft" / "config.yaml"
-DISTILLATION = REPO / "examples" / "distillation" / "config.yaml"
+RAFT = REPO / "examples" / "raft"
+DISTILLATION = REPO / "examples" / "distillation"
 
 
 def test_the_configurations_say_what_the_readmes_do() -> None:
-    raft: Any = load_config(Config, source=RAFT)
+    raft: Any = load_config(Config, source=RAFT / "config.yaml")
     assert (raft.algorithm.adv_estimator, raft.algorithm.keep.best, raft.algorithm.keep.min_score) == (
         "raft",
         1,
         1.0,
     )
-    assert (raft.sft.data.keep.best, raft.sft.data.keep.min_score) == (4, 1.0)
-    assert load_config(Config, source=DISTILLATION).sft.distillation.coef == 1  # type: ignore[attr-defined]
+    offline: Any = load_config(Config, source=RAFT / "sft.yaml")
+    assert (offline.sft.data.keep.best, offline.sft.data.keep.min_score) == (4, 1.0)
+    assert load_config(Config, source=DISTILLATION / "sft.yaml").sft.distillation.coef == 1  # type: ignore[attr-defined]
 
 
 def test_the_teacher_alone_sees_answers_and_the_student_is_smaller(tmp_path: Path) -> None:
@@ -56,10 +57,10 @@ def test_rejection_sampling_learns_the_sums_in_turns_and_from_answers_that_are_t
     start, files = tmp_path / "start", [f"data.val_files=[{tmp_path / 'val.parquet'}]"]
     reward = f"reward.path={REPO / 'examples' / 'arithmetic' / 'reward.py'}"
     done(
-        "sft", "--config", REPO / "examples" / "arithmetic" / "config.yaml", "--out", start,
+        "sft", "--config", REPO / "examples" / "arithmetic" / "sft.yaml", "--out", start,
         f"model.path={tmp_path / 'model'}", f"sft.data.train_files=[{tmp_path / 'sft.parquet'}]",
     )  # fmt: skip
-    common = ["--config", RAFT, reward]
+    common = ["--config", RAFT / "config.yaml", reward]
     before = done("eval", start, *common, *files)["pass_rate"]
     train = f"data.train_files=[{tmp_path / 'train.parquet'}]"
     run = tmp_path / "raft"
@@ -74,7 +75,7 @@ def test_rejection_sampling_learns_the_sums_in_turns_and_from_answers_that_are_t
     )  # fmt: skip
     offline = tmp_path / "offline"
     done(
-        "sft", "--config", RAFT, "--out", offline, f"model.path={start / 'model'}",
+        "sft", "--config", RAFT / "sft.yaml", "--out", offline, f"model.path={start / 'model'}",
         f"sft.data.train_files=[{answers}]",
     )  # fmt: skip
     assert done("eval", offline, *common, *files)["pass_rate"] > before + 0.15
@@ -84,11 +85,13 @@ def test_rejection_sampling_learns_the_sums_in_turns_and_from_answers_that_are_t
 @pytest.mark.timeout(900)
 def test_a_student_learns_the_words_from_the_logs_of_its_teacher(tmp_path: Path) -> None:
     files = load_example("distillation/prepare.py").write_all(tmp_path, seed=0)
-    common = ["--config", DISTILLATION]
+    common = ["--config", DISTILLATION / "config.yaml"]
+    fine_tuning = ["--config", DISTILLATION / "sft.yaml"]
     val = f"data.val_files=[{files.val}]"
     teacher, student, logs = tmp_path / "teach", tmp_path / "distilled", tmp_path / "logs.parquet"
     done(
-        "sft", *common, "--out", teacher, f"model.path={tmp_path / 'teacher'}", f"sft.data.train_files=[{files.sft}]",
+        "sft", *fine_tuning, "--out", teacher, f"model.path={tmp_path / 'teacher'}",
+        f"sft.data.train_files=[{files.sft}]",
         "sft.distillation.coef=0", "sft.num_epochs=6",
     )  # fmt: skip
     done(
@@ -97,7 +100,7 @@ def test_a_student_learns_the_words_from_the_logs_of_its_teacher(tmp_path: Path)
     )  # fmt: skip
     done(
         "sft",
-        *common,
+        *fine_tuning,
         "--out",
         student,
         f"model.path={tmp_path / 'student'}",

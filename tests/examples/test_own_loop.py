@@ -71,7 +71,7 @@ def test_two_steps_of_the_loop(files: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.timeout(900)
 def test_the_loop_learns(files: Path) -> None:
     """From about 40 % after fine-tuning to 72 % on the machine of the README."""
-    config = str(REPO / "examples/own_loop/config.yaml")
+    config = str(REPO / "examples/arithmetic/sft.yaml")
     words = ["sft", "--config", config, "--out", str(files / "start"), f"model.path={files / 'model'}"]
     assert strop([*words, f"sft.data.train_files=[{files / 'sft.parquet'}]"]) == 0
     loop = load_example("own_loop/loop.py")

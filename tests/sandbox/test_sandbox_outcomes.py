@@ -37,7 +37,7 @@ def rows(page: str, title: str) -> list[str]:
 
 def test_tables_have_a_row_for_every_outcome() -> None:
     assert sorted(rows("sandbox.md", "result always comes back:")) == sorted(get_args(SandboxOutcome))
-    assert sorted(rows("rewards.md", "## What happens when scoring fails")) == sorted(KINDS)
+    assert sorted(rows("rewards.md", "## Timeouts and failures")) == sorted(KINDS)
 
 
 # --- one test for each row ---

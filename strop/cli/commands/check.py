@@ -17,7 +17,9 @@ from strop.trainer.sections import FINE_TUNING_SECTIONS
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.terminal import UsageError, plain, print_json, print_plain
 
-SUMMARY = "can a run learn? samples before it starts; or a loss or an estimator of your own under test"
+SUMMARY = (
+    "play a run's first prompts and report whether it can learn; or test a loss or an estimator of your own"
+)
 EPILOG = """\
 examples:
   strop check --config config.yaml

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from strop.evaluation.models import ModelSource
     from strop.evaluation.paired_test import PairedComparison
 
-SUMMARY = "compare models on the same prompts: difference, its interval and p-value"
+SUMMARY = "compare models on the same prompts: difference, confidence interval and p-value"
 EPILOG = """\
 examples:
   strop compare runs/first runs/second --data test.parquet

@@ -16,7 +16,7 @@ from strop.utils.terminal import UsageError, plain, print_json, print_plain
 if TYPE_CHECKING:
     from strop.config.docs import FieldDoc
 
-SUMMARY = "the settings of a run, with their meaning"
+SUMMARY = "show and explain settings, or compare those of two runs"
 ACTIONS = ("show", "explain", "diff")
 EPILOG = """\
 examples:
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "action",
         choices=ACTIONS,
         metavar="|".join(ACTIONS),
-        help="print the resolved settings as YAML; say all about one key; compare two runs",
+        help="print the resolved settings as YAML; explain one key; compare two runs",
     )
     add_config_arguments(parser)
     parser.add_argument("--docs", action="store_true", help="show: say above each key what it means")

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listed = "\n".join(f"  {name:<{width}}  {action.summary}" for name, action in ACTIONS.items())
     parser.description = f"{parser.description}\n\nactions:\n{listed}"
     parser.epilog = EPILOG
-    parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help="one of those above")
+    parser.add_argument("action", choices=ACTIONS, metavar="ACTION", help="one of the actions above")
     parser.add_argument(
         "words", nargs="*", default=[], metavar="WORD", help="arguments of the action; settings are key=value"
     )

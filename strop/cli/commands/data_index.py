@@ -8,7 +8,7 @@ from pathlib import Path
 from strop.agents.tools.search_index import build_index
 from strop.utils.terminal import UsageError, plain, print_json, print_plain
 
-SUMMARY = "CORPUS: the index that the search tool reads, of a file with a passage per line"
+SUMMARY = "CORPUS: build the index of the search tool from a file with a passage per line"
 OPTIONS = ("out",)
 """Options of `strop data` that are its own."""
 

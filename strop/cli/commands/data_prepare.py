@@ -7,7 +7,7 @@ from pathlib import Path
 
 from strop.utils.terminal import UsageError, plain, print_json, print_plain
 
-SUMMARY = "NAME SRC: the raw rows of a well-known data set as rows for training"
+SUMMARY = "NAME SRC: convert the raw rows of a well-known data set into rows for training"
 OPTIONS = ("with_tool", "out")
 """Options of `strop data` that are its own."""
 

@@ -13,7 +13,7 @@ from strop.run.first_difference import Difference
 from strop.run.replay_schedule import ScheduleDifference
 from strop.utils.terminal import print_json, print_plain
 
-SUMMARY = "first step and stage in which two runs differ"
+SUMMARY = "find the first step and stage in which two runs differ"
 EPILOG = """\
 examples:
   strop diff runs/first runs/second

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from strop.trainer.config import Config
     from strop.trainer.sections import ResourcesConfig
 
-SUMMARY = "check that the machines of a cluster fit together; or diagnose a run from its metrics"
+SUMMARY = "check the machines of a cluster before a run; or diagnose a run from its metrics"
 EPILOG = """\
 examples:
   strop doctor
   strop doctor resources.address=auto --path /shared/runs
-  strop doctor --config run.yaml
+  strop doctor --config config.yaml
   strop doctor runs/first
   strop doctor --engines
 
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         metavar="RUN|key=value",
-        help="a run folder; or settings that say which machines are looked at",
+        help="a run folder; or settings of the cluster",
     )
     parser.add_argument(
         "--path",

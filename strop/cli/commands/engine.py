@@ -7,16 +7,15 @@ import argparse
 from strop.cli.settings import user_path
 from strop.utils.terminal import print_plain
 
-SUMMARY = "environments of engines such as vLLM"
+SUMMARY = "install the environment of a rollout engine such as vLLM"
 EPILOG = """\
 examples:
   strop engine install vllm
   strop engine install vllm --folder envs/vllm        then: export STROP_VLLM=envs/vllm/bin/python
 
-vLLM pins other versions of PyTorch and transformers than strop, so it lives in an environment of its own: in the
+vLLM pins other versions of PyTorch and transformers than strop, so it needs an environment of its own: in the
 user's cache, where rollout.engine=vllm finds it, or in a folder that STROP_VLLM or rollout.vllm.python names
-(docs/rollout.md).
-Carried out again, the command brings the environment up to date.
+(docs/rollout.md). The same command later updates the environment.
 """
 
 

@@ -21,7 +21,7 @@ from strop.utils.terminal import UsageError, check_writable, plain, print_json, 
 if TYPE_CHECKING:
     from strop.agents.envs.certificate import Certificate
 
-SUMMARY = "check that an environment is fit for training, without a model"
+SUMMARY = "check an environment for training, without a model"
 EPILOG = """\
 examples:
   strop env check examples/multi_turn_env/env.py:GuessNumber

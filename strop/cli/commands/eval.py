@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from strop.trainer.config import Config
     from strop.trainer.validation import Validation
 
-SUMMARY = "pass rate of a model, a checkpoint or a run, with its interval"
+SUMMARY = "measure the pass rate of a model, a checkpoint or a run, with its confidence interval"
 EPILOG = """\
 examples:
   strop eval runs/arithmetic

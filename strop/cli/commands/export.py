@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from strop.trainer.config import Config
     from strop.trainer.role_export import Export
 
-SUMMARY = "the model of a checkpoint as a Hugging Face folder, proved by its log-probs"
+SUMMARY = "export the model of a checkpoint as a Hugging Face folder, verified by its log-probs"
 EPILOG = """\
 examples:
   strop export runs/arithmetic --out models/arithmetic

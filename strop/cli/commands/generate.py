@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from strop.trainer.config import Config
     from strop.workers.episodes import Episode
 
-SUMMARY = "answers to a file of prompts, or a chat"
+SUMMARY = "generate answers to a file of prompts, or chat with a model"
 EPILOG = """\
 examples:
   strop generate runs/arithmetic

@@ -13,7 +13,7 @@ from strop.observability.viewer.postmortem import Beat, look_into
 from strop.run.naming import run_in
 from strop.utils.terminal import print_json, print_plain, shorten
 
-SUMMARY = "last activity of a run that ended or hangs: each process, its slowest item, its stacks"
+SUMMARY = "show the last activity of a run that ended or hangs: each process, its slowest item, its stacks"
 EPILOG = """\
 examples:
   strop incident runs/first

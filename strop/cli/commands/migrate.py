@@ -21,7 +21,7 @@ from strop.utils.terminal import UsageError, plain, print_json, print_plain, say
 if TYPE_CHECKING:
     from strop.compat.migrate import Migration, Row
 
-SUMMARY = "the settings of a verl, TRL or OpenRLHF training as a configuration of strop"
+SUMMARY = "translate settings of verl, TRL or OpenRLHF into a configuration of strop"
 EPILOG = """\
 examples:
   strop migrate verl run_grpo.sh
@@ -51,7 +51,9 @@ _WIDTH = 58
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
-    parser.add_argument("library", choices=("verl", "trl", "openrlhf"), help="whose settings they are")
+    parser.add_argument(
+        "library", choices=("verl", "trl", "openrlhf"), help="library that the settings are for"
+    )
     parser.add_argument(
         "files",
         nargs="+",

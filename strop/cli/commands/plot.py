@@ -12,7 +12,7 @@ from strop.observability.viewer.records import RunRecords
 from strop.observability.viewer.summary import find_runs
 from strop.utils.terminal import UsageError, check_writable, print_json, print_plain
 
-SUMMARY = "curves of one or several runs as a picture"
+SUMMARY = "plot curves of one or several runs"
 EPILOG = """\
 examples:
   strop plot runs/arithmetic -o curve.png

@@ -14,7 +14,7 @@ from strop.utils.hub.sending import Destination, destination
 from strop.utils.remote_path import is_url
 from strop.utils.terminal import check_writable, print_json, print_plain, say
 
-SUMMARY = "send a trained model to the Hugging Face hub, ModelScope or a URL, with a card of its run"
+SUMMARY = "upload a trained model with its model card to the Hugging Face hub, ModelScope or a URL"
 EPILOG = """\
 examples:
   strop push runs/arithmetic --to me/arithmetic --private

@@ -19,7 +19,7 @@ examples:
   strop quickstart --seed 1 --out runs/second
   strop quickstart --json trainer.max_steps=40
 
-Given again on an interrupted folder, it goes on to the same end; on a finished one, it shows the result.
+The same command on an interrupted folder continues its run; on a finished one, it shows the result.
 """
 
 

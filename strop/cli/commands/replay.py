@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from strop.trainer.replayed_run import RecordedRun
     from strop.trainer.start import Start
 
-SUMMARY = "repeat a recorded run, also on other resources, and check that it gives the same results"
+SUMMARY = "repeat a recorded run, also on other resources, and verify that its results are the same"
 EPILOG = """\
 examples:
   strop replay runs/cluster --out runs/again

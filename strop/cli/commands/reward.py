@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from strop.protocol.trajectory import Prompt
     from strop.rewards.certify.certificate import Certificate
 
-SUMMARY = "check that a reward is fit for training, without a model"
+SUMMARY = "check a reward function for training, without a model"
 EPILOG = """\
 examples:
   strop reward check reward.py --data train.jsonl

@@ -9,7 +9,7 @@ from strop.cli.commands import prefer
 SUMMARY = "train a reward model on comparisons of answers (Bradley-Terry)"
 EPILOG = """\
 examples:
-  python examples/reward_model/prepare.py
+  python examples/dpo/prepare.py
   strop reward-model --config examples/reward_model/config.yaml --out runs/reward-model
   strop reward-model --resume runs/reward-model prefer.num_epochs=6
 

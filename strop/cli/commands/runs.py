@@ -23,7 +23,7 @@ from strop.utils.terminal import plain, print_json, print_plain, say, shorten
 if TYPE_CHECKING:
     from rich.table import Table
 
-SUMMARY = "all runs below a folder in one table: their state, results and differing settings"
+SUMMARY = "list all runs below a folder: state, results and differing settings"
 EPILOG = """\
 examples:
   strop runs

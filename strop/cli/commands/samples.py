@@ -13,7 +13,7 @@ from strop.run import RunError, RunFolder
 from strop.run.naming import run_in
 from strop.utils.terminal import UsageError, print_json, say
 
-SUMMARY = "samples of a run, with rewards"
+SUMMARY = "show samples of a run with their rewards"
 EPILOG = """\
 examples:
   strop samples runs/arithmetic
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens", action="store_true", help="also a line per token: who wrote it, and how likely it was"
     )
     parser.add_argument(
-        "--why-dropped", action="store_true", help="count what became of all samples, with the reasons"
+        "--why-dropped", action="store_true", help="count the fates of all samples, with the reasons"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object with all columns")
 

@@ -15,11 +15,11 @@ from strop.rewards.config import RewardConfig
 from strop.sandbox.config import SandboxConfig
 from strop.utils.terminal import plain, print_json, print_plain, say
 
-SUMMARY = "check that programs that a model writes can be isolated here"
+SUMMARY = "check that this machine can isolate programs written by a model"
 EPILOG = """\
 examples:
   strop sandbox check
-  strop sandbox check --config run.yaml
+  strop sandbox check --config config.yaml
   strop sandbox check reward.sandbox.backend=sandbox_fusion reward.sandbox.url=http://10.0.0.5:8080
 
 Programs of the check try to reach the network, files and processes of this machine, to gain rights, and to use more

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from strop.rewards.rescoring import Rescored, SavedSample
     from strop.trainer.config import Config
 
-SUMMARY = "a reward over saved answers, without a model: what would change"
+SUMMARY = "score saved answers with a reward, without a model, and compare with the recorded scores"
 EPILOG = """\
 examples:
   strop score reward.py runs/arithmetic

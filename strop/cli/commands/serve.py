@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from strop.rollout.engine_group import Generation
     from strop.trainer.config import Config
 
-SUMMARY = "a model behind OpenAI's API on this machine, every call recorded token by token"
+SUMMARY = "serve a model behind OpenAI's API on this machine and record every call token by token"
 EPILOG = """\
 examples:
   strop serve runs/arithmetic

@@ -11,10 +11,10 @@ from strop.trainer.sft.result import sft_result
 from strop.utils.quiet_libraries import quiet_models
 from strop.utils.terminal import print_json, print_plain, say
 
-SUMMARY = "supervised fine-tuning on conversations"
+SUMMARY = "fine-tune a model on conversations (SFT)"
 EPILOG = """\
 examples:
-  strop sft --config examples/arithmetic/config.yaml --out runs/arithmetic-sft
+  strop sft --config examples/arithmetic/sft.yaml --out runs/arithmetic-sft
   strop sft model.path=models/smollm2 'sft.data.train_files=[chats.jsonl]' sft.optim.lr=2e-5
   strop sft model.path=models/start 'sft.data.train_files=[runs/grpo]' sft.data.keep.best=2 sft.data.keep.min_score=1
   strop sft model.path=models/student 'sft.data.train_files=[logs.parquet]' sft.distillation.coef=1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from strop.cli.sweep.running import Job
     from strop.trainer.config import Config
 
-SUMMARY = "several runs that differ in a few settings, and one table of how they ended"
+SUMMARY = "train every combination of some values of settings, with one table of the results"
 EPILOG = """\
 examples:
   strop sweep --config config.yaml actor.optim.lr=1e-6,3e-6,1e-5 --out sweeps/lr
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="start also runs of which the preflight says that they would not learn",
+        help="start runs even where the preflight finds that they could not learn",
     )
     parser.add_argument("--json", action="store_true", help="make the last line one JSON object")
 

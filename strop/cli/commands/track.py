@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of the command."""
     parser.epilog = EPILOG
     parser.add_argument("run", metavar="RUN", type=user_path, help="run folder")
-    parser.add_argument("--to", required=True, choices=BUILT_IN, help="who is told")
+    parser.add_argument("--to", required=True, choices=BUILT_IN, help="the tracker")
     parser.add_argument(
         "--project", metavar="NAME", help="project or experiment (default: trainer.project_name)"
     )

@@ -20,8 +20,8 @@ examples:
   strop train model.path=models/smollm2 'data.train_files=[train.parquet]' reward.path=reward.py
   strop train --resume runs/arithmetic
 
-Before the first step a few dozen samples are played: ten are shown with their scores, and a run that could not learn
-is not started, with a sentence that says why (docs/preflight.md).
+Before the first step the preflight plays a few dozen samples, shows ten of them with their scores, and refuses to start
+a run that could not learn (docs/preflight.md).
 
 An interrupted run continues from its last checkpoint to the same end. `strop config show --docs` lists all
 settings.
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="start also a run of which the preflight says that it would not learn",
+        help="start the run even where the preflight finds that it could not learn",
     )
 
 

@@ -11,7 +11,7 @@ from strop.cli.commands.runs import DEFAULT_FOLDER
 from strop.cli.settings import user_path
 from strop.utils.terminal import UsageError, print_json, print_plain, say
 
-SUMMARY = "a web page over runs, on this machine alone: curves, samples, prompts, differences"
+SUMMARY = "show curves, samples, prompts and differences of runs on a web page of this machine"
 EPILOG = """\
 examples:
   strop view

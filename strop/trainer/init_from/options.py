@@ -11,8 +11,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--from",
         dest="origin",
         metavar="RUN[@STEP|@best]",
-        help="begin a run with the weights of this one's last checkpoint (of STEP, of the best validation), and with "
-        "its settings where --config names no others; RUN may be the URL of a copy",
+        help="start a new run from the weights of RUN's last checkpoint (or of STEP, or of the best validation), with "
+        "the settings of RUN unless --config names others; RUN may be the URL of a copy",
     )
     parser.add_argument(
         "--with-optimizer", action="store_true", help="with --from: take over the optimizer's state too"
