@@ -95,7 +95,9 @@ class ModelScopeRepo(Repo):
         """As of Repo."""
         folder = self._folder / listing.revision
         self._folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f"{folder.name}.lock")):  # a process that comes meanwhile finds the files
+        with FileLock(
+            folder.with_name(f"{folder.name}.lock")
+        ):  # a process that comes meanwhile finds the files
             self._download(folder, listing, [name for name in names if not (folder / name).is_file()])
         ref = self._folder / "refs" / (self._branch or MAIN)
         ref.parent.mkdir(parents=True, exist_ok=True)
